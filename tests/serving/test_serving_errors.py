@@ -74,7 +74,7 @@ def test_what_transformers_refuses_is_said(server, caplog, path, stream):
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 def test_tokens_that_are_none_are_said(server, path, given):
     status, text = ask(server, path, False, generation_config=given)
-    assert (status, "expected token ids below 300, got 300" in text) == (400, True)
+    assert (status, "got 300" in text) == (400, True)
     shorter = given.replace("300", "299").replace("{", '{"max_new_tokens": 3, ')
     assert ask(server, path, False, generation_config=shorter)[0] == 200
 
@@ -137,104 +137,118 @@ def test_what_a_template_refuses_is_said(server, monkeypatch):
 
 
 HALF, DEEP = chr(0xD800), json.loads("[" * 900 + "]" * 900)
-UNREADABLE = "the body must be a JSON object in UTF-8"
-OTHER_KIND = "expected a JSON object with the header Content-Type: application/json, got a body of another kind"
+GIVEN = [
+    ('{"exponential_decay_length_penalty": [1, 1e300]}', "exponential_decay_length_penalty.1", "1e+300"),
+    ('{"eos_token_id": 1%s}' % ("0" * 30), None, "1000000"),
+    ('{"eos_token_id": []}', "eos_token_id", "[]"),
+    ('{"bad_words_ids": "none"}', "bad_words_ids", '"none"'),
+    ('{"sequence_bias": [[[5], 1e300]]}', "sequence_bias.0.1", "1e+300"),
+    (json.dumps({"suppress_tokens": list(range(300))}), None, "all of them forbidden"),
+    ('{"suppress_tokens": [999]}', None, "999"),
+    ('{"temperature": 1e-40}', None, "1e-40"),
+    ('{"top_k": NaN}', "top_k", "NaN"),
+    ('{"num_beams": 4}', "num_beams", "not permitted"),
+    ("[" * 9000, None, "JSON"),
+]
 
 
 @pytest.mark.parametrize(
     ("path", "more", "param", "said"),
     [
         ("/v1/completions", {"temperature": 1e-40}, "temperature", "got 1e-40; 0 is greedy"),
-        ("/v1/responses", {"temperature": 1e-40}, "temperature", "expected a temperature from 1e-06 to 1000000"),
-        ("/v1/completions", {"repetition_penalty": 1e-300, "temperature": 1}, "repetition_penalty", "got 1e-300"),
-        ("/v1/completions", {"repetition_penalty": 1e30}, "repetition_penalty", "from 1e-06 to 1000000, got 1e+30"),
-        ("/v1/completions", {"generation_config": '{"temperature": 1e-40}'}, "generation_config", "got 1e-40"),
-        ("/v1/completions", {"generation_config": '{"suppress_tokens": [999]}'}, "generation_config", "got 999"),
-        ("/v1/chat/completions", {"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs", "100 at most"),
-        ("/v1/responses", {"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs", "100 at most"),
-        ("/v1/chat/completions", {"messages": [{**MESSAGES[0], "x": DEEP}]}, "messages", "100 at most"),
-        ("/v1/chat/completions", {"metadata": {"x": DEEP}}, "metadata", "100 at most"),
-        ("/v1/completions", {"prompt": [-1, 2]}, "prompt", "expected token ids of 0 or more, got -1"),
-        ("/v1/completions", {"prompt": [[3], [2, -7]]}, "prompt", "expected token ids of 0 or more, got -7"),
-        ("/v1/completions", {"prompt": [1.5]}, "prompt", "or lists of these, got float"),
-        ("/v1/completions", {"prompt": [True]}, "prompt", "or lists of these, got bool"),
-        ("/v1/completions", {"prompt": f"a{HALF}"}, "prompt", "got half of a surrogate pair"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}, "messages", "surrogate pair"),
-        ("/v1/responses", {"input": HALF}, "input", "surrogate pair"),
-        ("/v1/token_recycling/steps", {"prompt": HALF}, "prompt", "surrogate pair"),
-        ("/v1/completions", {HALF: 1}, r"\ud800", "surrogate pair"),
-        ("/v1/completions", {"temperature": float("nan")}, "temperature", "expected numbers that JSON has, got nan"),
-        ("/v1/completions", {"top_p": "x"}, "top_p", 'top_p: expected a valid number, got "x"'),
-        ("/v1/completions", {"speculation": 1}, "speculation", "expected an object, got 1"),
-        ("/v1/completions", {"n": 0}, "n", "expected a number greater than or equal to 1, got 0"),
-        ("/v1/completions", {"logit_bias": {"a": 1}}, "logit_bias", "expected token ids as keys, got 'a'"),
-        ("/v1/completions", {"logit_bias": {"1" * 5000: 1}}, "logit_bias", "expected token ids as keys, got '111"),
-        ("/v1/completions", {"logit_bias": {"1": "x"}}, "logit_bias.1", "expected a valid number"),
-        ("/v1/completions", {"min_tokens": 10**30}, "min_tokens", "expected at most the 16 that fit"),
-        ("/v1/completions", {"guided_json": "[" * 9000}, "guided_json", "expected a JSON schema"),
+        ("/v1/responses", {"temperature": 1e-40}, "temperature", "1e-40"),
+        ("/v1/completions", {"repetition_penalty": 1e-300, "temperature": 1}, "repetition_penalty", "1e-300"),
+        ("/v1/completions", {"repetition_penalty": 1e30}, "repetition_penalty", "1e+30"),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"x": DEEP}}, None, "recursion limit"),
+        ("/v1/responses", {"chat_template_kwargs": {"x": DEEP}}, None, "recursion limit"),
+        ("/v1/chat/completions", {"messages": [{**MESSAGES[0], "x": DEEP}]}, None, "recursion limit"),
+        ("/v1/chat/completions", {"metadata": {"x": DEEP}}, None, "recursion limit"),
+        ("/v1/completions", {"prompt": [-1, 2]}, "prompt.0", "-1"),
+        ("/v1/completions", {"prompt": [[3], [2, -7]]}, "prompt.1.1", "-7"),
+        ("/v1/completions", {"prompt": [1.5]}, "prompt.0", "1.5"),
+        ("/v1/completions", {"prompt": [True]}, "prompt.0", "true"),
+        ("/v1/completions", {"prompt": f"a{HALF}"}, None, "hex escape"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}, None, "hex escape"),
+        ("/v1/responses", {"input": HALF}, None, "hex escape"),
+        ("/v1/token_recycling/steps", {"prompt": HALF}, None, "hex escape"),
+        ("/v1/completions", {HALF: 1}, None, "hex escape"),
+        ("/v1/completions", {"temperature": float("nan")}, None, "expected value"),
+        ("/v1/completions", {"top_p": "x"}, "top_p", '"x"'),
+        ("/v1/completions", {"speculation": 1}, "speculation", "got 1"),
+        ("/v1/completions", {"n": 0}, "n", "got 0"),
+        ("/v1/completions", {"logit_bias": {"a": 1}}, "logit_bias.a", '"a"'),
+        ("/v1/completions", {"logit_bias": {"1" * 5000: 1}}, f"logit_bias.{'1' * 40}", '"111'),
+        ("/v1/completions", {"logit_bias": {"1": "x"}}, "logit_bias.1", '"x"'),
+        ("/v1/completions", {"min_tokens": 10**30}, "min_tokens", str(10**30)),
+        ("/v1/completions", {"guided_json": "[" * 9000}, "guided_json", "recursion limit"),
         ("/v1/chat/completions", {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "got messages"),
         (
             "/v1/completions",
             {"response_format": {"type": "json_schema", "json_schema": [1]}},
-            "response_format",
-            "expected a schema in json_schema.schema, got none",
+            "response_format.json_schema",
+            "[1]",
         ),
         (
             "/v1/completions",
             {"response_format": {"type": "json_object"}, "generation_config": '{"no_repeat_ngram_size": 1}'},
             "generation_config",
-            "expected none beside response_format, whose form says which tokens follow, got no_repeat_ngram_size",
+            "no_repeat_ngram_size",
         ),
         *(
-            ("/v1/completions", {"generation_config": given}, "generation_config", said)
-            for given, said in (
-                (
-                    '{"exponential_decay_length_penalty": [1, 1e300]}',
-                    "penalty.1: expected a number less than or equal to 100",
-                ),
-                ('{"eos_token_id": 1%s}' % ("0" * 30), "expected token ids below 300, got 1000"),
-                ('{"eos_token_id": []}', "eos_token_id"),
-                ('{"bad_words_ids": "none"}', "bad_words_ids: expected a valid"),
-                ('{"sequence_bias": [[[5], 1e300]]}', "sequence_bias.0.1: expected a number less than"),
-                (json.dumps({"suppress_tokens": list(range(300))}), "expected tokens that are left to choose from"),
-                ('{"top_k": NaN}', "expected numbers that JSON has"),
-                ("[" * 9000, "expected a JSON object in a string"),
+            (
+                "/v1/completions",
+                {"generation_config": given},
+                ".".join(filter(None, ("generation_config", field))),
+                said,
             )
+            for given, field, said in GIVEN
         ),
     ],
     ids=lambda value: None if isinstance(value, (str, dict)) else value,
 )
 def test_a_field_that_cannot_be_is_refused_by_name(server, path, more, param, said):
+    """Where the body itself cannot be read, no field is named."""
     body = json.dumps({**ASKED[path], **more})
     answer = httpx2.post(f"{server.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=30)
+    error = answer.json()["error"]
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-    assert said in answer.json()["error"]["message"]
+    assert (error["param"], error["code"]) == (param, "invalid_value" if param else "invalid_body")
+    assert said in error["message"]
+    assert len(error["message"]) < 500
     server.wait_until_idle()
+
+
+def test_a_number_beyond_all_is_no_json(server):
+    """Python reads 1e999 as infinity, which it writes as what is no JSON."""
+    body = b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": 1e999}}'
+    answer = httpx2.post(
+        f"{server.url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
 
 
 def test_arguments_of_calls_that_no_template_can_write(server):
     call = {"function": {"name": "f", "arguments": json.dumps({"x": DEEP})}}
     messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
     answer = server.post("/v1/chat/completions", {"messages": messages})
-    assert answer.status_code == 400
-    assert "within values" in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages.1.tool_calls.0.function.arguments")
+    assert "recursion limit" in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "said"),
+    ("content", "kind"),
     [
-        (b'{"prompt": "a"}', None, OTHER_KIND),
-        (b'{"prompt": "a"}', "application/x-www-form-urlencoded", OTHER_KIND),
-        (b'["a"]', "application/json", OTHER_KIND),
-        (b'{"prompt"', "application/json", UNREADABLE),
-        (b'{"prompt": "\xff"}', "application/json", UNREADABLE),
-        (b"[" * 100_000, "application/json", UNREADABLE),
-        (b"", "application/json", UNREADABLE),
+        (b'{"prompt": "a"}', None),
+        (b'{"prompt": "a"}', "application/x-www-form-urlencoded"),
+        (b'["a"]', "application/json"),
+        (b'{"prompt"', "application/json"),
+        (b'{"prompt": "\xff"}', "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b"", "application/json"),
     ],
 )
-def test_a_body_that_is_no_json_is_said_to_be_none(server, content, kind, said):
+def test_a_body_that_is_no_json_is_said_to_be_none(server, content, kind):
     headers = {} if kind is None else {"Content-Type": kind}
     answer = httpx2.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=30)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(said)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")

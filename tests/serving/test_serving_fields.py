@@ -1,7 +1,6 @@
-"""Every field of OpenAI's requests: honoured as it is defined there, or refused by name."""
+"""Every field of OpenAI's requests: honoured as it is defined there, ignored, or refused by name."""
 
 import typing
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,74 +12,61 @@ from pydantic import TypeAdapter
 from support.openai_answers import chat, completion, streamed_chat, streamed_completion
 from transformers import ExponentialDecayLengthPenalty
 
-from token_recycling.serving.requests import ChatBody, TextBody
-from token_recycling.serving.responses import ResponsesBody
+from token_recycling.serving import protocol
+from token_recycling.serving.protocol import ChatRequest, CompletionRequest
+from token_recycling.serving.responses import ResponsesRequest
 from token_recycling.serving.sampling import AdditivePenalties, LengthDecay
 
 PROMPT = "for index in"
-DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
 
-# The tables
+ASKED = {
+    "/v1/completions": (CompletionRequest, TextParams, {"prompt": PROMPT, "max_tokens": 1}),
+    "/v1/chat/completions": (
+        ChatRequest,
+        ChatParams,
+        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    ),
+    "/v1/responses": (ResponsesRequest, ResponseParams, {"input": "a", "max_output_tokens": 1}),
+}
+UNSUPPORTED = [(path, name) for path, (kind, _, _) in ASKED.items() for name in kind.unsupported]
 
 
-def state(body, name):
-    if name in body.model_fields:
-        return "yes", body.model_fields[name].description
-    if name in body.harmless:
-        return "no effect", "about an account or a cache of OpenAI's"
-    if name in body.refused:
-        instead, same = body.refused[name]
-        return "refused", instead + "".join(f"; {value!r} is taken" for value in same)
-    return "none", None
+@pytest.mark.parametrize("path", ASKED)
+def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, path):
+    """All fields of the official client that are neither honoured nor refused, and one that nobody knows."""
+    monkeypatch.setattr(protocol, "_warned", set())
+    kind, params, body = ASKED[path]
+    hints = typing.get_type_hints(params).keys() - kind.model_fields.keys() - kind.unsupported.keys() | {"swing"}
+    for _ in range(2):
+        assert server.post(path, {**body, **dict.fromkeys(hints, "anything")}).status_code == 200
+    warned = [record.args[0] for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(warned) == sorted(hints)
 
 
-def fields():
-    """Every name, what becomes of it in a completion, a chat and a response, and what it means."""
-    bodies = (TextBody, ChatBody, ResponsesBody)
-    names = {name for body in bodies for name in (*body.model_fields, *body.harmless, *body.refused)}
-    for name in sorted(names):
-        found = [state(body, name) for body in bodies]
-        told = [one for one in found if one[0] == "yes"] or found
-        yield name, [one for one, _ in found], "; ".join(dict.fromkeys(about for _, about in told if about))
+def test_names_of_ignored_fields_do_not_fill_the_log(server, caplog, monkeypatch):
+    """Clients choose them: they are escaped, cut, and limited in number."""
+    monkeypatch.setattr(protocol, "_warned", set())
+    names = ["line\nbreak", "x" * 5000, *(f"swing {number}" for number in range(1000))]
+    assert (
+        server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1, **dict.fromkeys(names, 1)}).status_code
+        == 200
+    )
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 200
+    assert max(map(len, said)) < 200
+    assert not any("\n" in one for one in said)
 
 
-def honoured():
-    """The rows that docs/serving.md must have of fields that are honoured: the field, where, and its meaning."""
-    rows = []
-    for name, states, meaning in fields():
-        paths = zip(("completions", "chat", "responses"), states, strict=True)
-        where = [path for path, found in paths if found == "yes"]
-        if where:
-            rows.append(f"| `{name}` | {', '.join(where) if len(where) < len(states) else 'all'} | {meaning} |")
-    return rows
-
-
-def others():
-    """The rows of those that nowhere are: what to do instead, and the fields, with the values that are taken."""
-    groups = {}
-    for name, states, meaning in fields():
-        if "yes" not in states:
-            instead, _, taken = meaning.partition("; ")
-            label = f"no effect: {instead}" if "no effect" in states else instead
-            groups.setdefault(label, []).append(f"`{name}`" + (f" ({taken})" if taken else ""))
-    return [f"| {label} | {', '.join(names)} |" for label, names in groups.items()]
-
-
-@pytest.mark.parametrize("rows", [honoured(), others()], ids=["honoured", "others"])
-def test_the_tables_are_those_of_the_code(rows):
-    written = DOCS.read_text(encoding="utf-8").splitlines()
-    assert [row for row in rows if row not in written] == []
-    start = written.index(rows[0])
-    assert written[start : start + len(rows)] == rows
-    assert not written[start + len(rows)]
-
-
-@pytest.mark.parametrize(
-    ("params", "body"), [(TextParams, TextBody), (ChatParams, ChatBody), (ResponseParams, ResponsesBody)]
-)
-def test_every_field_of_the_official_client_is_known(params, body):
-    assert [name for name in typing.get_type_hints(params) if state(body, name)[0] == "none"] == []
+@pytest.mark.parametrize(("path", "name"), UNSUPPORTED)
+def test_what_would_change_the_answer_is_refused_by_name(server, path, name):
+    kind, _, body = ASKED[path]
+    answer = server.post(path, {**body, name: "anything"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", name)
+    assert error["code"] == "unsupported"
+    for value in (None, *kind.unsupported[name][1]):
+        assert server.post(path, {**body, name: value}).status_code == 200
 
 
 def test_responses_have_the_types_of_the_official_client(server):
@@ -91,29 +77,6 @@ def test_responses_have_the_types_of_the_official_client(server):
     kind = TypeAdapter(ResponseStreamEvent)
     read = [kind.validate_json(event.partition("\ndata: ")[2]) for event in events if event]
     assert "".join(event.delta for event in read if event.type == "response.output_text.delta") == answer.output_text
-
-
-ASKED = {
-    "/v1/completions": (TextBody, {"prompt": PROMPT, "max_tokens": 1}),
-    "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
-    "/v1/responses": (ResponsesBody, {"input": "a", "max_output_tokens": 1}),
-}
-
-
-@pytest.mark.parametrize(("path", "name"), [(path, name) for path, (body, _) in ASKED.items() for name in body.refused])
-def test_what_is_refused_is_named(server, path, name):
-    kind, body = ASKED[path]
-    answer = server.post(path, {**body, name: "anything"})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", name)
-    assert error["message"].startswith(f"{name}: ")
-    for value in (None, *kind.refused[name][1]):
-        assert server.post(path, {**body, name: value}).status_code == 200
-
-
-def test_what_has_no_effect_is_taken(server):
-    given = dict.fromkeys(TextBody.harmless, "anything")
-    assert completion(server, temperature=0, **given).choices == completion(server, temperature=0).choices
 
 
 # Choosing tokens, against a loop of one's own

@@ -65,15 +65,12 @@ def test_the_models_own_end_may_be_ignored_or_put_off(server, said):
     put_off = asked(min_tokens=place + 1)
     assert put_off.usage.completion_tokens >= place + 2
     assert put_off.choices[0].text != text
-    assert refused(server, min_tokens=9, max_tokens=8) == (
-        "min_tokens",
-        "min_tokens: expected at most max_tokens, 8, got 9",
-    )
+    param, message = refused(server, min_tokens=9, max_tokens=8)
+    assert (param, "got 9" in message) == ("min_tokens", True)
 
 
 @pytest.mark.parametrize("field", [{"min_tokens": 2}, {"ignore_eos": True}])
 def test_what_has_a_form_ends_where_the_form_does(server, field):
-    pytest.importorskip("xgrammar")
     (name,) = field
     param, message = refused(server, guided_regex="a+", **field)
     assert (param, "guided_regex" in message) == (name, True)
@@ -98,7 +95,7 @@ def test_an_answer_goes_on_with_the_last_message(server):
 
 
 def test_an_effort_is_for_templates_that_read_it(server, model):
-    assert refused(server, "/v1/chat/completions", reasoning_effort="high")[0] == "reasoning_effort"
+    assert chat(server, **GREEDY, reasoning_effort="high").choices == chat(server, **GREEDY).choices
     tokenizer = chatty(tiny.tokenizer())
     tokenizer.chat_template = "{{ reasoning_effort }}: " + TEMPLATE
     with serving(model, tokenizer) as other:
@@ -112,7 +109,7 @@ def test_an_effort_is_for_templates_that_read_it(server, model):
 
 
 def test_a_prompt_may_be_read_anew(server):
-    prompt = "print(index)\n" * 9
+    prompt = "#print(index)\n" * 9
 
     def cached(**more):
         answer = completion(server, prompt=prompt, **GREEDY, **more)
@@ -144,7 +141,6 @@ FORMS = [
 @pytest.fixture(scope="module")
 def ending():
     """A server of a model that can end a text."""
-    pytest.importorskip("xgrammar")
     model = tiny.llama(vocab_size=300, max_position_embeddings=4096)
     model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
     with serving(model, chatty(tiny.tokenizer())) as running:
@@ -175,7 +171,7 @@ def test_forms_are_those_of_response_format(ending, asked, same):
         ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
         ({"guided_json": "[1]"}, "guided_json"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_regex": "("}, "guided_regex"),

@@ -34,7 +34,9 @@ def refused(server, path="/v1/completions", **body):
 def test_they_are_few_and_short(server):
     assert completion(server, stop=["x" * 128] * 16, max_tokens=2).usage.completion_tokens == 2
     status, message = refused(server, stop=["x" * 129])
-    assert (status, message) == (400, f'stop.0: expected a string to have at most 128 characters, got "{"x" * 39}…')
+    assert (status, message.startswith("stop.0: ")) == (400, True)
+    assert "x" * 39 in message
+    assert "x" * 41 not in message
     assert refused(server, stop=["x"] * 17)[0] == 400
 
 

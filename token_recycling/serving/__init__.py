@@ -29,7 +29,7 @@ _HOMES = {
 
 def check_installed() -> None:
     """Raise ValueError if a package of the extra `serving` is missing, with what to install."""
-    if missing := lacking("serving", "fastapi", "uvicorn", "prometheus_client", "jinja2"):
+    if missing := lacking("serving", "fastapi", "uvicorn", "prometheus_client", "jinja2", "xgrammar"):
         raise ValueError(f"serving {missing}")
 
 

@@ -26,7 +26,7 @@ async def _client_key(request: Request) -> Key | None:
     """The API key of a client, None where no keys are configured; raises ApiError."""
     keys, key = _keys(request)
     if keys and (key is None or key.name == METRICS):
-        raise _unauthorized("an API key of this server, as `Authorization: Bearer KEY`")
+        raise _unauthorized("an API key of this server, as `Authorization: Bearer KEY` or `x-api-key: KEY`")
     return key
 
 
@@ -41,7 +41,13 @@ async def _metrics_key(request: Request) -> Key | None:
 def _keys(request: Request) -> tuple[tuple[Key, ...], Key | None]:
     """The configured keys, and the one of them that the request carries."""
     keys = request.app.state.service.settings.keys
-    return keys, find_key(keys, request.headers.get("authorization"))
+    return keys, find_key(keys, request.headers.get("authorization") or _of_anthropic(request))
+
+
+def _of_anthropic(request: Request) -> str | None:
+    """The key in the header of Anthropic's clients, as OpenAI's send it."""
+    key = request.headers.get("x-api-key")
+    return None if key is None else f"Bearer {key}"
 
 
 def _unauthorized(expected: str) -> ApiError:
@@ -53,30 +59,6 @@ User = Annotated[Key | None, Depends(_client_key)]
 """Parameter of a route that needs an API key, where keys are configured."""
 MetricsUser = Annotated[Key | None, Depends(_metrics_key)]
 """Parameter of a route that only the key named `metrics` opens, where keys are configured."""
-
-
-_OF_PROXIES = {b"forwarded", b"via", b"x-real-ip"}
-
-
-def is_local(scope: Scope) -> bool:
-    """Return whether a request to a loopback address was made on this machine, rather than forwarded by a proxy.
-
-    A proxy on the same machine also comes from a loopback address, and by default nginx replaces Host by the address
-    of this server. It is recognised by the headers that proxies add and by HTTP/1.0, which nginx before 1.29.7 speaks
-    unless told otherwise and no current client does.
-    """
-    headers = dict(scope["headers"])
-    forwarded = any(name in _OF_PROXIES or name.startswith(b"x-forwarded-") for name in headers)
-    named = _hostname(f"//{headers.get(b'host', b'').decode('latin-1')}")
-    return not forwarded and is_loopback(named) and scope.get("http_version", "1.1") != "1.0"
-
-
-def _hostname(address: str) -> str:
-    """Return the name in an address; empty where it cannot be read."""
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
 
 
 class LocalNamesMiddleware:
@@ -105,7 +87,10 @@ class LocalNamesMiddleware:
         return None
 
     def _known(self, address: str) -> bool:
-        name = _hostname(address)
+        try:
+            name = urlsplit(address).hostname or ""
+        except ValueError:
+            return False
         return is_loopback(name) or name in self._allowed
 
 

@@ -1,4 +1,4 @@
-"""The app: routes for OpenAI's API, for metrics and for steps, around one `Service`.
+"""The app: routes for OpenAI's and Anthropic's APIs, for metrics and for steps, around one `Service`.
 
 `create_app(model, tokenizer, ...)` makes a FastAPI app whose `state.service` is the `Service`. Routes of one's own are
 added with `app.include_router`. One that needs the API key has a parameter of type `access.User`, which is the `Key`,
@@ -10,28 +10,58 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
 
 from ..model.loading import Loaded
 from . import playground
-from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User, is_local
+from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User
 from .answers import Answer
-from .completions import ChatAnswer, TextAnswer
+from .chat import ChatAnswer
+from .completions import CompletionAnswer
 from .errors import ApiError, CancelledError, add_error_handlers, client_error
 from .job import Job
 from .keys import Key
-from .requests import Body, ChatBody, StepsBody, TextBody
-from .responses import ResponseAnswer, ResponsesBody
+from .messages import MessageAnswer, MessagesRequest, TokenCountRequest, count_tokens
+from .protocol import ChatRequest, CompletionRequest, StepsRequest
+from .protocol import Request as Body
+from .responses import ResponseAnswer, ResponsesRequest
 from .service import Service
 from .settings import Settings
 from .steps import StepsAnswer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class _JsonRequest(Request):
+    """Reads its body with pydantic's parser, which refuses what templates and UTF-8 cannot take: NaN, half a surrogate
+    pair, and values nested more than 200 deep.
+    """
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            value = from_json(body, allow_inf_nan=False)
+            json.dumps(value, allow_nan=False)  # 1e999 is read as infinity
+        except ValueError as error:
+            raise ApiError(400, f"the body must be a JSON object in UTF-8: {error}", "invalid_body") from None
+        return value
+
+
+class _JsonRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_JsonRequest(request.scope, request.receive))
+
+        return handle
 
 
 def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> FastAPI:
@@ -56,7 +86,9 @@ def app_of(service: Service) -> FastAPI:
             saving.cancel()
             service.close()
 
-    app = FastAPI(title="token-recycling", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="token-recycling", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json"
+    )
     app.state.service = service
     add_error_handlers(app)
     if not service.settings.keys:
@@ -69,7 +101,7 @@ def app_of(service: Service) -> FastAPI:
 
 def _openai_routes(service: Service) -> APIRouter:
     """OpenAI's API."""
-    router, name = APIRouter(), service.settings.name
+    router, name = APIRouter(route_class=_JsonRoute), service.settings.name
     described = {
         one: {"id": one, "object": "model", "created": service.created, "owned_by": "token-recycling"}
         for one in (name, *service.settings.aliases)
@@ -85,16 +117,25 @@ def _openai_routes(service: Service) -> APIRouter:
         return described[model]
 
     @router.post("/v1/completions")
-    async def text(request: Request, body: TextBody, key: User) -> Response:
-        return await _answer(service, TextAnswer, request, body, key)
+    async def text(request: Request, body: CompletionRequest, key: User) -> Response:
+        return await _answer(service, CompletionAnswer, request, body, key)
 
     @router.post("/v1/chat/completions")
-    async def chat(request: Request, body: ChatBody, key: User) -> Response:
+    async def chat(request: Request, body: ChatRequest, key: User) -> Response:
         return await _answer(service, ChatAnswer, request, body, key)
 
     @router.post("/v1/responses")
-    async def items(request: Request, body: ResponsesBody, key: User) -> Response:
+    async def items(request: Request, body: ResponsesRequest, key: User) -> Response:
         return await _answer(service, ResponseAnswer, request, body, key)
+
+    @router.post("/v1/messages")
+    async def messages(request: Request, body: MessagesRequest, key: User) -> Response:
+        return await _answer(service, MessageAnswer, request, body, key)
+
+    @router.post("/v1/messages/count_tokens")
+    async def counted(body: TokenCountRequest, key: User) -> dict[str, Any]:
+        service.check_model(body.model)
+        return await count_tokens(service, body)
 
     @router.post("/v1/embeddings")
     async def embeddings(key: User) -> Response:
@@ -105,10 +146,10 @@ def _openai_routes(service: Service) -> APIRouter:
 
 def _own_routes(service: Service) -> APIRouter:
     """Steps, metrics and health, and what `transformers chat` calls first."""
-    router = APIRouter()
+    router = APIRouter(route_class=_JsonRoute)
 
     @router.post("/v1/token_recycling/steps")
-    async def steps(request: Request, body: StepsBody, key: User) -> Response:
+    async def steps(request: Request, body: StepsRequest, key: User) -> Response:
         return await _answer(service, StepsAnswer, request, body, key, body.drafter)
 
     @router.post("/load_model")
@@ -134,7 +175,7 @@ async def _answer(
 ) -> Response:
     """The answer to a request, streamed where it asks for that."""
     service.check_model(body.model)
-    job = service.create_job(key, body, kind.prefix, drafter, is_local(request.scope))
+    job = service.create_job(key, body, kind.prefix, drafter)
     with _cancelled_on_disconnect(request, job) as watch:
         answer = await kind.prepare(service, body, job)
         if body.stream or kind is StepsAnswer:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -20,23 +22,82 @@ from .stopping import StopTrimmer, raw_text
 from .templates import REASONING
 
 
-class ToolCall(NamedTuple):
-    """A call that the model wrote."""
+@dataclass(frozen=True)
+class CallPart:
+    """A part of a tool call: its beginning, which has the name, or more of its arguments."""
 
-    name: str
+    index: int
+    """Of the call in its output."""
     arguments: str
-    """JSON."""
+    """JSON, or a piece of it."""
+    name: str | None = None
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex}")
+    """Of the call, in its first part."""
 
-    @classmethod
-    def of(cls, value: Any) -> ToolCall:
-        """From what the parser read; raises ValueError, TypeError or KeyError if that is no call."""
-        called = value["function"]
-        name, arguments = called["name"], called["arguments"]
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments or "{}")
-        if not (isinstance(name, str) and isinstance(arguments, dict)):
-            raise TypeError(called)
-        return cls(name, json.dumps(arguments, ensure_ascii=False))
+
+def whole_calls(parts: Iterable[CallPart]) -> list[CallPart]:
+    """Put the parts of calls together."""
+    calls: list[CallPart] = []
+    for part in parts:
+        if part.name is not None:
+            calls.append(part)
+        else:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.arguments)
+    return calls
+
+
+def _parsed_call(value: Any) -> tuple[str, str]:
+    """Return the name and the arguments, as JSON, of what the parser read; raise ValueError, TypeError or KeyError if
+    that is no call.
+    """
+    called = value["function"]
+    name, arguments = called["name"], called["arguments"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments or "{}")
+    if not (isinstance(name, str) and isinstance(arguments, dict)):
+        raise TypeError(called)
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+_CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
+
+
+class CallReader:
+    """Reads a call that is written as `{"name": ..., "arguments": {...}}` while it is generated."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        """None until it was written."""
+        self.complete = False
+        """Whether the arguments have ended."""
+        self._head, self._depth = "", 0
+        self._quoted = self._escaped = False
+
+    def push(self, piece: str) -> str:
+        """Return the part of the arguments that this piece of text has."""
+        if self.name is None:
+            self._head += piece
+            found = _CALL_HEAD.match(self._head)
+            if found is None:
+                return ""
+            self.name, piece = str(json.loads(found[1], strict=False)), self._head[found.end() :]
+        if self.complete:
+            return ""
+        for place, character in enumerate(piece):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._quoted, self._escaped = character != '"', character == "\\"
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.complete = True
+                    return piece[: place + 1]
+        return piece
 
 
 @dataclass
@@ -45,7 +106,7 @@ class Delta:
 
     text: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[CallPart] = field(default_factory=list)
     tokens: list[Scored] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     """Where the tokens begin in the text."""
@@ -66,12 +127,18 @@ class Choice:
         config: GenerationConfig,
         new_parser: Callable[[], Any] = lambda: None,
         hidden: Sequence[int] | None = None,
+        streamed: bool = False,
     ) -> None:
-        """`new_parser` makes what reads the text; `hidden`: tokens that end the text and are not shown."""
+        """`new_parser` makes what reads the text; `hidden`: tokens that end the text and are not shown; `streamed`:
+        calls are told while they are generated. Otherwise one that is malformed can still be returned as text.
+        """
         self._tokenizer, self._limit = tokenizer, config.max_new_tokens
         self._new_parser, self._parser = new_parser, new_parser()
         self._call, self._ended = "", False
         """The text of the call that is being written, and whether no more comes."""
+        self._streamed, self._reader = streamed, CallReader()
+        self._cut = False
+        """Whether the last call that was told of has no end."""
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         self._text, self._raw = IncrementalText(tokenizer), raw_text(tokenizer)
         self._trimmer = StopTrimmer(config.stop_strings or ())
@@ -123,11 +190,16 @@ class Choice:
         return delta + Delta(rest) + last
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._trimmer.matched
+
+    @property
     def finish_reason(self) -> str:
         """Why the text ended: a tool call, its end or a stop string, or its length."""
-        if self._calls:
-            return "tool_calls"
         full = self.tokens >= (self._limit or 0)
+        if self._calls and not (self._cut and full):
+            return "tool_calls"
         return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"
 
     def _scored_prompt(self, tokens: list[Scored]) -> Delta:
@@ -159,7 +231,7 @@ class Choice:
                 events += self._parser.finalize()[1]
         except (ValueError, KeyError, TypeError):
             unread, self._call, self._parser = self._call + piece, "", self._new_parser()
-            return self._no_call(unread)
+            return Delta() if self._ended_call() else self._no_call(unread)
         return self._parsed(events)
 
     def _parsed(self, events: list[dict[str, Any]]) -> Delta:
@@ -176,16 +248,37 @@ class Choice:
 
     def _of_call(self, kind: str, event: dict[str, Any]) -> Delta:
         if kind != "region_close":
-            self._call += event.get("text", "")
-            return Delta()
+            piece = event.get("text", "")
+            self._call += piece
+            return self._begun_call(piece) if self._streamed else Delta()
         text, self._call = self._call, ""
+        if self._ended_call():
+            return Delta()
         try:
             value = event["value"]
-            calls = [ToolCall.of(one) for one in (value if isinstance(value, list) else [value])]
+            calls = [_parsed_call(one) for one in (value if isinstance(value, list) else [value])]
         except (ValueError, KeyError, TypeError):
             return self._no_call(text)
-        self._calls += len(calls)
-        return Delta(calls=calls)
+        first, self._calls = self._calls, self._calls + len(calls)
+        return Delta(calls=[CallPart(first + place, text, name) for place, (name, text) in enumerate(calls)])
+
+    def _begun_call(self, piece: str) -> Delta:
+        """The part of a call that is being generated."""
+        reader = self._reader
+        begun = reader.name is not None
+        arguments = reader.push(piece)
+        if reader.name is None or (begun and not arguments):
+            return Delta()
+        self._calls += not begun
+        return Delta(calls=[CallPart(self._calls - 1, arguments, None if begun else reader.name)])
+
+    def _ended_call(self) -> bool:
+        """End the call that is being read; whether it was told of while it was generated."""
+        reader, self._reader = self._reader, CallReader()
+        if reader.name is None:
+            return False
+        self._cut = not reader.complete
+        return True
 
     def _no_call(self, text: str) -> Delta:
         """What stands between the marks of a call and is none: text, without special tokens; but nothing where the text

@@ -21,6 +21,7 @@ logger = logging.getLogger("token_recycling.serving")
 _UNREADABLE = "the body must be a JSON object in UTF-8"
 _SHOWN = 40
 """Characters of a value that an error repeats."""
+_KIND_NAMES = ("str", "int", "float", "bool")
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -63,7 +64,8 @@ class CancelledError(Exception):
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """The body of an answer that is an error."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    # `type` is Anthropic's, whose clients read the same error.
+    return {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 _TEMPLATE = "<template>"
@@ -122,29 +124,19 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def field_and_message(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The field and the message of what pydantic found; the field is empty where it could read nothing."""
-    # A value may be of several kinds; the error found deepest is about the kind that it was meant to be.
-    found = max(errors, key=lambda one: len(one["loc"]))
-    if found["type"] == "json_invalid":
-        return "", found["msg"]
-    field = ".".join(str(part) for part in found["loc"] if part != "body" and not _is_kind(part))
-    if found["type"] == "missing":
-        return field, "expected this field, got none"
-    if found["type"] == "extra_forbidden":
-        return field, "expected no such field; leave it out"
-    message, got = found["msg"].removeprefix("Value error, "), _shown(found["input"])
-    if match := re.fullmatch(r"Input should (?:be )?(.+)", message, re.DOTALL):
-        number = "a number " if match[1].startswith(("greater", "less")) else ""
-        kind = re.sub(r"a valid dictionary( or object.*)?", "an object", match[1])
-        return field, f"expected {number}{kind}, got {got}"
-    if match := re.fullmatch(r"(\w+) should (.+)", message, re.DOTALL):
-        return field, f"expected a {match[1].lower()} to {match[2]}, got {got}"
-    return field, message
+    """Return the field and the message of what pydantic found; the field is empty where there is no body."""
+    # A value may be of several kinds: the error found deepest, rather in a value than in its kind, is about the kind
+    # that it was meant to be.
+    found = max(errors, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
+    field = ".".join(str(part)[:_SHOWN] for part in found["loc"] if part != "body" and not _is_kind(part))
+    message = found["msg"].removeprefix("Value error, ")
+    shows = found["type"] not in ("missing", "extra_forbidden", "json_invalid", "value_error")
+    return field, f"{message}, got {_shown(found['input'])}" if shows else message
 
 
 def _is_kind(part: Any) -> bool:
     """Whether a part of a place names one of the kinds that a value may be of, rather than a field or a number."""
-    return isinstance(part, str) and not re.fullmatch(r"\w+", part)
+    return isinstance(part, str) and (part in _KIND_NAMES or not re.fullmatch(r"\w+", part))
 
 
 def _shown(value: Any) -> str:

@@ -1,5 +1,4 @@
-"""Answers of a given form: JSON, JSON of a schema, a regular expression, or tool calls, through xgrammar (the extra
-`grammar`).
+"""Output formats through xgrammar: JSON, JSON of a schema, a regular expression, or tool calls.
 
 A grammar is compiled once, to masks of the tokens that may follow (Dong et al., XGrammar, arXiv:2411.15100), in a
 process of its own (`compiling`); at every token a mask is filled in and applied, microseconds. It is a logits processor
@@ -20,15 +19,14 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from .._util.extras import lacking
 from .._util.text_stream import one_line
 from ..hf.constrain import tokenizer_info
 from ..loop.matchers import GrammarProcessor
 from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
-from .answer_form import Form
 from .compiling import BYTES, SECONDS, CompilingProcess, TooDearError
 from .errors import ApiError, CancelledError, invalid
+from .protocol import Form
 from .settings import Isolation
 
 _KEPT = 100_000_000
@@ -50,17 +48,15 @@ class Grammars:
         self._compiling = CompilingProcess(lambda: self._tokenizer.serialize_json())
 
     async def processor(
-        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False, alone: bool = False
+        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False
     ) -> Callable[[], LogitsProcessor]:
         """Makes processors for texts of that form, asked for in the `field` of a request with the API key of that name;
-        `gone`: whether its client has disconnected; `alone`: nothing compiled is shared with other requests. Raises
-        ApiError, or CancelledError.
+        `gone`: whether its client has disconnected. Raises ApiError, or CancelledError.
         """
-        check_grammars(field)
         if not hasattr(os, "fork"):
             raise ApiError(400, f"{field}: expected a server on Linux or macOS for {form[0]}", "unsupported", field)
         try:
-            compiled = await self._compiled(form, key, gone, alone)
+            compiled = await self._compiled(form, key, gone)
         except TooDearError:
             limits = f"{SECONDS} s of processor time and {BYTES // 1_000_000_000} GB of memory"
             raise invalid(field, f"expected a {form[0]} that compiles within {limits}; make it smaller") from None
@@ -78,14 +74,14 @@ class Grammars:
         model = self._loaded.model
         return tokenizer_info(self._loaded.tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
 
-    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool], alone: bool) -> Any:
-        if alone or self._isolation is Isolation.per_request:
-            return await asyncio.to_thread(self._read, await self._compiling.compiled(form, gone))
+    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool]) -> Any:
         kept = self._kept.setdefault(key if self._isolation is Isolation.per_key else "", OrderedDict())
         known = json.dumps(form)
         if known not in kept:
             written = await self._compiling.compiled(form, gone)
             grammar = await asyncio.to_thread(self._read, written)
+            if self._isolation is Isolation.per_request:
+                return grammar
             kept[known] = grammar
             while sum(one.memory_size_bytes for one in kept.values()) > self._most and len(kept) > 1:
                 kept.popitem(last=False)
@@ -117,9 +113,3 @@ class _WithinTime(GrammarProcessor):
             limit = f"{SECONDS} s of processor time and {_A_TOKEN} s more a token"
             raise invalid(self._field, f"expected a form whose masks take at most {limit}; make it simpler")
         return allowed
-
-
-def check_grammars(field: str) -> None:
-    """Raises ApiError for a request with that field where the server has no grammars."""
-    if missing := lacking("grammar", "xgrammar"):
-        raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)

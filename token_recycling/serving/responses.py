@@ -1,6 +1,6 @@
-"""`POST /v1/responses`: a chat whose answer is a list of items, of reasoning, text, and calls of tools.
+"""`POST /v1/responses`: a chat whose output is a list of items: reasoning, text and function calls.
 
-Nothing is stored, so that a conversation is sent whole each time; reasoning in it is left out.
+Nothing is stored: the client sends a conversation whole each time. Reasoning in it is left out.
 """
 
 from __future__ import annotations
@@ -12,90 +12,131 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from .answers import Event
-from .calling import ToolChoice
-from .choices import Delta
-from .completions import ChatAnswer
-from .errors import ApiError, field_and_message, invalid
+from .chat import ChatAnswer
+from .choices import CallPart, Delta
+from .errors import ApiError
 from .job import Job
-from .requests import ChatBody, Refused, Templated
+from .protocol import (
+    Arguments,
+    ChatRequest,
+    Choosing,
+    Fields,
+    Function,
+    Part,
+    TemplatedRequest,
+    TextFormat,
+    Tool,
+    Unsupported,
+    chat_of,
+    functions_only,
+    joined,
+    warn_ignored,
+)
 from .service import Service
-from .templates import Message, Part
 
 
-class _Tool(BaseModel, extra="allow"):
-    type: Literal["function"]
-    name: str
+class Item(BaseModel):
+    """One item of the input: a message, a call, or its output."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: str = "user"
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: Arguments | None = None
+    output: str | list[Part] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Item:
+        needed = {"message": ("content",), "function_call": ("call_id", "name")}.get(self.type, ("call_id", "output"))
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            raise ValueError(f"{missing[0]} is missing")
+        return self
 
 
-class _Call(BaseModel):
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
+def _known_items(items: Any) -> Any:
+    """Drop reasoning, and, with a warning, items of tools that are not functions."""
+    if not isinstance(items, list):
+        return items
+    kept = []
+    for item in items:
+        kind = (item.get("type") or "message") if isinstance(item, dict) else "message"
+        if kind == "item_reference":
+            raise ApiError(
+                400, "item_reference is not supported: nothing is stored; send the item", "unsupported", "input"
+            )
+        if kind in ("message", "function_call", "function_call_output"):
+            kept.append(item)
+        elif kind != "reasoning":
+            warn_ignored(f"an input item of type {kind}")
+    return kept
 
 
-class _CallOutput(BaseModel):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Part]
+class TextOptions(Fields):
+    """How text is written."""
+
+    format: TextFormat | None = None
 
 
-class _Reasoning(BaseModel):
-    type: Literal["reasoning"]
+class ReasoningOptions(Fields):
+    """How much the model reasons."""
+
+    effort: str | None = None
 
 
-class ResponsesBody(Templated):
-    """Of /v1/responses."""
+class ResponsesRequest(TemplatedRequest):
+    """`POST /v1/responses`."""
 
-    input: str | Annotated[list[Message | _Call | _CallOutput | _Reasoning], Field(min_length=1)] = Field(
-        description="a text, or messages, calls and what they gave; reasoning is left out"
+    input: str | Annotated[list[Item], BeforeValidator(_known_items), Field(min_length=1)] = Field(
+        description="Text, or messages, calls and their outputs; reasoning is left out."
     )
-    instructions: str | None = Field(None, description="a system message before all others")
-    max_output_tokens: int | None = Field(None, ge=1, description="tokens of an answer at most")
-    tools: list[_Tool] | None = Field(None, description="functions alone")
-    tool_choice: ToolChoice = None
-    parallel_tool_calls: bool | None = Field(None, description="as in a chat")
+    instructions: str | None = Field(None, description="A system message before all others.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
+    tools: Annotated[list[Function], BeforeValidator(functions_only)] | None = Field(
+        None, description="Functions; others are skipped."
+    )
+    tool_choice: Choosing | None = Field(None, description="As in a chat.")
+    reasoning: ReasoningOptions | None = Field(None, description="`effort`: the same as `reasoning_effort` of a chat.")
+    text: TextOptions | None = Field(None, description="`format`: the same as `response_format` of a chat.")
 
-    harmless = ChatBody.harmless
-    refused: ClassVar[Refused] = {
-        **{name: ChatBody.refused[name] for name in ("moderation", "service_tier", "store")},
-        **dict.fromkeys(("access_programs", "context_management", "image", "max_tool_calls"), ("leave it out", ())),
-        **dict.fromkeys(("conversation", "previous_response_id", "prompt"), ("send all of it as input", ())),
+    unsupported: ClassVar[Unsupported] = {
+        **dict.fromkeys(("previous_response_id", "conversation", "prompt"), ("send all of it as input", ("",))),
         "background": ("leave it out", (False,)),
-        "include": ("leave it out", ([],)),
-        "reasoning": ("give it in chat_template_kwargs, if the template has it", ()),
-        "stream_options": ("leave it out", ({"include_obfuscation": False},)),
-        "text": ("use response_format of a chat", ({"format": {"type": "text"}},)),
-        "top_logprobs": ("use a chat", (0,)),
-        "truncation": ("shorten the input", ("disabled",)),
     }
 
-    def as_chat(self) -> ChatBody:
-        """The same request as a chat."""
-        shared = {name: getattr(self, name) for name in type(self).model_fields.keys() & ChatBody.model_fields.keys()}
-        tools = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()]
-        own = {"messages": self._messages(), "tools": tools, "max_completion_tokens": self.max_output_tokens}
-        return ChatBody(**{**shared, **own})
+    def as_chat(self) -> ChatRequest:
+        """Return the same request as a chat."""
+        tools = [
+            Tool(function=Function(**tool.model_dump(exclude={"type"}, exclude_unset=True)))
+            for tool in self.tools or ()
+        ]
+        return chat_of(
+            self,
+            messages=self._messages(),
+            tools=tools or None,
+            tool_choice=self.tool_choice,
+            max_completion_tokens=self.max_output_tokens,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            response_format=self.text.format.as_chat() if self.text and self.text.format else None,
+        )
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Calls in a row, and the message before them, are one."""
+        """Calls in a row, and the message before them, are one message."""
         written: list[dict[str, Any]] = []
         if self.instructions is not None:
             written.append({"role": "system", "content": self.instructions})
-        items = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        for item in items:
-            data = item.model_dump(exclude_none=True)
-            if isinstance(item, Message):
-                written.append(data)
-            elif isinstance(item, _CallOutput):
-                written.append({"role": "tool", "tool_call_id": item.call_id, "content": data["output"]})
-            elif isinstance(item, _Call):
+        for item in [Item(content=self.input)] if isinstance(self.input, str) else self.input:
+            if item.type == "message":
+                written.append({"role": item.role, "content": joined(item.content)})
+            elif item.type == "function_call_output":
+                written.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+            else:
                 if not written or written[-1]["role"] != "assistant":
                     written.append({"role": "assistant"})
-                called = {"name": item.name, "arguments": item.arguments}
+                called = {"name": item.name, "arguments": item.arguments or {}}
                 calls = written[-1].setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": called})
         return written
@@ -105,45 +146,52 @@ _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "reasoning_text": ({"type": "reasoning", "summary": []}, {}, {}),
     "output_text": ({"type": "message", "role": "assistant"}, {"annotations": []}, {"logprobs": []}),
 }
-"""What the item of a text has, its one part, and the events that tell of it."""
+"""What the item of a text has, its one part, and the events about it."""
+_CALL = "function_call"
 
 
 class _Output:
-    """The items of an answer as they grow, and the events that tell of them."""
+    """The items of an output as they grow, and the events about them."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._kind: str | None = None
-        """Of the text that grows, in the last item."""
+        """Of the last item, while it grows."""
         self._numbers = itertools.count()
 
     def event(self, name: str, /, **data: Any) -> Event:
-        """The next event of a stream."""
+        """Return the next event of a stream."""
         return name, {"type": name, "sequence_number": next(self._numbers), **data}
 
     def push(self, delta: Delta) -> Iterator[Event]:
-        """Add what came."""
+        """Add a delta."""
         for kind, piece in (("reasoning_text", delta.reasoning), ("output_text", delta.text)):
             if piece:
                 yield from self._begin(kind)
                 self.items[-1]["content"][0]["text"] += piece
                 yield self._of_part(f"{kind}.delta", delta=piece, **_KINDS[kind][2])
         for call in delta.calls:
-            yield from self._end("completed")
-            item = {"type": "function_call", "id": _id("fc"), "call_id": _id("call"), **call._asdict()}
-            self.items.append({**item, "status": "completed"})
-            yield self._of_item("output_item.added", item=self.items[-1])
-            yield self._of_item("function_call_arguments.done", item_id=item["id"], **call._asdict())
-            yield self._of_item("output_item.done", item=self.items[-1])
+            yield from self._push_call(call)
 
     def end(self, status: str) -> Iterator[Event]:
-        """End the answer, whose last text has that status; one without items gets an empty message."""
+        """End the output, whose last item has that status; one without items gets an empty message."""
         if not self.items:
             yield from self._begin("output_text")
         yield from self._end(status)
 
+    def _push_call(self, call: CallPart) -> Iterator[Event]:
+        if call.name is not None:
+            yield from self._end("completed")
+            item = {"type": _CALL, "id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
+            self._kind = _CALL
+            self.items.append({**item, "status": "in_progress"})
+            yield self._of_item("output_item.added", item=self.items[-1])
+        item = self.items[-1]
+        item["arguments"] += call.arguments
+        yield self._of_item("function_call_arguments.delta", item_id=item["id"], delta=call.arguments)
+
     def _begin(self, kind: str) -> Iterator[Event]:
-        """Begin an item, unless one of that kind grows."""
+        """Begin an item of text, unless one of that kind grows."""
         if kind == self._kind:
             return
         yield from self._end("completed")
@@ -155,14 +203,18 @@ class _Output:
         yield self._of_part("content_part.added", part=part)
 
     def _end(self, status: str) -> Iterator[Event]:
-        """End the text that grows, if one does."""
+        """End the item that grows, if one does."""
         if self._kind is None:
             return
         kind, item = self._kind, self.items[-1]
         self._kind, item["status"] = None, status
-        (part,) = item["content"]
-        yield self._of_part(f"{kind}.done", text=part["text"], **_KINDS[kind][2])
-        yield self._of_part("content_part.done", part=part)
+        if kind == _CALL:
+            about = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("function_call_arguments.done", **about)
+        else:
+            (part,) = item["content"]
+            yield self._of_part(f"{kind}.done", text=part["text"], **_KINDS[kind][2])
+            yield self._of_part("content_part.done", part=part)
         yield self._of_item("output_item.done", item=item)
 
     def _of_item(self, name: str, /, **data: Any) -> Event:
@@ -178,24 +230,24 @@ def _id(kind: str) -> str:
 
 @dataclass
 class ResponseAnswer(ChatAnswer):
-    """The answer of /v1/responses: that of a chat, said as items."""
+    """The answer of /v1/responses: that of a chat as items."""
 
     prefix = "resp_"
 
     def __post_init__(self) -> None:
         self._output = _Output()
         self._whole: dict[str, Any] = {}
+        self._echoed: dict[str, Any] = {}
 
     @classmethod
-    async def prepare(cls, service: Service, body: ResponsesBody, job: Job) -> ResponseAnswer:  # type: ignore[override]
+    async def prepare(cls, service: Service, body: ResponsesRequest, job: Job) -> ResponseAnswer:  # type: ignore[override]
         try:
             answer = await super().prepare(service, body.as_chat(), job)
-        except ValidationError as error:
-            raise invalid(*field_and_message(error.errors())) from error
         except ApiError as error:
             error.param = "input" if error.param == "messages" else error.param
             raise
         assert isinstance(answer, ResponseAnswer)
+        answer._echoed = _echo(body)
         return answer
 
     async def events(self) -> AsyncGenerator[Event]:
@@ -220,7 +272,9 @@ class ResponseAnswer(ChatAnswer):
         }
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         self._whole = self._response(status, incomplete_details=details, usage=counted)
-        yield output.event(f"response.{status}", response=self._whole)
+        # An incomplete response ends like a complete one: openai-python's stream helper and OpenAI's Agents SDK wait
+        # for this event, Codex takes `response.incomplete` for an error, and all of them read the status.
+        yield output.event("response.completed", response=self._whole)
 
     def whole(self) -> dict[str, Any]:
         return self._whole
@@ -233,6 +287,35 @@ class ResponseAnswer(ChatAnswer):
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         about = {"id": self.job.id, "object": "response", "created_at": self.created, "status": status}
-        # The official client wants these too.
-        usual = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-        return {**about, "model": self.service.settings.name, "output": self._output.items, **usual, **more}
+        usual: dict[str, Any] = {
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            "metadata": {},
+            "store": False,
+        }
+        return {
+            **about,
+            "model": self.service.settings.name,
+            "output": self._output.items,
+            **usual,
+            **self._echoed,
+            **more,
+        }
+
+
+def _echo(body: ResponsesRequest) -> dict[str, Any]:
+    """Return the fields of the request that its response repeats."""
+    usual: dict[str, Any] = {"type": "function", "description": None, "parameters": None, "strict": None}
+    choice = body.tool_choice
+    text = {"type": "text"} if body.text is None or body.text.format is None else body.text.format.given()
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "text": {"format": text},
+        "tools": [{**usual, **tool.model_dump(exclude_unset=True)} for tool in body.tools or ()],
+        "tool_choice": "auto" if choice is None else choice.given(),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+    }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
@@ -12,9 +13,8 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from ..model.inspection import context_length, vocabulary_size
 from .errors import invalid
-from .given_config import check_ids, given_config
 from .logprobs import LogprobRecorder
-from .requests import Sampling
+from .protocol import SamplingRequest
 
 _LEAST = 1e-6
 """Least number that logits are divided by: by much smaller ones they become infinite."""
@@ -24,12 +24,13 @@ _LONGEST = 1024
 """Tokens of an answer where neither the request nor the context of the model sets a limit."""
 
 
-def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None = None) -> GenerationConfig:
+def config_of(body: SamplingRequest, model: PreTrainedModel, default_tokens: int | None = None) -> GenerationConfig:
     """The configuration that a request asks for; raises ApiError. `default_tokens`: the length of an answer where the
     request says none, None for the context of the model.
     """
-    config, given = copy.deepcopy(model.generation_config), given_config(body.generation_config)
-    check_ids(given, vocabulary_size(model))
+    fields, config = body.generation_config, copy.deepcopy(model.generation_config)
+    given = {} if fields is None else fields.model_dump(exclude_none=True)
+    _check_ids(given, vocabulary_size(model))
     context = context_length(model)
     asked = getattr(body, "max_completion_tokens", None) or body.max_tokens
     # What the request leaves open is as the model's own configuration says, but for transformers' default of 50.
@@ -57,9 +58,36 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
             _LEAST <= value <= 1 / _LEAST or (name == "temperature" and not value)
         ):
             field = name if getattr(body, name, None) is not None else "generation_config"
+            what = "" if field == name else f"{name} "
             greedy = "; 0 is greedy" if name == "temperature" else ""
-            raise invalid(field, f"expected a {name} from {_LEAST} to {1 / _LEAST:.0f}, got {value}{greedy}")
+            raise invalid(field, f"{what}must be from {_LEAST} to {1 / _LEAST:.0f}, got {value}{greedy}")
     return settled(config, body.temperature, body.top_p)
+
+
+_IDS = (
+    "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "eos_token_id", "pad_token_id", "bos_token_id",
+)  # fmt: skip
+FORBIDDING = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "no_repeat_ngram_size")
+"""Fields that forbid tokens: an output format that allows no others could not be completed."""
+
+
+def _check_ids(given: Mapping[str, Any], vocabulary: int) -> None:
+    """Raise ApiError for token ids in `generation_config` that the model does not have."""
+    ids = [token for name in _IDS for token in _flat(given.get(name))]
+    ids += [token for sequence, _ in given.get("sequence_bias") or () for token in sequence]
+    if max(ids, default=0) >= vocabulary:
+        raise invalid("generation_config", f"token ids must be < {vocabulary}, got {max(ids)}")
+    forbidden = {*(given.get("suppress_tokens") or ()), *(given.get("begin_suppress_tokens") or ())}
+    forbidden.update(sequence[0] for sequence in given.get("bad_words_ids") or () if len(sequence) == 1)
+    if len(forbidden) >= vocabulary:
+        raise invalid("generation_config", "must leave tokens to choose from, got all of them forbidden")
+
+
+def _flat(ids: Any) -> Iterator[int]:
+    if isinstance(ids, int):
+        yield ids
+    for one in ids if isinstance(ids, list) else ():
+        yield from _flat(one)
 
 
 def settled(config: GenerationConfig, temperature: float | None, top_p: float | None) -> GenerationConfig:
@@ -76,7 +104,7 @@ def settled(config: GenerationConfig, temperature: float | None, top_p: float | 
 
 
 def processors_of(
-    body: Sampling,
+    body: SamplingRequest,
     config: GenerationConfig,
     prompt_tokens: int,
     vocabulary: int,
@@ -99,7 +127,7 @@ def processors_of(
     if body.bias is not None:
         largest = max(map(int, body.logit_bias or ()))
         if largest >= vocabulary:
-            raise invalid("logit_bias", f"expected token ids below {vocabulary}, got {largest}")
+            raise invalid("logit_bias", f"token ids must be < {vocabulary}, got {largest}")
         found.append(body.bias)
     if grammar is not None:
         found.append(grammar())

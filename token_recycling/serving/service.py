@@ -21,18 +21,16 @@ from ..loop.known import Known
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.tree_model import TreeModel
-from .answer_form import Form
 from .drafter_pool import DrafterPool, OfferedDrafters
 from .errors import ApiError, invalid
-from .given_config import FORBIDDING
 from .grammars import Grammars
 from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .metrics import Metrics
 from .places import Places, places
-from .requests import Body, ChatBody, Prediction, Sampling, StepsBody, TextBody
-from .sampling import config_of, processors_of
+from .protocol import ChatRequest, CompletionRequest, Form, Prediction, Request, SamplingRequest
+from .sampling import FORBIDDING, config_of, processors_of
 from .settings import Isolation, Settings
 from .templates import check_template
 from .worker import Worker
@@ -94,13 +92,10 @@ class Service:
             )
             raise ApiError(400, message, "no_chat_template", "messages")
 
-    def create_job(
-        self, key: Key | None, body: Body, prefix: str, drafter: str = "accelerated", local: bool = True
-    ) -> Job:
+    def create_job(self, key: Key | None, body: Request, prefix: str, drafter: str = "accelerated") -> Job:
         """A job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
-        ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. `local`: it was made
-        on this machine. It must be ended or cancelled. Raises ApiError for another drafter, too many jobs, or a server
-        that is shutting down.
+        ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. It must be ended or
+        cancelled. Raises ApiError for another drafter, too many jobs, or a server that is shutting down.
         """
         if body.speculation is not None and not body.speculation.enabled:
             drafter = "plain"
@@ -115,25 +110,23 @@ class Service:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
             job = Job(self.loaded.model, None, name, prefix, settings.timeout, self.together, on_end=self._on_end)
-            forwarded = settings.isolate_forwarded and not settings.keys and not local
-            job.alone = forwarded or settings.isolation is Isolation.per_request
             self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
         try:
-            job.drafter = self._drafter(drafter, job, local)
+            job.drafter = self._drafter(drafter, name)
         except BaseException:
             job.end()
             raise
         return job
 
-    def _drafter(self, chosen: str, job: Job, local: bool) -> contextlib.AbstractContextManager[Drafter]:
+    def _drafter(self, chosen: str, key: str) -> contextlib.AbstractContextManager[Drafter]:
         """Return the drafter for a request; raises ApiError. A new one costs memory: call it for admitted requests."""
         if chosen == "accelerated":
-            return self.pool.acquire(job.key, job.alone)
+            return self.pool.acquire(key)
         if chosen == "anew":
             return contextlib.nullcontext(self.pool.anew())
-        return contextlib.nullcontext(make_drafter("plain") if chosen == "plain" else self.offered.make(chosen, local))
+        return contextlib.nullcontext(make_drafter("plain") if chosen == "plain" else self.offered.make(chosen))
 
     def limit(self, job: Job, length: int, config: GenerationConfig, field: str) -> None:
         """Add a prompt of that length, from that field of the request, to a job, and limit `config.max_new_tokens`;
@@ -159,17 +152,18 @@ class Service:
         self,
         job: Job,
         ids: torch.Tensor,
-        body: TextBody | ChatBody,
+        body: CompletionRequest | ChatRequest,
         default_tokens: int | None,
         top: int | None,
-        calls: Form | None = None,
+        calls: tuple[str, Form] | None = None,
     ) -> tuple[list[Text], GenerationConfig]:
         """The texts that continue a prompt (1, length), and their configuration; raises ApiError. `default_tokens`: the
-        length where the body says none; `top`: the likeliest tokens that are wanted; `calls`: the form of tool calls.
+        length where the body says none; `top`: the likeliest tokens that are wanted; `calls`: the field that constrains
+        an output with tools, and its grammar.
         """
         config = config_of(body, self.loaded.model, default_tokens)
-        self.limit(job, ids.shape[-1], config, "messages" if isinstance(body, ChatBody) else "prompt")
-        known = self.known(job, body, body.prediction if isinstance(body, ChatBody) else None)
+        self.limit(job, ids.shape[-1], config, "messages" if isinstance(body, ChatRequest) else "prompt")
+        known = self.known(job, body, body.prediction if isinstance(body, ChatRequest) else None)
         grammar = await self.grammar(job, body, config, calls)
         texts = []
         for choice in range(body.n or 1):
@@ -179,11 +173,11 @@ class Service:
             texts.append(Text(arguments, seed, recorder, known=known, first=not choice))
         return texts, config
 
-    def known(self, job: Job, body: Body, prediction: Prediction | None = None) -> Known:
+    def known(self, job: Job, body: Request, prediction: Prediction | None = None) -> Known:
         """What is known of the texts of a request; raises ApiError for a prediction that nobody drafts from."""
         nodes = None if body.speculation is None else body.speculation.nodes
-        alone = job.alone or job.warm_up
-        alone = alone or (isinstance(body, Sampling) and body.cache_prompt is False)
+        alone = self.settings.isolation is Isolation.per_request or job.warm_up
+        alone = alone or (isinstance(body, SamplingRequest) and body.cache_prompt is False)
         prefixes = None if alone else self.prefixes.of(job.key)
         if prediction is None or (body.speculation is not None and not body.speculation.enabled):
             return Known(prefixes, nodes=nodes)
@@ -199,14 +193,14 @@ class Service:
         return Known(prefixes, ids.long(), nodes)
 
     async def grammar(
-        self, job: Job, body: TextBody | ChatBody | StepsBody, config: GenerationConfig, calls: Form | None = None
+        self, job: Job, body: SamplingRequest, config: GenerationConfig, calls: tuple[str, Form] | None = None
     ) -> Callable[[], LogitsProcessor] | None:
-        """Makes the processors that hold each text of a request to its form, or to that of tool `calls`; None where it
-        has none. Raises ApiError.
+        """Return a function that makes the processor of the request's output format, or of its tool `calls`; None where
+        it has neither. Raise ApiError.
         """
-        field, form = body.form or ("tools", calls)
-        if form is None:
+        if (constrained := calls or body.form) is None:
             return None
+        field, form = constrained
         for name in ("min_tokens", "ignore_eos"):
             if getattr(body, name):
                 raise invalid(
@@ -217,9 +211,11 @@ class Service:
                 "generation_config",
                 f"expected none beside {field}, whose form says which tokens follow, got {forbidding[0]}",
             )
-        return await self.grammars.processor(field, form, job.key, lambda: job.cancelled, job.alone)
+        return await self.grammars.processor(field, form, job.key, lambda: job.cancelled)
 
-    def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
+    def arguments(
+        self, body: SamplingRequest, ids: torch.Tensor, config: GenerationConfig, *more: Any
+    ) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""
         config = copy.deepcopy(config)
         processors = processors_of(body, config, ids.shape[-1], self.target.vocab_size, *more)
@@ -249,7 +245,7 @@ class Service:
         drafter = contextlib.nullcontext(self.pool.base.fork())
         job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
-        texts, _ = await self.texts(job, ids, TextBody.model_validate({"prompt": _FIRST_TEXT}), 8, None)
+        texts, _ = await self.texts(job, ids, CompletionRequest.model_validate({"prompt": _FIRST_TEXT}), 8, None)
         try:
             await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:

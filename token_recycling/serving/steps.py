@@ -47,7 +47,7 @@ from .answers import Answer, Event, from_threads
 from .choices import Choice
 from .job import Job, Text
 from .logprobs import Scored
-from .requests import StepsBody
+from .protocol import StepsRequest
 from .sampling import config_of
 from .service import Service
 from .templates import rendered
@@ -62,7 +62,7 @@ class StepsAnswer(Answer):
     prefix = "steps-"
 
     @classmethod
-    async def prepare(cls, service: Service, body: StepsBody, job: Job) -> StepsAnswer:
+    async def prepare(cls, service: Service, body: StepsRequest, job: Job) -> StepsAnswer:
         tokenizer = service.loaded.tokenizer
         if body.messages is not None:
             service.check_chat()

@@ -32,17 +32,23 @@ class StopTrimmer:
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop, self._held = stop, ""
-        self.stopped = False
+        self.matched: str | None = None
+        """The stop string that came."""
+
+    @property
+    def stopped(self) -> bool:
         """Whether a stop string came."""
+        return self.matched is not None
 
     def push(self, piece: str) -> str:
         """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
         if self.stopped:
             return ""
         self._held += piece
-        places = [place for place in map(self._held.find, self._stop) if place >= 0]
+        places = [(place, stop) for stop in self._stop if (place := self._held.find(stop)) >= 0]
         if places:
-            safe, self._held, self.stopped = self._held[: min(places)], "", True
+            place, self.matched = min(places)
+            safe, self._held = self._held[:place], ""
             return safe
         cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
         safe, self._held = self._held[:cut], self._held[cut:]

@@ -7,67 +7,24 @@ tokenizers did not.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import BaseModel, BeforeValidator
+from typing import TYPE_CHECKING, Any
 
 from .._util.text_stream import one_line
 from ..model.loading import Loaded
-from .errors import invalid, template_error
-from .json_values import check_json
+from .errors import template_error
+from .protocol import Message, joined
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
 
-class Part(BaseModel, extra="allow"):
-    """A part of a message: text, since nothing else is supported."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-def _with_objects(calls: Any) -> Any:
-    """Calls with their arguments as objects, which come as text of JSON; raises ApiError."""
-    if calls is None:
-        return None
-    read = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        found = call.get("function", call) if isinstance(call, dict) else None
-        called: dict[str, Any] = found if isinstance(found, dict) else {}
-        name, arguments = called.get("name"), called.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError):
-                arguments = None
-        if not (isinstance(name, str) and isinstance(arguments, dict)):
-            raise invalid(
-                "messages",
-                "expected tool_calls with the name of a function and arguments, JSON of an object, got others",
-            )
-        check_json("messages", arguments)
-        read.append({**call, "function": {**called, "arguments": arguments}})
-    return read
-
-
-class Message(BaseModel, extra="allow"):
-    """One message of a chat."""
-
-    role: str
-    content: str | list[Part] | None = None
-    tool_calls: Annotated[list[dict[str, Any]] | None, BeforeValidator(_with_objects)] = None
-
-
 def written(message: Message) -> dict[str, Any]:
-    """A message as templates read it, with its text in one string."""
-    content = message.content or ""
-    text = content if isinstance(content, str) else " ".join(part.text for part in content)
-    return {**message.model_dump(exclude_none=True), "content": text}
+    """Return a message as templates read it, with its text in one string."""
+    return {**message.model_dump(exclude_none=True), "content": joined(message.content)}
 
 
 def rendered(
@@ -81,9 +38,14 @@ def rendered(
     """The prompt (1, length) of a conversation; raises ApiError where the template refuses it. `goes_on`: its last
     message is not ended, so that the answer goes on with it; else, if it `prompts`, it ends with how an answer begins.
     """
+    conversation = [written(message) for message in messages]
+    if not re.search(r"\bdeveloper\b", str(tokenizer.chat_template)):
+        # OpenAI's newer name of the role, which only few templates know.
+        for message in conversation:
+            message["role"] = "system" if message["role"] == "developer" else message["role"]
     try:
         return tokenizer.apply_chat_template(
-            [written(message) for message in messages],
+            conversation,
             add_generation_prompt=prompts and not goes_on,
             continue_final_message=goes_on,
             return_tensors="pt",
@@ -102,7 +64,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
     try:
         length = rendered(tokenizer, [Message(role="user", content="Hello")]).shape[-1]
     except Exception as error:  # a template can fail in any way
-        why = f"{type(error).__name__}: {one_line(error)}"
+        cause = error.__cause__ or error
+        why = f"{type(cause).__name__}: {one_line(cause)}"
     else:
         if length:
             return

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from ..model.loading import Loaded
 from .calls import family
 from .errors import ApiError
-from .requests import ChatBody
-from .templates import CALL_MARKS, Message, response_template, written
+from .protocol import ChatRequest, Message
+from .templates import CALL_MARKS, response_template, written
 
 _CALL = "\n{}\n".join(CALL_MARKS)
 _RESULT = "<tool_response>\n{}\n</tool_response>"
@@ -25,7 +25,7 @@ _EXAMPLE = '{"name": "NAME OF THE FUNCTION", "arguments": {"NAME": "VALUE"}}'
 _PROBE = {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}}
 
 
-def in_words(loaded: Loaded, body: ChatBody) -> bool:
+def in_words(loaded: Loaded, body: ChatRequest) -> bool:
     """Whether a chat needs its functions in words; raises ApiError where no calls can be read."""
     tools = body.shown_tools
     if not tools and not any(message.role == "tool" or message.tool_calls for message in body.messages):
@@ -34,7 +34,8 @@ def in_words(loaded: Loaded, body: ChatBody) -> bool:
         raise ApiError(
             400, "tools: expected a server with transformers 5.13 or newer, got an older one", "unsupported", "tools"
         )
-    return why_in_words(loaded) is not None or (body.held is not None and family(loaded) is None)
+    constrained = tools is not None and (body.held or body.form) is not None
+    return why_in_words(loaded) is not None or (constrained and family(loaded) is None)
 
 
 def why_in_words(loaded: Loaded) -> str | None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.choices import Choice
-from token_recycling.serving.responses import ResponsesBody
+from token_recycling.serving.responses import ResponsesRequest
 from token_recycling.serving.templates import rendered, response_parser
 
 
@@ -30,8 +30,14 @@ def test_a_call_is_streamed(server, says):
     says(SAID * 2)
     events = streamed_chat(server, tools=TOOLS, max_tokens=200)
     calls = [call for event in events for call in event.choices[0].delta.tool_calls or []]
-    assert [(call.index, call.function.name) for call in calls] == [(0, "look"), (1, "look")]
-    assert len({call.id for call in calls}) == 2
+    begun = [call for call in calls if call.function.name]
+    assert [(call.index, call.function.name) for call in begun] == [(0, "look"), (1, "look")]
+    assert len({call.id for call in begun}) == 2
+    for index in (0, 1):
+        pieces = [call.function.arguments for call in calls if call.index == index]
+        assert len(pieces) > 1
+        assert json.loads("".join(pieces)) == {"at": 1}
+    assert all(call.id is None for call in calls if call not in begun)
     assert events[-1].choices[0].finish_reason == "tool_calls"
 
 
@@ -72,8 +78,8 @@ def test_a_conversation_with_calls_is_the_same_chat(tokenizer, monkeypatch):
         {"type": "function_call", "call_id": "two", "name": "look", "arguments": '{"at": 2}'},
         {"type": "function_call_output", "call_id": "one", "output": "here"},
     ]
-    body = ResponsesBody(input=items, instructions="Be brief.", tools=FLAT, tool_choice="auto").as_chat()
-    assert body.tools == TOOLS
+    body = ResponsesRequest(input=items, instructions="Be brief.", tools=FLAT, tool_choice="auto").as_chat()
+    assert body.shown_tools == TOOLS
     shown = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{% for c in m.tool_calls or [] %}"
     shown += "{{ c.id }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", shown)
@@ -102,8 +108,8 @@ def test_what_families_write_is_known(model, family):
     )
     delta = choice._fed(WRITTEN[family]) + choice.end()
     assert (delta.reasoning.strip(), delta.text.strip()) == ("well", "yes")
-    ((name, arguments),) = delta.calls
-    assert (name, int(json.loads(arguments)["at"])) == ("look", 1)
+    (call,) = delta.calls
+    assert (call.name, int(json.loads(call.arguments)["at"])) == ("look", 1)
     config.model_type = "llama"
     assert response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None) is None
 

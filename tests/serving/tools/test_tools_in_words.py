@@ -10,7 +10,7 @@ from support.openai_answers import chat, streamed_chat
 from support.speaking import TEMPLATE
 
 from token_recycling.model.loading import Loaded
-from token_recycling.serving.requests import ChatBody
+from token_recycling.serving.protocol import ChatRequest
 from token_recycling.serving.templates import rendered
 from token_recycling.serving.tools import in_words, told, why_in_words
 
@@ -35,7 +35,7 @@ def prompt_of(template, messages, **more):
     """What a model is shown of a chat whose template shows no tools."""
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = template
-    body = ChatBody.model_validate({"messages": messages, **more})
+    body = ChatRequest.model_validate({"messages": messages, **more})
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
     assert in_words(loaded, body)
     return tokenizer.decode(rendered(tokenizer, told(tokenizer, body.messages, body.shown_tools))[0])
@@ -83,14 +83,15 @@ def test_calls_of_messages_that_are_none(server, calls):
     answer = server.post(
         "/v1/chat/completions", {"messages": [*ASKED, {"role": "assistant", "tool_calls": calls}], "max_tokens": 1}
     )
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
-    assert "expected tool_calls with the name of a function" in answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("messages.1.tool_calls")
 
 
 @pytest.mark.parametrize("tool", [{}, {"function": {"name": 'a"b'}}, {"function": {"name": "a", "parameters": [1]}}])
 def test_tools_that_are_no_functions(server, tool):
     answer = server.post("/v1/chat/completions", {"messages": ASKED, "tools": [tool], "max_tokens": 1})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("tools.0.function")
 
 
 @pytest.fixture
@@ -111,8 +112,9 @@ def test_what_is_called_in_words_is_read(server, says):
     assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
     assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
     events = streamed_chat(server, tools=TOOLS, max_tokens=300)
-    (streamed,) = [call for event in events for call in event.choices[0].delta.tool_calls or []]
-    assert (streamed.index, streamed.function.model_dump()) == (0, call.function.model_dump())
+    streamed = [call.function for event in events for call in event.choices[0].delta.tool_calls or []]
+    assert [part.name for part in streamed if part.name] == ["look"]
+    assert "".join(part.arguments for part in streamed) == call.function.arguments
     assert "".join(event.choices[0].delta.content or "" for event in events) == "Let me see."
 
 
@@ -137,7 +139,6 @@ def test_an_unfinished_call_behind_a_call_is_left_out(server, says):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
 @pytest.mark.parametrize("several", [True, False])
 def test_calls_alone_must_be_made_in_words(server, choice, several):
-    pytest.importorskip("xgrammar")
     how = {"tools": HELD, "tool_choice": choice, "parallel_tool_calls": several, "temperature": 0, "max_tokens": 300}
     said = chat(server, **how).choices[0]
     call, *more = said.message.tool_calls

@@ -1,0 +1,1 @@
+"""Recorded conversations and edits, replayed: `python -m benchmarks.traces`."""

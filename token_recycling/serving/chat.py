@@ -1,0 +1,101 @@
+"""`POST /v1/chat/completions`: messages through the chat template, and outputs with reasoning and tool calls.
+
+`ChatAnswer` is also the base of the answers of /v1/responses and /v1/messages, which state the same in other forms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from .calls import calls_form
+from .choices import CallPart, Choice, Delta, whole_calls
+from .completions import CompletionAnswer
+from .job import Job
+from .logprobs import of_chat
+from .protocol import ChatRequest, warn_ignored
+from .service import Service
+from .templates import rendered, response_parser
+from .tools import in_words, told
+
+
+@dataclass
+class Prompt:
+    """A chat as token ids (1, length)."""
+
+    ids: torch.Tensor
+    in_words: bool
+    """Whether it says in words how functions are called."""
+
+
+async def prompt_of(service: Service, body: ChatRequest) -> Prompt:
+    """Render a chat with its template; raise ApiError, and what the template raises."""
+    service.check_chat()
+    tokenizer, messages, tools = service.loaded.tokenizer, body.messages, body.shown_tools
+    words = in_words(service.loaded, body)
+    if words:
+        messages, tools = told(tokenizer, messages, tools), None
+    variables = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        if re.search(r"\breasoning_effort\b", tokenizer.get_chat_template(tools=tools)):
+            variables = {"reasoning_effort": body.reasoning_effort, **variables}
+        else:
+            warn_ignored("reasoning_effort")
+    ends = {"goes_on": bool(body.continue_final_message), "prompts": body.add_generation_prompt is not False}
+    ids = await asyncio.to_thread(rendered, tokenizer, messages, **ends, tools=tools, variables=variables)
+    return Prompt(ids, words)
+
+
+@dataclass
+class ChatAnswer(CompletionAnswer):
+    """The answer of /v1/chat/completions."""
+
+    prefix = "chatcmpl-"
+    kind, streamed_kind = "chat.completion", "chat.completion.chunk"
+
+    @classmethod
+    async def prepare(cls, service: Service, body: ChatRequest, job: Job) -> ChatAnswer:  # type: ignore[override]
+        prompt = await prompt_of(service, body)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        form = calls_form(service.loaded, body, prompt.ids, prompt.in_words)
+        texts, config = await service.texts(job, prompt.ids, body, None, top, form)
+        tools = body.shown_tools
+        parser = partial(response_parser, service.loaded, prompt.ids, tools, prompt.in_words and tools is not None)
+        new_choice = partial(Choice, service.loaded.tokenizer, config, parser, body.stop_token_ids, bool(body.stream))
+        return cls(service, job, texts, [new_choice() for _ in texts], top, body.wants_usage)
+
+    def opened(self) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def part(self, delta: Delta) -> dict[str, Any]:
+        said: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        if delta.reasoning:
+            said["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            said["tool_calls"] = [_call_part(call) for call in delta.calls]
+        return {"delta": said, "logprobs": self._logprobs(delta)}
+
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        said: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+        if delta.reasoning:
+            said["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            said |= {"content": delta.text or None, "tool_calls": [_call(call) for call in whole_calls(delta.calls)]}
+        return {"message": said, "logprobs": self._logprobs(delta)}
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return None if self.top is None else of_chat(self.service.loaded.tokenizer, delta.tokens)
+
+
+def _call(call: CallPart) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_part(call: CallPart) -> dict[str, Any]:
+    more = {"function": {"arguments": call.arguments}} if call.name is None else _call(call)
+    return {"index": call.index, **more}

@@ -1,0 +1,292 @@
+"""`POST /v1/messages`: Anthropic's API, so that its clients connect: a chat whose output is a list of content blocks.
+
+Its errors are those of the other paths, whose body has the fields of both APIs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import from_json
+
+from .answers import Event
+from .chat import ChatAnswer, prompt_of
+from .choices import CallPart, Delta
+from .job import Job
+from .protocol import (
+    ChatRequest,
+    Fields,
+    Function,
+    Part,
+    TemplatedRequest,
+    TextFormat,
+    Tool,
+    ToolChoice,
+    Unsupported,
+    chat_of,
+    joined,
+    warn_ignored,
+)
+from .service import Service
+from .stopping import Stops
+
+
+class Block(BaseModel, extra="ignore"):
+    """A block of a message's content: text, a tool call, or its result."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Part] | None = None
+
+    @model_validator(mode="after")
+    def _supported(self) -> Block:
+        needed = {"text": ("text",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}.get(self.type)
+        if needed is None and self.type not in ("thinking", "redacted_thinking"):
+            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
+        if missing := [name for name in needed or () if getattr(self, name) is None]:
+            raise ValueError(f"{missing[0]} is missing")
+        return self
+
+
+class Turn(BaseModel, extra="ignore"):
+    """A message of the user or of the assistant."""
+
+    role: str
+    content: str | list[Block]
+
+    def as_chat(self) -> list[dict[str, Any]]:
+        """Return messages of a chat: a tool's result is one of its own; reasoning is left out."""
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        results = [
+            {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content)}
+            for block in self.content
+            if block.type == "tool_result"
+        ]
+        calls = [
+            {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input or {}}}
+            for block in self.content
+            if block.type == "tool_use"
+        ]
+        text = "".join(block.text or "" for block in self.content if block.type == "text")
+        own = {"role": self.role, "content": text, **({"tool_calls": calls} if calls else {})}
+        return [*results, *([own] if text or calls or not results else [])]
+
+
+class MessagesTool(BaseModel, extra="ignore"):
+    """A function as Anthropic's API states it."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_chat(self) -> Tool:
+        """Return the tool of a chat."""
+        stated = {"description": self.description, "parameters": self.input_schema, "strict": self.strict}
+        given = {name: value for name, value in stated.items() if value is not None}
+        return Tool(function=Function.model_validate({"name": self.name, **given}))
+
+
+class MessagesToolChoice(BaseModel, extra="ignore"):
+    """The tools that may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def as_chat(self) -> ToolChoice:
+        """Return the `tool_choice` of a chat."""
+        if self.type == "tool":
+            return ToolChoice(type="function", name=self.name)
+        return ToolChoice(type="required" if self.type == "any" else self.type)
+
+
+def _custom_only(tools: Any) -> Any:
+    """Drop tools that Anthropic's own servers run, with a warning."""
+    if not isinstance(tools, list):
+        return tools
+    kinds = [(tool.get("type") or "custom") if isinstance(tool, dict) else "custom" for tool in tools]
+    for kind in kinds:
+        if kind != "custom":
+            warn_ignored(f"a tool of type {kind}")
+    return [tool for tool, kind in zip(tools, kinds, strict=True) if kind == "custom"]
+
+
+class OutputConfig(Fields):
+    """How the output is written."""
+
+    format: TextFormat | None = None
+
+
+class TokenCountRequest(TemplatedRequest):
+    """`POST /v1/messages/count_tokens`."""
+
+    messages: list[Turn] = Field(min_length=1, description="Text, tool calls and their results.")
+    system: str | list[Part] | None = Field(None, description="A system message before all others.")
+    tools: Annotated[list[MessagesTool], BeforeValidator(_custom_only)] | None = Field(
+        None, description="Functions; tools that Anthropic runs are skipped."
+    )
+    tool_choice: MessagesToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`.")
+
+    unsupported: ClassVar[Unsupported] = {"mcp_servers": ("leave it out", ([],)), "container": ("leave it out", ())}
+
+    def as_chat(self, **more: Any) -> ChatRequest:
+        """Return the same request as a chat."""
+        system = [{"role": "system", "content": joined(self.system)}] if self.system else []
+        choice = self.tool_choice
+        if choice is not None and choice.disable_parallel_tool_use:
+            more["parallel_tool_calls"] = False
+        return chat_of(
+            self,
+            messages=system + [message for turn in self.messages for message in turn.as_chat()],
+            tools=[tool.as_chat() for tool in self.tools or ()] or None,
+            tool_choice=None if choice is None else choice.as_chat(),
+            **more,
+        )
+
+
+class MessagesRequest(TokenCountRequest):
+    """`POST /v1/messages`."""
+
+    max_tokens: int = Field(ge=1, description="Maximum number of output tokens.")
+    stop_sequences: Stops | None = Field(None, description="The same as `stop`.")
+    top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most likely tokens; 0 and -1: from all.")
+    output_config: OutputConfig | None = Field(None, description="`format`: JSON of a schema.")
+    output_format: TextFormat | None = Field(None, description="The same as `output_config.format`.")
+
+    def as_chat(self, **more: Any) -> ChatRequest:
+        form = self.output_format or (self.output_config.format if self.output_config else None)
+        return super().as_chat(
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            top_k=self.top_k,
+            response_format=form.as_chat() if form else None,
+            **more,
+        )
+
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_PIECES = {"text": "text_delta", "thinking": "thinking_delta"}
+
+
+class _Content:
+    """The content blocks of an output as they grow, and the events about them."""
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._open = False
+        self._input = ""
+        """JSON of the last tool call, as far as it was generated."""
+
+    def push(self, delta: Delta) -> Iterator[Event]:
+        """Add a delta."""
+        for kind, piece in (("thinking", delta.reasoning), ("text", delta.text)):
+            if piece:
+                if not self._open or self.blocks[-1]["type"] != kind:
+                    yield from self._begin({"type": kind, kind: ""})
+                self.blocks[-1][kind] += piece
+                yield self._event("content_block_delta", delta={"type": _PIECES[kind], kind: piece})
+        for call in delta.calls:
+            yield from self._push_call(call)
+
+    def end(self) -> Iterator[Event]:
+        """End the block that grows, if one does."""
+        if not self._open:
+            return
+        self._open, block = False, self.blocks[-1]
+        if block["type"] == "tool_use":
+            # A call that was cut off has no whole input.
+            block["input"] = from_json(self._input, allow_partial=True) if self._input else {}
+        elif block["type"] == "thinking":
+            block["signature"] = ""
+        yield self._event("content_block_stop")
+
+    def _push_call(self, call: CallPart) -> Iterator[Event]:
+        if call.name is not None:
+            id_ = call.id.replace("call_", "toolu_", 1)
+            yield from self._begin({"type": "tool_use", "id": id_, "name": call.name, "input": {}})
+            self._input = ""
+        self._input += call.arguments
+        yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
+        yield from self.end()
+        self._open = True
+        self.blocks.append(block)
+        yield self._event("content_block_start", content_block=block)
+
+    def _event(self, name: str, **data: Any) -> Event:
+        return name, {"type": name, "index": len(self.blocks) - 1, **data}
+
+
+@dataclass
+class MessageAnswer(ChatAnswer):
+    """The answer of /v1/messages: that of a chat as content blocks."""
+
+    prefix = "msg_"
+
+    def __post_init__(self) -> None:
+        self._content = _Content()
+        self._reason: str | None = None
+
+    @classmethod
+    async def prepare(cls, service: Service, body: MessagesRequest, job: Job) -> MessageAnswer:  # type: ignore[override]
+        answer = await super().prepare(service, body.as_chat(), job)
+        assert isinstance(answer, MessageAnswer)
+        return answer
+
+    async def events(self) -> AsyncGenerator[Event]:
+        started = {**self._message(), "usage": {"input_tokens": self.job.prompt_tokens, "output_tokens": 0}}
+        yield "message_start", {"type": "message_start", "message": started}
+        async with contextlib.aclosing(self.deltas()) as deltas:
+            async for _, delta, self._reason in deltas:
+                for event in self._content.push(delta):
+                    yield event
+        for event in self._content.end():
+            yield event
+        ended = {"delta": self._ending(), "usage": self._usage()}
+        yield "message_delta", {"type": "message_delta", **ended}
+        yield "message_stop", {"type": "message_stop"}
+
+    def whole(self) -> dict[str, Any]:
+        return {**self._message(), **self._ending(), "usage": self._usage()}
+
+    def failed(self, error: dict[str, Any]) -> Iterable[Event]:
+        return [("error", error)]
+
+    def _message(self) -> dict[str, Any]:
+        about = {"id": self.job.id, "type": "message", "role": "assistant", "model": self.service.settings.name}
+        return {**about, "content": self._content.blocks, "stop_reason": None, "stop_sequence": None}
+
+    def _ending(self) -> dict[str, Any]:
+        (choice,) = self.choices
+        reason = _STOP_REASONS.get(self._reason or "", "end_turn")
+        if reason == "end_turn" and choice.stop_string is not None:
+            reason = "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": choice.stop_string if reason == "stop_sequence" else None}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage["completion_tokens"],
+            "speculation": usage["speculation"],
+        }
+
+
+async def count_tokens(service: Service, body: TokenCountRequest) -> dict[str, Any]:
+    """Return the number of tokens of a prompt; raise ApiError, and what the template raises."""
+    prompt = await prompt_of(service, body.as_chat())
+    return {"input_tokens": prompt.ids.shape[-1]}

@@ -1,0 +1,710 @@
+"""Requests of the HTTP API as pydantic models: what all of them share, OpenAI's completions and chats, and the steps of
+this server. Those of `responses` and `messages` stand beside their answers, which have other forms than a chat's.
+
+Clients send many fields by default that are only hints. A field that is unknown here is ignored, with one warning per
+field and process. A field that would change the meaning of the answer, and is not supported, is an error. Those
+of other forms convert their request into a `ChatRequest`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Json,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import from_json
+from transformers import GenerationConfig, PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
+
+from .errors import ApiError, invalid
+from .stopping import Stops
+
+logger = logging.getLogger("token_recycling.serving")
+
+MAX_CHOICES = 128
+"""Choices of one request, as in OpenAI's API."""
+MAX_ENTRIES = 1024
+"""Entries of a list that changes logits: each costs time at every step."""
+_MAX_STOP_IDS = 128
+_MAX_WARNINGS = 200
+"""Names of ignored fields that are remembered: clients choose them, so that their number must be limited."""
+
+Form: TypeAlias = tuple[str, Any, bool]
+"""A grammar to compile: its kind, its definition and whether it is strict, as `hf.forms.compiled` takes them."""
+Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
+"""Fields that are refused: the remedy, and values that ask for the default behaviour."""
+_Text = Annotated[str, StringConstraints(min_length=1)]
+_TokenId = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Object = dict[str, Any]
+_ANY_OBJECT = {"type": "object", "additionalProperties": True}
+
+_warned: set[str] = set()
+
+
+def warn_ignored(name: str) -> None:
+    """Log that a field is ignored, once per field and process."""
+    shown = ascii(name)[1:-1][:80]
+    if shown not in _warned and len(_warned) < _MAX_WARNINGS:
+        _warned.add(shown)
+        logger.warning("%s is not supported and is ignored", shown)
+
+
+class Fields(BaseModel):
+    """A JSON object of a request: null means absent; unknown fields are ignored with a warning."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+    unsupported: ClassVar[Unsupported] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name in data.keys() - known:
+            remedy, accepted = cls.unsupported.get(name, ("", ()))
+            if data[name] is None or data[name] in accepted:
+                continue
+            if name in cls.unsupported:
+                raise ApiError(400, f"{name} is not supported: {remedy}", "unsupported", name)
+            warn_ignored(name)
+        return {name: value for name, value in data.items() if name in known and value is not None}
+
+
+# Messages and tools
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class Part(BaseModel, extra="allow"):
+    """A part of a message's content: text or a refusal."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _text_only(self) -> Part:
+        if self.type == "refusal" and self.refusal is not None:
+            self.text = self.refusal
+        elif self.type not in _TEXT_PARTS:
+            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
+        elif self.text is None:
+            raise ValueError("text is missing")
+        return self
+
+
+def joined(content: str | list[Part] | None) -> str:
+    """Return the text of a content, parts joined without a separator."""
+    return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
+
+
+def _arguments(value: Any) -> _Object:
+    """Return the arguments of a tool call as an object, as chat templates need them; they may be JSON in a string."""
+    if isinstance(value, str):
+        try:
+            value = from_json(value or "{}", allow_inf_nan=False)
+        except ValueError as error:
+            raise ValueError(f"arguments of a tool call must be JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("arguments of a tool call must be a JSON object")
+    return value
+
+
+Arguments: TypeAlias = Annotated[_Object, BeforeValidator(_arguments)]
+
+
+class Called(BaseModel, extra="allow"):
+    """The function and the arguments of a tool call."""
+
+    name: str
+    arguments: Arguments = Field(default_factory=dict)
+
+
+class ToolCall(BaseModel, extra="allow"):
+    """A tool call of a message."""
+
+    function: Called
+
+
+class Message(BaseModel, extra="allow"):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Function(BaseModel, extra="allow"):
+    """A function that the model may call."""
+
+    name: Annotated[str, StringConstraints(min_length=1, pattern=r'^[^"\\\x00-\x1f]*$')]
+    """Without characters that cannot stand between the quotes of a call."""
+    description: str | None = None
+    parameters: _Object | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel, extra="allow"):
+    """A tool of a chat; only functions are supported."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+    def shown(self) -> _Object:
+        """Return the tool as chat templates read it."""
+        return {**self.model_dump(exclude_unset=True), "type": "function"}
+
+
+def functions_only(tools: Any) -> Any:
+    """Drop tools that are not functions, with a warning."""
+    kept = []
+    for tool in tools if isinstance(tools, list) else []:
+        kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
+        if kind == "function":
+            kept.append(tool)
+        else:
+            warn_ignored(f"a tool of type {kind}")
+    return kept if isinstance(tools, list) else tools
+
+
+Tools: TypeAlias = Annotated[list[Tool], BeforeValidator(functions_only)]
+
+
+class _Named(BaseModel):
+    name: str
+
+
+class NamedTool(BaseModel, extra="allow"):
+    """A tool by its name, as chats or as responses state it."""
+
+    type: str = "function"
+    name: str | None = None
+    function: _Named | None = None
+
+    @property
+    def named(self) -> str:
+        """The name of the function."""
+        return self.name or (self.function.name if self.function else "")
+
+
+class AllowedTools(BaseModel):
+    """A subset of the tools."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedTool] = Field(default_factory=list)
+
+
+class ToolChoice(NamedTool):
+    """The tools that may or must be called: `auto`, `none`, `required`, one function, or a subset of the tools."""
+
+    type: str
+    allowed_tools: AllowedTools | None = None
+    """In a chat; responses state the two fields of it here."""
+
+    @model_validator(mode="after")
+    def _subset(self) -> ToolChoice:
+        if self.type == "allowed_tools" and self.allowed_tools is None:
+            self.allowed_tools = AllowedTools.model_validate(self.model_extra or {})
+        return self
+
+    def given(self) -> str | _Object:
+        """Return it as the client stated it."""
+        if self.type in ("auto", "none", "required"):
+            return self.type
+        return self.model_dump(exclude_unset=True, exclude={"allowed_tools"} if self.model_extra else None)
+
+    def resolved(self) -> tuple[str, list[str] | None]:
+        """Return `auto`, `none`, `required` or `named`, and the names of the only functions; None for all of them."""
+        if self.type in ("auto", "none", "required"):
+            return self.type, None
+        if self.type == "function":
+            return "named", [self.named]
+        if self.allowed_tools is not None:
+            tools = self.allowed_tools.tools
+            return self.allowed_tools.mode, [tool.named for tool in tools if tool.type == "function"]
+        warn_ignored(f"tool_choice of type {self.type}")
+        return "auto", None
+
+
+def _choice_of_type(value: Any) -> Any:
+    if value in ("auto", "none", "required"):
+        return {"type": value}
+    if isinstance(value, str):
+        raise ValueError("must be auto, none, required, a function or allowed_tools")
+    return value
+
+
+Choosing: TypeAlias = Annotated[ToolChoice, BeforeValidator(_choice_of_type)]
+
+
+# Output formats
+
+
+class JsonSchema(BaseModel, extra="allow"):
+    """A named schema."""
+
+    schema_: _Object = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's output formats, llama.cpp's `schema` and text-generation-inference's `regex`."""
+
+    type: Literal["text", "json_object", "json_schema", "regex"]
+    json_schema: JsonSchema | None = None
+    schema_: _Object | None = Field(None, alias="schema")
+    value: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing")
+        if self.type == "regex" and self.value is None:
+            raise ValueError("value, a regular expression, is missing")
+        return self
+
+    @property
+    def form(self) -> Form | None:
+        """The grammar to compile; None for text."""
+        if self.json_schema is not None and self.type == "json_schema":
+            return "json_schema", self.json_schema.schema_, bool(self.json_schema.strict)
+        if self.type == "json_object":
+            return "json_schema", self.schema_ or _ANY_OBJECT, self.schema_ is None
+        return ("regex", self.value, True) if self.type == "regex" else None
+
+
+class TextFormat(BaseModel, extra="allow"):
+    """An output format as responses state it: a schema stands beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: _Object | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> TextFormat:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("schema is missing")
+        return self
+
+    def given(self) -> _Object:
+        """Return it as the client stated it."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
+
+    def as_chat(self) -> _Object:
+        """Return the `response_format` of a chat."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {"schema": self.schema_, "strict": self.strict}}
+
+
+def _schema_of(value: Any) -> Any:
+    """Return a schema that may come as JSON in a string."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError as error:
+        raise ValueError(f"the schema is not JSON: {error}") from None
+
+
+_Schema = Annotated[_Object, BeforeValidator(_schema_of)]
+_Choices = Annotated[list[_Text], Field(min_length=1, max_length=MAX_ENTRIES)]
+
+
+class StructuredOutputs(Fields):
+    """The output format as vLLM's clients state it: one of these."""
+
+    json_: _Schema | None = Field(None, alias="json")
+    regex: _Text | None = None
+    choice: _Choices | None = None
+    grammar: _Text | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        given = self.model_dump(exclude_none=True)
+        if len(given) != 1:
+            names = ", ".join(name.rstrip("_") for name in given) or "none"
+            raise ValueError(f"exactly one of json, regex, choice, grammar, json_object is needed, got {names}")
+        return self
+
+    @property
+    def form(self) -> Form:
+        """The grammar to compile."""
+        ((name, value),) = self.model_dump(exclude_none=True).items()
+        if name == "json_object":
+            return "json_schema", _ANY_OBJECT, True
+        if name == "json_":
+            return "json_schema", value, False
+        if name == "choice":
+            # A string of JSON is one of the grammar too.
+            return "grammar", "root ::= " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value), True
+        return name, value, True
+
+
+# How tokens are chosen
+
+_Ids = Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_ENTRIES)]
+_Bias = Annotated[tuple[_Ids, Annotated[float, Field(ge=-1e6, le=1e6)]], Field(strict=False)]
+_Decay = Annotated[tuple[_Count, Annotated[float, Field(gt=0, le=100)]], Field(strict=False)]
+"""Tuples are lists in JSON."""
+_SpecialId = Annotated[int, Field(ge=-1)]
+"""-1 stands for none in some models' configurations."""
+_DEFAULTS = GenerationConfig().to_dict()
+
+
+class GenerationFields(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+    """What the field `generation_config` may set: how tokens are chosen, nothing of what is computed or cached."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: _Count | None = None
+    top_p: _Share | None = None
+    min_p: _Share | None = None
+    top_h: _Share | None = None
+    typical_p: _Share | None = None
+    epsilon_cutoff: _Share | None = None
+    eta_cutoff: _Share | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: _Count | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_new_tokens: _Count | None = None
+    bad_words_ids: Annotated[list[_Ids], Field(max_length=MAX_ENTRIES)] | None = None
+    sequence_bias: Annotated[list[_Bias], Field(max_length=MAX_ENTRIES)] | None = None
+    suppress_tokens: _Ids | None = None
+    begin_suppress_tokens: _Ids | None = None
+    exponential_decay_length_penalty: _Decay | None = None
+    eos_token_id: _SpecialId | _Ids | None = None
+    pad_token_id: _SpecialId | None = None
+    bos_token_id: _SpecialId | None = None
+    stop_strings: Stops | None = None
+    renormalize_logits: bool | None = None
+    remove_invalid_values: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_defaults(cls, data: Any) -> Any:
+        """Drop fields that have transformers' default: its clients write the whole configuration."""
+        if not isinstance(data, dict):
+            return data
+        known = cls.model_fields.keys()
+        dropped = {
+            name
+            for name, value in data.items()
+            if value is None
+            or (name not in known and (name.startswith(("_", "transformers_version")) or value == _DEFAULTS.get(name)))
+        }
+        return {name: value for name, value in data.items() if name not in dropped}
+
+
+class Speculation(Fields):
+    """How far a request is drafted for; its output is the same."""
+
+    enabled: bool = True
+    nodes: int | None = Field(None, ge=1)
+
+
+class Request(Fields):
+    """What all requests have in common."""
+
+    model: str | None = Field(None, description="A name of the model; another one is not found (404).")
+    temperature: float | None = Field(
+        None, ge=0, le=100, description="0 is greedy; absent: as the model's own configuration says."
+    )
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; without a temperature it samples too.")
+    seed: int | None = Field(
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="Equal seeds give equal outputs, in 16 bits with `--reproducible`; choice `i` has seed + `i`.",
+    )
+    stream: bool | None = Field(None, description="Server-sent events.")
+    generation_config: Json[GenerationFields] | None = Field(
+        None, description="JSON of transformers' GenerationConfig, as far as it says how tokens are chosen."
+    )
+    speculation: Speculation | None = Field(
+        None, description="`enabled`: false decodes without drafts; `nodes`: maximum drafted tokens per forward pass."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _json_object(cls, data: Any) -> Any:
+        if isinstance(data, bytes):
+            raise ApiError(400, "the header Content-Type must be application/json", "invalid_body")
+        return data
+
+
+class SamplingRequest(Request):
+    """How tokens are chosen, and where the output ends."""
+
+    stop: Stops | None = Field(
+        None, description="Up to 16 strings of up to 128 characters; the output ends before the first match."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Subtracted from a token's logit for each occurrence in the output."
+    )
+    presence_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Subtracted once if the output has the token."
+    )
+    logit_bias: (
+        dict[
+            Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")],
+            Annotated[float, Field(ge=-100, le=100)],
+        ]
+        | None
+    ) = Field(None, max_length=MAX_ENTRIES, description="Added to the logits of token ids.")
+    top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most likely tokens; 0 and -1: from all.")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Drops tokens less likely than this share of the most likely one."
+    )
+    repetition_penalty: float | None = Field(
+        None, gt=0, description="Divides logits of tokens in the prompt or the output (CTRL)."
+    )
+    min_tokens: int | None = Field(None, ge=0, description="vLLM: no end before this number of tokens.")
+    ignore_eos: bool | None = Field(None, description="vLLM: the model's end token does not end the output.")
+    stop_token_ids: list[_TokenId] | None = Field(
+        None, max_length=_MAX_STOP_IDS, description="vLLM: token ids that end the output and are not shown."
+    )
+    cache_prompt: bool | None = Field(None, description="llama.cpp: false neither reads nor fills the prefix cache.")
+    response_format: ResponseFormat | None = Field(
+        None, description='`text`, `json_object`, `json_schema`, or `{"type": "regex", "value": ...}`.'
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
+    )
+    guided_json: _Schema | None = Field(None, description="The same as `structured_outputs.json`.")
+    guided_regex: _Text | None = Field(None, description="The same as `structured_outputs.regex`.")
+    guided_choice: _Choices | None = Field(None, description="The same as `structured_outputs.choice`.")
+    guided_grammar: _Text | None = Field(None, description="The same as `structured_outputs.grammar`.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SamplingRequest:
+        most = getattr(self, "max_completion_tokens", None) or self.max_tokens
+        if most is not None and (self.min_tokens or 0) > most:
+            raise invalid("min_tokens", f"must be <= max_tokens, {most}, got {self.min_tokens}")
+        if len(given := list(self._formats)) > 1:
+            raise invalid(given[1], f"cannot be combined with {given[0]}: an output has one format")
+        return self
+
+    @cached_property
+    def _formats(self) -> dict[str, Form]:
+        """Fields that state an output format, and the grammar of each."""
+        found = {name: getattr(self, name) for name in ("response_format", "structured_outputs")}
+        for name in ("json", "regex", "choice", "grammar"):
+            if (given := getattr(self, f"guided_{name}")) is not None:
+                found[f"guided_{name}"] = StructuredOutputs.model_validate({name: given})
+        return {name: one.form for name, one in found.items() if one is not None and one.form is not None}
+
+    @property
+    def form(self) -> tuple[str, Form] | None:
+        """The field that states the output format, and its grammar; None for free text."""
+        return next(iter(self._formats.items()), None)
+
+    @cached_property
+    def bias(self) -> SequenceBiasLogitsProcessor | None:
+        """`logit_bias` as a processor, for all choices of the request: it is costly to create."""
+        biases = [[[int(token)], value] for token, value in (self.logit_bias or {}).items()]
+        return SequenceBiasLogitsProcessor(biases) if biases else None
+
+    def ends(self, eos: int | list[int] | None, vocabulary: int) -> int | list[int] | None:
+        """Return the ids that end the output where `eos` are the model's own; raise ApiError for an unknown id."""
+        more = self.stop_token_ids or []
+        if max(more, default=0) >= vocabulary:
+            raise invalid("stop_token_ids", f"token ids must be < {vocabulary}, got {max(more)}")
+        if not (more or self.ignore_eos):
+            return eos
+        own = [] if self.ignore_eos or eos is None else [eos] if isinstance(eos, int) else eos
+        # transformers falls back to the model's own where there are none: an id that no token has ends nothing.
+        return [*own, *more] or [vocabulary]
+
+
+class StreamOptions(Fields):
+    """What a stream has besides its text."""
+
+    include_usage: bool | None = None
+
+
+class ChoicesRequest(SamplingRequest):
+    """A request for several choices."""
+
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Number of choices.")
+    stream_options: StreamOptions | None = Field(None, description="`include_usage`: usage in a last event.")
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionRequest(ChoicesRequest):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[_TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+    ) = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
+    echo: bool | None = Field(None, description="The output begins with the prompt.")
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="Of the model itself, before penalties, temperature and cuts."
+    )
+
+    unsupported: ClassVar[Unsupported] = {
+        "best_of": ("ask for n choices and choose", (0, 1)),
+        "suffix": ("write the text to fill in as the model's own prompt for it", ("",)),
+        "prompt_embeds": ("send text or token ids", ()),
+    }
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> CompletionRequest:
+        if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
+            raise invalid("n", f"at most {MAX_CHOICES} choices per request, got {len(self.prompts)} prompts x {self.n}")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each text or token ids."""
+        prompt: Any = self.prompt
+        return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+
+
+class Prediction(Fields):
+    """Text that the output is expected to repeat."""
+
+    type: Literal["content"]
+    content: str | list[Part]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return joined(self.content)
+
+
+_TEMPLATE_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"}
+
+
+def _variables_only(variables: _Object) -> _Object:
+    """Refuse arguments of `apply_chat_template`, above all another template."""
+    if taken := sorted(_TEMPLATE_ARGUMENTS & variables.keys()):
+        raise ValueError(f"must name variables of the template, got {', '.join(taken)}")
+    return variables
+
+
+class TemplatedRequest(Request):
+    """A request that goes through the chat template."""
+
+    chat_template_kwargs: Annotated[_Object, AfterValidator(_variables_only)] | None = Field(
+        None, description="vLLM and transformers: variables of the chat template."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+
+
+class ChatRequest(ChoicesRequest, TemplatedRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, description="Text content only.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same as `max_tokens`, before it.")
+    logprobs: bool | None = Field(None, description="Of the model itself, before penalties, temperature and cuts.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="With `logprobs`.")
+    prediction: Prediction | None = Field(None, description="Drafted from before all else; the model never reads it.")
+    tools: Tools | None = Field(
+        None, description="Functions, shown by the chat template or in the system message; others are skipped."
+    )
+    tool_choice: Choosing | None = Field(
+        None, description="`auto`, `none`, `required`, a function, or `allowed_tools`."
+    )
+    reasoning_effort: _Text | None = Field(None, description="For chat templates that read it; otherwise ignored.")
+    continue_final_message: bool | None = Field(
+        None, description="vLLM and transformers: the output continues the last message, the assistant's own."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="vLLM and transformers: false ends the prompt with the last message."
+    )
+
+    unsupported: ClassVar[Unsupported] = {
+        "functions": ("use tools", ([],)),
+        "function_call": ("use tool_choice", ("auto", "none")),
+        "modalities": ("outputs are text", (["text"],)),
+        "audio": ("outputs are text", ()),
+    }
+
+    @model_validator(mode="after")
+    def _coherent(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "needs logprobs=true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid("add_generation_prompt", "must be false with continue_final_message")
+        if self.continue_final_message and (role := self.messages[-1].role) != "assistant":
+            raise invalid("continue_final_message", f"needs a last message of the assistant, got role {role[:40]!r}")
+        return self
+
+    @cached_property
+    def _choice(self) -> tuple[str, list[str] | None]:
+        return ("auto", None) if self.tool_choice is None else self.tool_choice.resolved()
+
+    @property
+    def calls(self) -> str:
+        """Whether functions are called: `auto`, `none`, `required`, or `named`, which is one call of one function."""
+        return self._choice[0]
+
+    @cached_property
+    def shown_tools(self) -> list[_Object] | None:
+        """The functions that the model is told of, as chat templates read them; None for none."""
+        mode, names = self._choice
+        tools = self.tools or []
+        if names is not None and (unknown := {*names} - {tool.function.name for tool in tools}):
+            raise invalid("tool_choice", f"must name functions of tools, got {', '.join(sorted(unknown))[:80]!r}")
+        if mode == "required" and not tools:
+            raise invalid("tool_choice", "needs a function in tools, got none")
+        chosen = [tool.shown() for tool in tools if names is None or tool.function.name in names]
+        return None if mode == "none" else chosen or None
+
+    @property
+    def held(self) -> str | None:
+        """The field that constrains tool calls; None where all is left to the model."""
+        if self.shown_tools is None:
+            return None
+        if self.calls in ("required", "named"):
+            return "tool_choice"
+        if any(tool["function"].get("strict") for tool in self.shown_tools):
+            return "tools"
+        return "parallel_tool_calls" if self.parallel_tool_calls is False else None
+
+
+def chat_of(request: TemplatedRequest, **fields: Any) -> ChatRequest:
+    """Return a chat with the fields that a request shares with it, and these."""
+    shared = {name: getattr(request, name) for name in TemplatedRequest.model_fields}
+    config = shared.pop("generation_config")
+    chat = ChatRequest.model_validate({**shared, **fields})
+    chat.generation_config = config
+    return chat
+
+
+class StepsRequest(SamplingRequest):
+    """`POST /v1/token_recycling/steps`: the prompt as text, or as the messages of a chat."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    drafter: _Text = "accelerated"
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> StepsRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("exactly one of prompt and messages is needed")
+        return self
