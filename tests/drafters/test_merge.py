@@ -87,7 +87,8 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
         calibration.learn(merged, calibration.values_of(merged), draws.integers(0, 4, 5).tolist())
     values = calibration.values_of(merged).values
     kept = best(values, frozenset({0}), most, NO_COSTS)
-    fused = merged.draft(kept, frozenset(), CONTEXT)
+    fused = merged.draft(kept, frozenset(), CONTEXT, values)
+    assert fused.chances == pytest.approx(values[kept], abs=1e-6)
     assert len(fused.tree) == len(kept) == min(most, len(every)) + 1
     assert set(paths(fused)) <= every
     assert [fused.tree.children[node] for node in range(len(kept))] == [
@@ -163,7 +164,7 @@ def test_budgets_are_cut_best_first():
     values = FuseCalibration.empty(2).values_of(merged).values
     order = [(8,), (7,), (8, 6), (7, 9), (8, 9)]
     for most in range(7):
-        fused = merged.draft(best(values, frozenset({0}), most, NO_COSTS), frozenset(), CONTEXT)
+        fused = merged.draft(best(values, frozenset({0}), most, NO_COSTS), frozenset(), CONTEXT, values)
         assert sorted(paths(fused)) == sorted(order[:most])
     assert paths(fused) == paths(merged)
 
@@ -214,7 +215,8 @@ def test_drawn_nodes_stay_in_their_order_before_others():
     assert paths(merged) == [(8,), (7,), (9,), (8, 9)]
     first, still_drawn = kept_first(merged, 4)
     assert (first, still_drawn) == ({0, 1, 2, 4}, {1, 2, 4})
-    fused = merged.draft(best(np.array([1, 0.1, 0.1, 0.05, 0.01]), first, 4, NO_COSTS), still_drawn, CONTEXT)
+    values = np.array([1, 0.1, 0.1, 0.05, 0.01])
+    fused = merged.draft(best(values, first, 4, NO_COSTS), still_drawn, CONTEXT, values)
     assert paths(fused) == paths(merged)
     assert sorted(fused.drawn_from) == [1, 2, 4]
     # With room for three the second layer counts as chosen, and loses by its value.
@@ -244,7 +246,7 @@ def fused(drafts_made, most):
     first, drawn = fusing.kept_first(merged, most)
     kept = best(values, first, most, NO_COSTS)
     context = Context(drafts_made[0].tokens[:1], room=99)
-    return merged.draft(kept, drawn & frozenset(kept.tolist()), context)
+    return merged.draft(kept, drawn & frozenset(kept.tolist()), context, values)
 
 
 def with_what_was_not_drawn(text):
@@ -274,7 +276,7 @@ def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
 
 
 def test_places_are_found_by_tokens():
-    merged = merge_drafts([ONE, TWO]).draft(np.array([0, 2, 4]), frozenset(), CONTEXT)
+    merged = merge_drafts([ONE, TWO]).draft(np.array([0, 2, 4]), frozenset(), CONTEXT, np.ones(6))
     assert paths(merged) == [(8,), (8, 6)]
     assert ONE.places_in(merged) == [0, None, 1, None]
     assert TWO.places_in(merged) == [0, 1, 2, None]

@@ -184,12 +184,12 @@ def test_texts_with_drawn_drafts_have_the_distribution_of_the_model():
     assert sum((row.stats for row in rows), tr.Stats()).accepted.total() > 100
 
 
-def sizes(monkeypatch, texts, curve):
+def sizes(monkeypatch, texts, curve, drafter="recycling"):
     """Nodes of the trees that are verified while so many texts are decoded, all of which repeat themselves."""
     fix_costs(monkeypatch, [*curve], [*curve.values()])
     batch, seen = Texts(tiny.counting_llama()), set()
     for _ in range(texts):
-        batch.join(torch.arange(16)[None].repeat(1, 3), 40, take=lambda step: seen.add(len(step.draft.tree)))
+        batch.join(torch.arange(16)[None].repeat(1, 3), 40, drafter, take=lambda step: seen.add(len(step.draft.tree)))
     while len(batch.batch.rows) == texts:
         batch.step()
     return seen
@@ -202,6 +202,8 @@ def test_nodes_are_divided_by_what_passes_cost(monkeypatch):
     free = {1: 1.0, 16: 1.0, 17: 20.0, 64: 70.0}
     assert max(sizes(monkeypatch, 1, free)) > max(sizes(monkeypatch, 4, free)) > 1
     assert max(sizes(monkeypatch, 4, free)) <= 4
+    fused = "fuse:recycling+suffix,nodes=12"
+    assert 4 >= max(sizes(monkeypatch, 4, free, fused)) > 1
     dear = {1: 1.0, 4: 1.0, 5: 50.0, 64: 700.0}
     assert sizes(monkeypatch, 4, dear) == {1}
 

@@ -184,7 +184,9 @@ class FuseText(TextDrafter):
             with learning:
                 marginal.count_step(chosen.expected)
         self._chosen = chosen
-        return chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else nothing
+        if len(chosen.kept) == 1:
+            return nothing
+        return chosen.merged.draft(chosen.kept, chosen.drawn, context, chosen.valued.values)
 
     def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
         """The nodes of all drafts to verify; `seconds` were spent on drafting."""

@@ -69,8 +69,10 @@ class MergedDraft(NamedTuple):
             path.append(at)
         return path
 
-    def draft(self, kept: np.ndarray, drawn: frozenset[int], context: Context) -> Draft:
-        """The draft of the nodes `kept` (m,), ascending, with all their ancestors; of those, `drawn` count as drawn."""
+    def draft(self, kept: np.ndarray, drawn: frozenset[int], context: Context, values: np.ndarray) -> Draft:
+        """Return the draft of the nodes `kept` (m,), ascending, with all their ancestors; of those, `drawn` count as
+        drawn. `values` (n,) are the acceptance probabilities of all nodes.
+        """
         places = np.full(len(self.nodes.parents), -1, np.int64)
         places[kept] = np.arange(len(kept))
         parents = places[self.nodes.parents[kept[1:]]].tolist()
@@ -80,7 +82,10 @@ class MergedDraft(NamedTuple):
             degrees[parent] += 1
         tokens = torch.from_numpy(self.nodes.tokens[kept]).to(context.tokens.device)
         drawn_from = {int(places[node]): self.drawn_from[node] for node in drawn}
-        return Draft(Tree((-1, *parents), tuple(ranks)), tokens, drawn_from or None)
+        confidence = np.ones(len(kept), np.float32)
+        above = values[kept][parents]
+        confidence[1:] = np.divide(values[kept[1:]], above, out=np.zeros(len(parents)), where=above > 0)
+        return Draft(Tree((-1, *parents), tuple(ranks)), tokens, drawn_from or None, confidence)
 
 
 def merge_drafts(drafts: Sequence[Draft]) -> MergedDraft:
