@@ -121,6 +121,23 @@ def test_where_nothing_pays_nothing_is_drafted(model, small, machine):
     assert run(model, small, texts=2).drafted > 0
 
 
+def test_a_disabled_draft_model_probes(model, small, machine):
+    """Once its steps took as long as five passes of the target, as on a busy machine; then they are quick again."""
+    drafter = tr.make_drafter("draft_model", model=small)
+
+    def drafted():
+        stats = tr.Stats()
+        tr.generate(model, tiny.prompt(0, 6), drafter=drafter, stats=stats, max_new_tokens=20)
+        return stats.drafted
+
+    assert drafted()
+    (work,) = drafter._works.values()
+    work.step = 5.0
+    runs = [drafted() for _ in range(20)]
+    assert runs[0] == 0
+    assert runs[-1] > 0
+
+
 def test_sequences_and_drawn_drafts_have_fixed_sizes(model, small, machine):
     """Whatever the machine: a seed gives the same text everywhere."""
     texts = []

@@ -24,6 +24,8 @@ from .expand import Rules, Stop, grow, verified
 from .graph import Graph
 from .reader import Reader
 
+_PROBED = 16
+"""Where drafting is disabled, one of so many sequences measures the overhead again."""
 Mode = Literal["sequence", "tree", "graph"]
 _DRAWN_NODES = 16
 """Nodes of a drawn draft: the same number on every machine, so that a seed gives the same text."""
@@ -102,6 +104,8 @@ class ModelText(TextDrafter):
             return Draft(root_only(), context.root)
         text, warp = context.tokens, context.warp if drafter.sampled else None
         depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(text))
+        if rules.times is not None and rules.work.step >= 1:
+            return Draft(root_only(), context.root)
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
         if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
@@ -183,6 +187,8 @@ class CausalDrafter(ModelDrafter):
         check_auto_or_nodes(self, "nodes")
         self._works: dict[int, Work] = {}
         """What a drafting step takes, by the number of texts."""
+        self._disabled = 0
+        """Sequences that began while drafting was disabled."""
 
     def step_cost(self, target: TreeModel, model: TreeModel) -> float:
         """A pass of the drafting model as a share of the target's, as long as none was timed: by the weights read."""
@@ -198,10 +204,21 @@ class CausalDrafter(ModelDrafter):
             return replace(rules, nodes=int(self.nodes))
         if self.sampled:  # what was measured must not decide how many numbers are drawn
             return rules
-        # The texts of a batch are verified together, but drafted for one after another.
-        work = self._works.setdefault(costs.texts, Work(costs.texts * self.step_cost(target, model)))
+        work = self._work_for(costs.texts, self.step_cost(target, model))
         nodes = len(costs.by_nodes) - 1
         return replace(rules, nodes=nodes, times=costs.by_nodes, work=work) if nodes and work.step < 1 else None
+
+    def _work_for(self, batch: int, cost: float) -> Work:
+        """Return the overhead of a drafting step for so many sequences, which are verified together, but drafted for
+        one after another. Where drafting is disabled nothing is measured, so now and then a sequence probes: it begins
+        with the overhead that the weights suggest.
+        """
+        work = self._works.setdefault(batch, Work(batch * cost))
+        if work.step >= 1:
+            self._disabled += 1
+            if self._disabled % _PROBED == 0:
+                work = self._works[batch] = Work(batch * cost)
+        return work
 
     def shape(self, rules: Rules) -> str:
         steps = f"{self.mode} of {rules.depth} steps"
