@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
-from token_recycling.drafters.assistant import Assistant, Translation
+from token_recycling.drafters.assistant import Assistant, TranslatedReader, Translation
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.model.tree_model import TreeModel
 
@@ -39,6 +39,16 @@ def fewer_words():
     )
     made.train_from_iterator(["return add printing index of all"] * 3, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<start>")
+
+
+def test_a_text_is_translated_once_and_not_copied_for_every_token(target):
+    """Before, the whole text so far became a new tensor at every look at it."""
+    other, words = assistants.in_other_words(tiny.related(target), WORDS)
+    reader = TranslatedReader(TreeModel(other), Translation(WORDS, words, TreeModel(target)))
+    texts = [reader._own(PROMPT[0, :length]) for length in range(5, 9)]
+    assert len({text.data_ptr() for text in texts}) == 1
+    for text in texts:
+        assert torch.equal(text, texts[-1][: len(text)])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Prompt lookup: the drafts of transformers' own, and examples that can be seen."""
 
+import tracemalloc
+
 import pytest
 import torch
 from hypothesis import given
@@ -47,6 +49,19 @@ def test_texts_do_not_know_of_each_other(name, counting):
     begun = [runs.begun(drafter, text, target) for text in texts]
     drafted = [one.draft(Context(text, 9)).tokens.tolist() for one, text in zip(begun, texts, strict=True)]
     assert drafted == [[1, 2, 1], [1, 3, 1], [1]]
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
+def test_a_step_allocates_alike_at_every_length(name, counting):
+    """One token after another behind a text of a million: nothing is copied or searched as a whole."""
+    tokens = torch.arange(1_000_000) % 50_021
+    begun = runs.begun(tr.make_drafter(name), tokens[:-9], TreeModel(counting))
+    begun.draft(Context(tokens[:-9], 99))
+    tracemalloc.start()
+    for left in range(8, 0, -1):
+        assert len(begun.draft(Context(tokens[:-left], 99)).tokens) > 5
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
 
 
 def test_a_loop_is_decoded_in_few_steps(counting):

@@ -1,10 +1,12 @@
 """The memory of a text grows with it, not with its limit, and what was handed out stays as it was."""
 
+import tracemalloc
+
 import pytest
 import torch
 from support import tiny
 from transformers import StoppingCriteriaList
-from transformers.generation.stopping_criteria import MaxLengthCriteria
+from transformers.generation.stopping_criteria import MaxLengthCriteria, StopStringCriteria
 
 import token_recycling as tr
 from token_recycling.loop.text import Sequence
@@ -43,6 +45,17 @@ def test_what_was_handed_out_stays_as_it_was(monkeypatch, elsewhere):
     whole = torch.cat([tiny.prompt(0, 5)[0, 2:], torch.arange(2000)])
     for length, views in enumerate(kept, start=4):
         assert all(torch.equal(view, whole[:length]) for view in views)
+
+
+def test_kept_scores_are_not_copied_for_every_token():
+    limit, stop = MaxLengthCriteria(99), StopStringCriteria(tiny.tokenizer(), ["no such end"])
+    sequence = Sequence(tiny.prompt(0, 5)[0], StoppingCriteriaList([limit, stop]))
+    sequence.scores = [torch.zeros(1, 1)] * 100_000
+    sequence.append(1)
+    tracemalloc.start()
+    sequence.append(1)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
 
 
 def test_criteria_and_processors_may_keep_what_they_see(model):

@@ -79,20 +79,27 @@ class TranslatedReader(Reader):
     def __init__(self, model: TreeModel, translation: Translation) -> None:
         super().__init__(model)
         self._translation = translation
-        self._known_text: list[int] = []
-        """The text so far as the draft model's tokens."""
+        self._buffer = torch.empty(0, dtype=torch.long, device=model.device)
+        """The sequence so far as the draft model's tokens, and room for more."""
+        self._length = 0
+        """Tokens in the buffer."""
         self._translated = 0
         """How many of the target's tokens these are."""
 
     def _own(self, text: torch.Tensor) -> torch.Tensor:
         """`text` (length,), which is or begins with what was translated before."""
+        translation, new = self._translation, list[int]()
         if self._translated:
             for before, token in pairwise(text[self._translated - 1 :].tolist()):
-                self._known_text += self._translation.one(before, token)
+                new += translation.one(before, token)
         else:
-            self._known_text = self._translation.prompt(text)
+            new = translation.prompt(text)
         self._translated = len(text)
-        return torch.tensor(self._known_text, dtype=torch.long, device=self.model.device)
+        begin, self._length = self._length, self._length + len(new)
+        if self._length > len(self._buffer):
+            self._buffer = torch.cat([self._buffer[:begin], self._buffer.new_empty(self._length + 256)])
+        self._buffer[begin : self._length] = torch.tensor(new, dtype=torch.long)
+        return self._buffer[: self._length]
 
     def reach(self, text: torch.Tensor) -> int:
         """0 too where nothing of the text can be read, such as marks without letters."""

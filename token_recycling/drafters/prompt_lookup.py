@@ -1,9 +1,9 @@
-"""Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): the text repeats itself.
+"""Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): the output repeats the prompt.
 
-The last 3, then 2, then 1 tokens are looked up in the text; what follows the first place where they stand is the draft,
-one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of the whole text.
+The last 3, then 2, then 1 tokens are looked up in the sequence; the tokens after their first occurrence are the draft,
+one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of the whole sequence.
 
-Cost per step: some nanoseconds for every new token, and for every place where the last token stood, in compiled code.
+Cost per step: one dictionary entry per new token and n-gram size, and at most 3 look-ups.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import torch
 
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
-from ..recycling.occurrences import Occurrences, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
 from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
+_MOST = 16
+"""Tokens of an n-gram at most: every size has an entry per token."""
+
 
 @dataclass
 class PromptLookup(Drafter):
-    """Drafts what followed the last few tokens where they first stood in the text."""
+    """Drafts the tokens after the first occurrence of the last few tokens."""
 
     num_tokens: int = 10
     """Drafted tokens at most."""
@@ -31,16 +33,17 @@ class PromptLookup(Drafter):
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
+        if self.max_matching_ngram_size > _MOST:
+            raise ValueError(
+                f"max_matching_ngram_size must be <= {_MOST}, got {self.max_matching_ngram_size}; "
+                "for longer matches use the drafter suffix"
+            )
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(reproducible=True)
-
-    def warm_up(self, device: torch.device) -> None:
-        warm_up()
+        return DrafterTraits(on_host=True, reproducible=True)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PromptLookupText:
-        self.warm_up(target.device)
         return PromptLookupText(self)
 
     def describe(self) -> str:
@@ -49,20 +52,28 @@ class PromptLookup(Drafter):
 
 
 class PromptLookupText(TextDrafter):
-    """Looks up the last tokens of one text in it."""
+    """The n-grams of one sequence, by where each ended first."""
 
     drafter: PromptLookup
 
     def __init__(self, drafter: PromptLookup) -> None:
         super().__init__(drafter)
-        self._index = Occurrences()
+        self._ends: dict[tuple[int, ...], int] = {}
+        """For each n-gram the number of tokens up to the end of its first occurrence."""
+        self._indexed = 0
+        """Tokens of the sequence whose n-grams are in the index."""
 
     def draft(self, context: Context) -> Draft:
-        options, index = self.drafter, self._index
-        index.extend(context.tokens[len(index) :].cpu().numpy())
-        places, match = longest_match(index.arrays, index.tokens[-options.max_matching_ngram_size :], len(index))
-        if not match:
-            return Draft(root_only(), context.root)
-        first = int(places.min())
-        found = context.tokens[first : first + options.num_tokens]
-        return Draft(chain(len(found)), torch.cat([context.root, found]))
+        tokens, most = context.tokens, self.drafter.max_matching_ngram_size
+        begin = max(0, self._indexed - most + 1)
+        recent = tokens[begin:].tolist()
+        for end in range(self._indexed + 1, len(tokens) + 1):
+            for size in range(1, min(most, end) + 1):
+                self._ends.setdefault(tuple(recent[end - size - begin : end - begin]), end)
+        self._indexed = len(tokens)
+        for size in range(min(most, len(tokens)), 0, -1):
+            end = self._ends[tuple(recent[-size:])]
+            if end < len(tokens):
+                found = tokens[end : end + self.drafter.num_tokens]
+                return Draft(chain(len(found)), torch.cat([context.root, found]))
+        return Draft(root_only(), context.root)

@@ -48,7 +48,7 @@ class Suffix(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(reproducible=True)
+        return DrafterTraits(on_host=True, reproducible=True)
 
     def warm_up(self, device: torch.device) -> None:
         warm_up()
@@ -78,8 +78,7 @@ class SuffixText(TextDrafter):
         if not match or match < options.min_match:
             return Draft(root_only(), context.root)
         length = max(1, int(min(options.factor * match, options.num_tokens)))
-        found = np.resize(index.tokens[places[0] :], length).astype(np.int64)
-        drafted = torch.from_numpy(found).to(context.tokens.device)
+        found = np.resize(index.tokens[places[0] : places[0] + length], length).astype(np.int64)
         confidence = np.full(length + 1, match / (match + 1), np.float32)
         confidence[0] = 1
-        return Draft(chain(length), torch.cat([context.root, drafted]), confidence=confidence)
+        return Draft(chain(length), torch.cat([context.root.cpu(), torch.from_numpy(found)]), confidence=confidence)

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
@@ -43,6 +48,7 @@ class Sequence:
         self._others = [
             criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
         ]
+        self._read_scores = any(type(other) not in (MaxTimeCriteria, StopStringCriteria) for other in self._others)
         # Tokens are written on the host, and copied to the prompt's device when they are read there. Writing a
         # number through numpy costs a fiftieth of writing it through torch.
         self._host, self._buffer = prompt.cpu(), prompt
@@ -103,7 +109,7 @@ class Sequence:
         """Append a token; return True if the text ends with it."""
         self.push(token)
         ended = token in self._eos or self._end >= self.max_length
-        scores = None if self.scores is None else tuple(self.scores)
+        scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
         for criterion in self._others:
             ended |= bool(torch.as_tensor(criterion(self.padded, scores)).all())
         self.ended = ended
