@@ -99,10 +99,7 @@ bench: setup build/library.datastore ## all methods on SmolLM2-135M, Spec-Bench 
 
 bench-sizes: setup ## tokens a step by size of tree on the same questions, the same on every machine, into docs/results/sizes
 	$(ON_REAL) --output docs/results/sizes $(foreach method,$(SIZES),--method '$(method)')
-	$(RUN)/token-recycling report docs/results/sizes --clock processor --elsewhere
-
-bench-default: setup ## the default drafter and its bars on the real model, an hour, into docs/results/default; DATA=NAME=FILE asks that set
-	$(RUN)/python -m benchmarks.default --output docs/results/default $(if $(DATA),--data $(DATA))
+	$(RUN)/token-recycling report docs/results/sizes --clock processor
 
 ON_GPU = $(RUN)/token-recycling bench --data models/prompts --device cuda --repeats 1 \
 	$(foreach method,generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=80,--method $(method))
@@ -172,9 +169,6 @@ ECOSYSTEM := tests/ecosystem/requirements.txt
 test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
 	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/serving/tools
 
-bench-structured: .venv-ecosystem/.ready ## answers of schemas, calls and patterns, against generate with the same processor, into docs/results/structured
-	.venv-ecosystem/bin/python -m benchmarks.structured $(REAL) --output docs/results/structured
-
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
@@ -199,6 +193,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
-.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table architectures package bench bench-sizes bench-default \
+.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table architectures package bench bench-sizes \
 	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
-	test-mlx bench-mlx bench-many bench-structured test-real
+	test-mlx bench-mlx bench-many test-real

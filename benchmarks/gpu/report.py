@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from token_recycling.bench.report.table import NONE, Cell, Table, as_markdown
+from token_recycling.bench.report.tables import NONE, Table
 from token_recycling.costs.budget import best_size
 from token_recycling.trees.templates import RANK_ACCEPTANCE, grow
 
@@ -116,8 +117,8 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
 
 def _table(columns: list[str], rows: Iterable[list[Any]]) -> str:
     """Columns after those of the shape and the context."""
-    cells = [[Cell(str(value)) for value in row] for row in rows]
-    return as_markdown(Table("", ["shape", "context", *columns], cells))
+    cells = [[str(value) for value in row] for row in rows]
+    return Table("", pd.DataFrame(cells, columns=["shape", "context", *columns])).markdown()
 
 
 def _steps(times: Times, sizes: list[int]) -> list[str]:

@@ -1,35 +1,47 @@
-"""The report: what is compared with what, what is read, and what is said about it, from rows alone."""
+"""The report: what is compared with what, which rows are read, its findings, tables and files, from rows alone."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
-from support.measured import ENVIRONMENT, failed, only, row, summary_of, write
+from support.commandline import assert_refused, run, run_json
+from support.measured import ENVIRONMENT, METHODS, failed, only, row, summary_of, whole_run, write
 
-from token_recycling.bench.report import findings, tables, words
+from token_recycling.bench.report import findings, page, tables, words
 from token_recycling.bench.report.summary import read, summarize
 
-# what is compared with what
+HOSTILE = '<script>alert("1")</script> a|b *c*'
 
 
 def speedups(found):
     return found.figures["speedup"].dropna().to_dict()
 
 
-def compare(rows, baseline=None):
-    return summarize(rows, baseline).comparisons
+def run_of(seconds, mode="generate", baseline="generate"):
+    """Rows of 10 tokens: the whole call's seconds of each method by prompt; the baseline takes 4 for each."""
+    prompts = len(next(iter(seconds.values())))
+    rows = [row(baseline, f"set/{number}", mode=mode, total_seconds=[4.0]) for number in range(prompts)]
+    return rows + [
+        row(method, f"set/{number}", mode=mode, total_seconds=[one])
+        for method, every in seconds.items()
+        for number, one in enumerate(every)
+    ]
+
+
+# comparisons
 
 
 def test_the_baseline_is_generate_or_else_plain_decoding_or_the_one_asked_for():
     rows = [row("ours"), row("plain", total_seconds=[4.0]), row("generate", total_seconds=[6.0])]
-    found = only(rows)
-    assert list(speedups(found).items()) == [("generate", 1), ("ours", 3), ("plain", 1.5)]
-    assert found.baseline == "generate"
+    assert list(speedups(only(rows)).items()) == [("generate", 1), ("ours", 3), ("plain", 1.5)]
     assert speedups(only(rows[:2])) == {"plain": 1, "ours": 2}
     assert speedups(only(rows, "ours"))["plain"] == 0.5
     assert only(rows[:1]).baseline is None
     assert speedups(only(rows[:1])) == {}
-    with pytest.raises(ValueError, match=r"one of ours, plain, generate; got 'nothing'"):
-        compare(rows, "nothing")
+    with pytest.raises(ValueError, match="'nothing'"):
+        summarize(rows, "nothing")
 
 
 def test_only_rows_under_the_same_conditions_are_compared():
@@ -37,7 +49,7 @@ def test_only_rows_under_the_same_conditions_are_compared():
     rows += [row(mode="replay"), row("plain", mode="replay", total_seconds=[8.0])]
     rows += [row(mode="batch", batch=2), row("generate", mode="batch", batch=2, total_seconds=[1.0])]
     rows += [row(study="k", point="4")]
-    found = {(c.mode, c.study, c.batch): speedups(c).get("recycling") for c in compare(rows)}
+    found = {(c.mode, c.study, c.batch): speedups(c).get("recycling") for c in summarize(rows).comparisons}
     assert found == {
         ("generate", None, 1): 2.0,
         ("replay", None, 1): 4.0,
@@ -50,74 +62,58 @@ def test_a_study_measures_its_baseline_at_every_point_or_once():
     once = row("generate", study="k", point=None, total_seconds=[6.0])
     there = row("generate", study="k", point="4", total_seconds=[4.0])
     rows = [once, there, row(study="k", point="4"), row(study="k", point="8")]
-    found = {each.point: speedups(each) for each in compare(rows)}
+    found = {each.point: speedups(each) for each in summarize(rows).comparisons}
     assert found == {None: {"generate": 1.0}, "4": {"generate": 1.0, "recycling": 2.0}, "8": {"recycling": 3.0}}
 
 
+def test_runs_in_subfolders_are_compared_by_run(tmp_path):
+    for dtype, seconds in (("bfloat16", 2.5), ("float32", 4.0)):
+        own = {**ENVIRONMENT, "dtype": dtype}
+        write(tmp_path / dtype, [row("generate", total_seconds=[seconds], environment=own), row(environment=own)])
+    found = read(tmp_path)
+    assert {each.run: speedups(each)["recycling"] for each in found.main} == {"bfloat16": 1.25, "float32": 2.0}
+    assert findings.warnings(found) == []
+    assert "## float32, Generated output" in page.markdown(found, page.sections_of(found))
+
+
 def test_failures_are_counted_and_change_nothing_else():
-    rows = [row("generate", "a/1"), row("generate", "a/2"), row("ours", "a/1"), failed("ours", "a/2")]
+    rows = [row("generate", "a/1"), row("generate", "a/2"), row("ours", "a/1"), failed("ours", "a/2", "E: got 12")]
+    rows.append(failed("ours", "a/3", "E: got 7"))
     ours = only(rows).figures.loc["ours"]
-    assert (ours["prompts"], ours["failures"], ours["speedup"], ours["mat"]) == (1, 1, 1.0, 2.0)
-    assert "1 run failed." in findings.findings(summary_of(*rows))
-    table = tables.failure_table(summary_of(*rows))
-    assert [cell.text for cell in table.rows[0]] == ["RuntimeError: out of memory", "label of ours", "1", "1"]
+    assert (ours["prompts"], ours["failures"], ours["speedup"], ours["mat"]) == (1, 2, 1.0, 2.0)
+    assert tables.failure_table(summary_of(*rows)).frame.to_numpy().tolist() == [
+        ["E: got 12", "label of ours", "2", "2"]
+    ]
     assert tables.failure_table(summary_of(*rows[:3])) is None
 
 
-def test_failures_alike_but_for_numbers_stand_in_one_line():
-    rows = [
-        failed("a", "x/1", "E: got 12"),
-        failed("b", "x/1", "E: got 7"),
-        failed("b", "x/2", "F"),
-        failed("b", "x/3", "E: got 3"),
-    ]
-    found = tables.failure_table(summary_of(*rows)).rows
-    assert [[cell.text for cell in line] for line in found] == [
-        ["E: got 12", "label of a, label of b", "2", "3"],
-        ["F", "label of b", "1", "1"],
-    ]
-
-
-def test_categories_stand_in_the_order_of_the_paper_and_others_follow():
-    rows = [row(prompt=f"{name}/1") for name in ("letters", "rag", "mbpp", "mt_bench", "poems")]
-    assert only(rows).categories == ["mt_bench", "rag", "mbpp", "letters", "poems"]
-    assert only(rows).by_category.loc["rag", "recycling"]["prompts"] == 1
-
-
-def test_methods_keep_their_order_whatever_order_they_ran_in():
+def test_methods_and_categories_keep_their_order():
     rows = [row("b", "x/1"), row("generate", "x/1"), row("a", "x/1"), row("a", "x/2"), row("b", "x/2")]
     assert list(summary_of(*rows).methods) == ["generate", "b", "a"]
-    assert list(only(rows).labels) == ["generate", "b", "a"]
+    rows = [row(prompt=f"{name}/1") for name in ("letters", "rag", "mbpp", "mt_bench", "poems")]
+    assert only(rows).categories == ["mt_bench", "rag", "mbpp", "letters", "poems"]
 
 
-def test_the_clock_can_be_processor_time_and_the_heading_says_so():
+def test_the_clock_can_be_processor_time():
     rows = [row("generate", processor_seconds=[6.0]), row()]
     assert speedups(summarize(rows).comparisons[0])["recycling"] == 1.0
     found = summarize(rows, clock="processor")
     assert speedups(found.comparisons[0])["recycling"] == 4.0
-    assert words.title(found) == "Decoding methods on models/target, by processor time"
-    assert dict(words.settings(found))["time"] == "by processor time"
+    assert "by processor time" in words.title(found)
     del rows[1]["processor_seconds"]
-    with pytest.raises(ValueError, match="expected the key processor_seconds in all rows"):
+    with pytest.raises(ValueError, match="processor_seconds"):
         summarize(rows, clock="processor")
-    assert speedups(summarize(rows).comparisons[0])["recycling"] == 1.0
 
 
 # reading
 
 
-def test_reading_refuses_what_is_not_a_folder_of_measurements(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a folder with rows\.jsonl"):
+def test_a_folder_without_measurements_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"rows\.jsonl"):
         read(tmp_path)
-    write(tmp_path, [])
-    with pytest.raises(ValueError, match="got none"):
-        read(tmp_path)
-    write(tmp_path, [row(version=2)])
-    with pytest.raises(ValueError, match="version 1, got 2 in line 1"):
-        read(tmp_path)
-    write(tmp_path, [{"version": 1}])
-    with pytest.raises(ValueError, match="expected the keys mode"):
-        read(tmp_path)
+    for rows, value in (([], "rows.jsonl"), ([row(version=2)], "2 in line 1"), ([{"version": 1}], "mode")):
+        with pytest.raises(ValueError, match=value):
+            read(write(tmp_path, rows))
     (tmp_path / "rows.jsonl").write_text("half of a ro\n" + json.dumps(row()) + "\n")
     with pytest.raises(ValueError, match=r"line 1 of .*'half of a ro'"):
         read(tmp_path)
@@ -136,81 +132,75 @@ def test_of_rows_measured_twice_the_later_counts(tmp_path):
     found = read(write(tmp_path, [row(steps=5), row(prompt="set/2"), row(steps=10)]))
     assert list(found.rows["steps"]) == [10, 5]
     assert "1 rows were measured again" in findings.warnings(found)[0]
-    batches = [row(mode="batch", batch=4, steps=5), row(mode="batch", batch=4, steps=10)]
-    found = read(write(tmp_path, batches))
-    assert (list(found.rows["steps"]), found.notes) == ([10], [])
 
 
-# words
+# findings
 
 
-def test_findings_name_the_fastest_the_slower_and_what_differs():
+def fastest(*rows):
+    return findings.findings_table(summary_of(*rows)).frame.to_dict("records")
+
+
+def test_the_fastest_method_comes_with_its_interval_and_its_lead():
+    (found,) = fastest(*run_of({"slow": [2.0] * 20, "fast": [0.9, 1.1] * 10}))
+    assert found["fastest"] == "label of fast"
+    assert re.fullmatch(r"4\.00 \(3\.[89]\d to 4\.[01]\d\)", found["speedup"])
+    assert re.fullmatch(r"2\.00 \(1\.9\d to 2\.0\d\) times label of slow", found["ahead of the next"])
+    assert (found["prompts"], found["tokens"], found["MAT"]) == ("20", "200", "2.00")
+
+
+def test_a_lead_that_hangs_on_one_prompt_is_not_decided():
+    (found,) = fastest(*run_of({"steady": [1.0] * 20, "lucky": [0.1] + [1.04] * 19}))
+    low, high = map(float, re.search(r"\((.*) to (.*)\) times", found["ahead of the next"]).groups())
+    assert found["fastest"] == "label of lucky"
+    assert low < 1 < high
+
+
+def test_of_one_prompt_no_interval_is_known():
+    (found,) = fastest(*run_of({"fast": [1.0]}))
+    assert found["speedup"] == "4.00"
+
+
+def test_every_mode_has_its_fastest_and_an_oracle_is_never_it():
+    rows = run_of({"oracle:model=draft": [0.5, 0.5], "theirs": [1.0, 1.0]})
+    rows += run_of({"ours": [1.0, 2.0]}, mode="replay", baseline="plain")
+    assert [each["fastest"] for each in fastest(*rows)] == ["label of theirs", "label of ours"]
+    table = tables.speedup_table(summary_of(*rows).main[0]).frame
+    assert list(table["speedup"]) == ["8.00", "**4.00**", "1.00"]
+    assert findings.findings_table(summary_of(row("ours"))) is None
+
+
+def test_findings_name_what_is_slower_and_what_differs():
     rows = [
         row("generate", total_seconds=[4.0]),
-        row("ours", loop_tokens=5, loop_steps=1, identical=True),
+        row("ours", identical=True),
         row("slow", total_seconds=[5.0], identical=False),
     ]
-    assert findings.findings(summary_of(*rows)) == [
-        "Generated text: label of ours: 2.00 times as fast as label of generate. 1 prompt, 10 tokens; 2.00 tokens a "
-        "step, 1.25 outside loops. One prompt: how much it varies is not known.",
-        "Generated text, slower than label of generate: label of slow.",
-        "1 of 2 outputs that were compared differ from plain decoding's.",
-    ]
-    assert findings.findings(summary_of(*rows[:2]))[1] == (
-        "All 1 outputs that were compared are identical to plain decoding's."
-    )
+    slower, differing = findings.findings(summary_of(*rows))
+    assert slower.endswith("slower than label of generate: label of slow.")
+    assert differing.startswith("1 of 2 ")
+    assert findings.findings(summary_of(*rows[:2]))[0].startswith("All 1 ")
 
 
-def test_findings_say_it_where_nothing_is_faster():
-    rows = [row("generate", total_seconds=[1.0]), row("ours"), row("slow", total_seconds=[4.0])]
-    (found,) = findings.findings(summary_of(*rows))
-    assert found.startswith(
-        "Generated text: Nothing is faster than label of generate: next is label of ours, 0.50 times as fast."
-    )
-
-
-def test_findings_of_a_study_say_where_it_is_fastest_and_where_most_is_accepted():
+def test_findings_of_a_study_say_where_it_is_fastest_and_where_mat_is_largest():
     rows = [
         row("ours", study="k", point=k, steps=n, seconds=[t]) for k, n, t in (("2", 5, 1), ("4", 2, 2), ("8", 4, 9))
     ]
-    assert findings.findings(summary_of(*rows)) == [
-        "Candidates kept, generated text: label of ours is fastest at 2 (10.0 tokens/s), "
-        "and most is accepted at 4 (MAT 5.00)."
-    ]
-
-
-def test_rows_of_different_environments_are_warned_of():
-    there = {**ENVIRONMENT, "cpu": "Another", "threads": 8, "date": "2026-12-01T00:00:00"}
-    rows = [row("generate"), row(environment=there)]
-    found = findings.warnings(summary_of(*rows))
-    assert found[0].startswith(
-        "Rows come from 2 environments (cpu: Some Processor @ 2.0 GHz or Another; threads: 2 or 8)"
-    )
-    only_later = {**ENVIRONMENT, "date": "2026-12-01T00:00:00"}
-    assert not any(
-        "environments" in line for line in findings.warnings(summary_of(row("generate"), row(environment=only_later)))
-    )
+    (found,) = findings.findings(summary_of(*rows))
+    assert "fastest at 2 (10.0 tokens/s)" in found
+    assert "at 4 (5.00)" in found
 
 
 @pytest.mark.parametrize(
     ("rows", "warning"),
     [
-        ([row()], "no baseline was measured"),
-        (
-            [row("generate"), row("generate", "set/2"), row()],
-            "not every method has all 2 prompts yet: label of recycling (1)",
-        ),
+        ([row()], "no baseline"),
+        ([row("generate"), row("generate", "set/2"), row()], "label of recycling (1)"),
         ([row("generate"), row(repeated_4grams=0.6)], "60% of the 4-grams"),
-        ([row("generate"), row(max_new_tokens=64)], "rows differ in max_new_tokens (128, 64)"),
-        ([row("generate"), row()], "No replay was measured"),
-        (
-            [row("generate"), row(identical=False)],
-            "(margin above 0.001): label of recycling; most on set/1.",
-        ),
-        (
-            [row("generate", total_seconds=[1.12]), row(tokens=103, steps=100, total_seconds=[10.3])],
-            "time and tokens a step disagree: label of recycling (1.12 times as fast, 1.03 tokens a step)",
-        ),
+        ([row("generate"), row(max_new_tokens=64)], "max_new_tokens (128, 64)"),
+        ([row("generate"), row(identical=False)], "margin above 0.001"),
+        ([row("generate", total_seconds=[1.12]), row(tokens=103, steps=100, total_seconds=[10.3])], "(1.12, MAT 1.03)"),
+        ([row("generate"), row(environment={**ENVIRONMENT, "threads": 8})], "threads: 2 or 8"),
     ],
 )
 def test_warnings(rows, warning):
@@ -220,17 +210,68 @@ def test_warnings(rows, warning):
 def test_nothing_is_warned_of_without_reason():
     near = {"turn": 0, "place": 3, "margin": 0.00001, "expected": 1, "got": 2}
     rows = [row("generate"), row(identical=False, divergence=near)]
-    rows += [row("plain", mode="replay"), row(mode="replay"), row(study="k", point="4")]
-    assert findings.warnings(summary_of(*rows)) == []
+    rows += [row("plain", mode="replay"), row(mode="replay", environment={**ENVIRONMENT, "date": "2026-12-01"})]
+    assert findings.warnings(summary_of(*rows, row(study="k", point="4"))) == []
 
 
-def test_environment_and_settings_in_words():
+# tables
+
+
+def cells(table):
+    return [list(table.frame), *table.frame.to_numpy().tolist()]
+
+
+def test_the_first_table_is_the_papers():
+    rows = [
+        row("generate", "mt_bench/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
+        row("generate", "qa/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
+        row("ours", "mt_bench/1", total_seconds=[1.0], seconds=[0.4]),
+        row("ours", "qa/1", total_seconds=[3.0], seconds=[0.4]),
+    ]
+    assert cells(tables.speedup_table(only(rows))) == [
+        ["method", "MT", "QA", "speedup", "95% CI", "MAT", "tokens/s"],
+        ["label of generate", "1.00", "**1.00**", "**1.00**", "-", "1.00", "10.0"],
+        ["label of ours", "**2.00**", "0.67", "**1.00**", "0.67 to 2.00", "**2.00**", "**25.0**"],
+    ]
+
+
+def test_the_second_table_has_losses_and_doubts():
+    far = {"turn": 0, "place": 3, "margin": 0.5, "expected": 1, "got": 2}
+    rows = [row("generate", f"a/{n}", steps=10) for n in range(3)]
+    rows += [row("ours", "a/0", identical=False, divergence=far, loop_tokens=5, loop_steps=1, repeated_4grams=0.12)]
+    rows += [row("ours", "a/1", identical=True, total_seconds=[1.0]), failed("ours", "a/2")]
+    assert cells(tables.output_table(only(rows)))[2] == [
+        *("label of ours", "1.67", "6.0%", "1.000", "6.7", "1.25 1.50 1.75", "**1 of 2**", "0.5", "1")
+    ]
+
+
+def test_learning_shows_in_the_first_and_last_quarter():
+    rows = [row("ours", f"a/{n}", steps=10 if n < 2 else 5 if n < 6 else 2) for n in range(8)]
+    found = dict(zip(*cells(tables.output_table(only(rows))), strict=True))
+    assert (found["first quarter"], found["last quarter"]) == ("1.00", "5.00")
+
+
+def test_other_tables():
+    found = only([row("generate", "qa/1", steps=10), row("ours", "rag/1"), row("ours", "qa/1", steps=4)])
+    assert cells(tables.category_table(found)) == [
+        ["method", "QA", "RAG", "all"],
+        ["label of generate", "1.00", "-", "1.00"],
+        ["label of ours", "**2.50**", "**2.00**", "**2.22**"],
+    ]
+    found = only([row("generate", "a/1"), row("ours", "b/1", parts={"forward": 0.01, "verify": 0.001})])
+    assert cells(tables.parts_table([found]))[1:] == [["label of ours", "2.00", "0.20", "2.20", "10%"]]
+    assert tables.parts_table([only([row()])]) is None
+    rows = [row("ours", study="k", point=k, nodes={"9": 5}, identical=True) for k in ("2", "16")]
+    head, first, second = cells(tables.points_table(summarize(rows).comparisons, "Candidates", "k"))
+    assert head[:3] == ["k", "method", "drafted"]
+    assert first == ["2", "label of ours", "8.0", "2.00", "2.00", "10.0", "5.0", "1 of 1"]
+    assert second[0] == "16"
+
+
+def test_environment_and_settings():
     said = dict(words.environment(ENVIRONMENT))
-    assert said == {
-        "model": "models/target, 8.4 million parameters, float32, 0123456789abcdef",
-        "machine": "Some Processor @ 2.0 GHz, cores 2, threads 2, accelerator none",
-        "software": "python 3.11.9, torch 2.13.0, transformers 5.23.0, token-recycling 0.1.0, commit abc1234",
-    }
+    assert said["model"] == "models/target, 8.4 million parameters, float32, 0123456789abcdef"
+    assert said["machine"] == "Some Processor @ 2.0 GHz, cores 2, threads 2, accelerator none"
     rows = [row(prompt="a/1", total_seconds=[1.0, 1.1, 1.0]), row(prompt="b/1", total_seconds=[1.0, 1.0, 1.0])]
     rows[1]["environment"] = {**ENVIRONMENT, "date": "2026-11-22T00:00:00"}
     assert dict(words.settings(summary_of(*rows))) == {
@@ -242,15 +283,119 @@ def test_environment_and_settings_in_words():
         "repeats": "3",
         "spread of repeats": "5.0% of the median, slowest less fastest",
     }
-
-
-def test_the_prompts_of_batches_are_counted_one_by_one():
     names = {"set/1": 1, "set/1+set/2+other/1+other/2": 4, "a+b/1": 1}
     rows = [row(prompt=name, mode="batch", batch=size) for name, size in names.items()]
     assert dict(words.settings(summary_of(*rows)))["prompts"] == "2 of set, 2 of other, 1 of a+b"
 
 
-def test_what_the_report_does_not_know_is_shown_under_its_own_name():
-    assert words.heading("short_stories") == "short stories"
-    assert words.study_words("length_of_text").title == "Length of text"
-    assert words.mode_title("speech") == "Speech"
+# files
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A report of a whole run, one of whose methods has a hostile name and fails with a hostile message."""
+    rows = whole_run(prompts=1, tokens=40)
+    for each in rows:
+        if each["method"] == "suffix":
+            each["label"] = HOSTILE
+    rows.append(failed("suffix", "mbpp/999", f"RuntimeError: {HOSTILE}", label=HOSTILE, category="mbpp"))
+    folder = write(tmp_path_factory.mktemp("report"), rows)
+    page.write(folder)
+    return folder
+
+
+def test_the_page_names_every_plot_and_every_method_and_is_escaped(folder):
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    named = re.findall(r"!\[.*?\]\((plots/.*?)\)", text)
+    assert sorted(named) == sorted(f"plots/{file.name}" for file in (folder / "plots").iterdir())
+    for label, *_ in METHODS.values():
+        assert tables.escaped(label) in text or label == METHODS["suffix"][0]
+    assert tables.escaped(HOSTILE) in text
+    assert "<script>" not in text.replace("\\<", "")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)
+
+
+def test_both_modes_and_every_study_are_reported(folder):
+    names = {file.stem for file in (folder / "plots").iterdir()}
+    for mode in ("generate", "replay"):
+        assert {f"{name}_{mode}" for name in ("speedup", "lengths", "places")} <= names
+    studies = ("breadth", "depth", "update", "order", "hot", "k", "temperature")
+    assert {f"study_{name}_generate" for name in studies} <= names
+    assert "batches" in names
+
+
+def test_the_same_rows_give_the_same_files(tmp_path):
+    """So a run that was interrupted and resumed ends with the report that it would have had."""
+    wanted = ("plain", "recycling")
+    rows = [each for each in whole_run(prompts=1, tokens=20) if each["mode"] == "replay" and each["method"] in wanted]
+    first, again = (page.write(write(tmp_path / name, rows))[1] for name in ("first", "again"))
+    assert len(first) == 4
+    for one, other in zip(first, again, strict=True):
+        assert one.relative_to(tmp_path / "first") == other.relative_to(tmp_path / "again")
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_report_of_next_to_nothing(tmp_path):
+    assert [file.name for file in page.write(write(tmp_path, [failed()]))[1]] == ["report.md"]
+    assert [file.name for file in page.write(write(tmp_path, [row("generate", lengths={"1": 10})]))[1]] == ["report.md"]
+
+
+# the command
+
+
+def test_the_command_prints_the_report_and_writes_it(tmp_path):
+    write(tmp_path, [row("generate", total_seconds=[4.0]), row("plain"), row("ours")])
+    found = run("report", tmp_path)
+    assert found.exit_code == 0, found.stderr
+    assert found.stdout.rstrip() == (tmp_path / "report.md").read_text(encoding="utf-8").rstrip()
+    assert "label of ours" in found.stdout
+    assert (tmp_path / "plots" / "speedup_generate.svg").is_file()
+
+
+def test_the_command_as_json_has_every_figure_and_writes_nothing(tmp_path):
+    write(tmp_path, [row("generate", total_seconds=[4.0]), row("plain", total_seconds=[3.0]), row("ours", "set/1")])
+    found = run_json("report", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+    (comparison,) = found["comparisons"]
+    ours = comparison["results"][2]
+    assert (ours["method"], ours["speedup"], ours["mat"], ours["median"]) == ("ours", 2.0, 2.0, 2.0)
+    assert (ours["categories"]["set"]["decoding"], ours["categories"]["set"]["whole_call"]) == (10.0, 5.0)
+    assert ours["drafted"] is None
+    again = run_json("report", tmp_path, "--baseline", "plain")
+    assert again["comparisons"][0]["results"][2]["speedup"] == 1.5
+    assert run_json("report", tmp_path, "--clock", "processor")["comparisons"][0]["results"][2]["speedup"] == 1.0
+
+
+def test_the_command_refuses_with_one_line(tmp_path):
+    assert_refused(run("report", tmp_path), "rows.jsonl")
+    write(tmp_path, [row()])
+    assert_refused(run("report", tmp_path, "--baseline", "generate"), "recycling", "'generate'")
+
+
+_CODE = """
+import sys
+sys.modules.update(dict.fromkeys({hidden}))
+from token_recycling.cli.app import app
+try:
+    app(["report", {folder!r}])
+finally:
+    print(sorted({{"torch", "transformers"}} & set(sys.modules)))
+"""
+
+
+def _report(folder, *hidden):
+    code = _CODE.format(hidden=hidden, folder=str(folder))
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_without_the_extra_the_error_says_what_to_install(tmp_path):
+    found = _report(write(tmp_path, [row("generate"), row()]), "tabulate")
+    assert found.returncode == 2
+    assert "tabulate; pip install 'token-recycling[bench]'" in found.stderr
+
+
+def test_a_report_needs_no_torch(tmp_path):
+    found = _report(write(tmp_path, [row("generate"), row()]))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.endswith("[]\n")

@@ -19,14 +19,14 @@ def report(monkeypatch):
     """Instead of the report, of which other tests tell: the folders that one was asked for."""
     asked = []
 
-    def write(folder, console=None):
+    def write(folder):
         asked.append(folder)
-        return [folder / "report.md"]
+        return "", [folder / "report.md"]
 
-    stub = types.ModuleType("token_recycling.bench.report.write")
+    stub = types.ModuleType("token_recycling.bench.report.page")
     stub.write = write  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    monkeypatch.setattr(token_recycling.bench.report, "write", stub, raising=False)
+    monkeypatch.setattr(token_recycling.bench.report, "page", stub, raising=False)
     return asked
 
 
@@ -68,7 +68,7 @@ def test_bench_writes_rows_and_a_report(tiny_model_dir, texts, tmp_path, report)
     output = tmp_path / "out"
     result = run("bench", tiny_model_dir, "--data", texts, "--limit", 2, "--output", output, *SMALL)
     assert result.exit_code == 0, result.stderr
-    assert f"written: {output / 'report.md'}" in result.stderr
+    assert f"wrote {output / 'report.md'}" in result.stderr
     assert report == [output]
     found = rows(output)
     assert [(one["mode"], one["method"], one["prompt"]) for one in found] == [

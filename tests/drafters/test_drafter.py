@@ -110,6 +110,15 @@ def test_the_prompt_is_learned_from_if_the_option_says_so(counting, learns):
     assert drafter.matrix.candidates[4].tolist() == ([5, 6] if learns else [0, 0])
 
 
+@pytest.mark.parametrize("name", ["published", "recycling", "suffix", "prompt_lookup", "lookahead"])
+def test_a_prompt_may_hold_ids_that_have_an_embedding_and_no_output(name):
+    model = tiny.llama()
+    model.model.embed_tokens = torch.nn.Embedding(70, 32)
+    ids = torch.tensor([[3, 68, 5, 69, 3, 68, 69]])
+    wanted = model.generate(ids, max_new_tokens=12, do_sample=False)
+    assert torch.equal(tr.generate(model, ids, drafter=name, max_new_tokens=12, do_sample=False), wanted)
+
+
 def test_a_drafter_that_learned_another_vocabulary_is_refused(model):
     drafter = tr.make_drafter("recycling")
     next(tr.stream(tiny.llama(vocab_size=70), tiny.prompt(0, 3), drafter))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import trees
 
-from token_recycling import AdjacencyMatrix
+from token_recycling import AdjacencyMatrix, Tree
 from token_recycling.drafters.published import Published
 
 
@@ -17,7 +17,7 @@ def test_a_new_matrix_is_zero_and_small():
     assert matrix.candidates.dtype == torch.int32
     assert not matrix.candidates.any()
     assert not matrix.filled.any()
-    assert matrix.nbytes == 32_000 * 8 * 4 < 2_000_000
+    assert matrix.nbytes == 32_001 * 8 * 4 < 2_000_000
 
 
 @pytest.mark.parametrize(("vocab_size", "k"), [(0, 1), (8, 0), (8, 9)])
@@ -64,6 +64,16 @@ def test_a_tree_is_filled_with_candidates_of_parents(tree, seed):
         tokens = fill(tree, torch.tensor([seed % 30]))
         assert tokens.tolist() == wanted
         assert tokens.dtype == torch.int64
+
+
+def test_ids_beyond_the_vocabulary_share_a_row_of_their_own():
+    """They have an embedding and no output: a prompt may hold them, no candidate is one."""
+    tree, root = Tree.from_paths([(0,), (1,), (0, 0)]), torch.tensor([12])
+    for update in (AdjacencyMatrix.update, AdjacencyMatrix.write):
+        matrix = AdjacencyMatrix(10, 2)
+        update(matrix, torch.tensor([11, 3]), torch.tensor([[3, 4], [5, 6]]))
+        assert matrix.candidates[9].tolist() == [0, 0]
+        assert matrix.fill(tree, root).tolist() == matrix.fill_by_layers(tree, root).tolist() == [12, 3, 4, 5]
 
 
 def test_an_unordered_write_keeps_one_of_the_rows():

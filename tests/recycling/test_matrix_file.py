@@ -42,10 +42,10 @@ def refused(path, message, tokenizer="abc"):
 
 def test_a_saved_matrix_is_loaded_as_it_was(saved):
     matrix = AdjacencyMatrix(50, 4)
-    candidates = matrix.candidates
+    storage = matrix.storage
     matrix.load(saved, "abc")
     assert torch.equal(matrix.candidates, filled().candidates)
-    assert matrix.candidates is candidates
+    assert matrix.storage is storage
     again, header = read_matrix(saved)
     assert torch.equal(again.candidates, matrix.candidates)
     assert header == HEADER

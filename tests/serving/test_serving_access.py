@@ -3,6 +3,8 @@
 import shutil
 import ssl
 import subprocess
+import sys
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -81,14 +83,25 @@ def test_tls(model, certificate):
             httpx2.get(f"http://127.0.0.1:{running.port}/health", timeout=5)
 
 
+def test_the_health_check_of_the_container_works_with_and_without_tls(model, certificate):
+    script = Path(__file__).parents[2] / "deploy" / "healthcheck.py"
+    assert f'"/usr/local/bin/{script.name}"' in script.with_name("Dockerfile").read_text()
+    for tls in ({}, check_tls(*certificate)):
+        with serving(model, tiny.tokenizer(), tls=tls) as running:
+            for closing in (False, True):
+                running.service.closing = closing
+                found = subprocess.run([sys.executable, script, str(running.port)], timeout=60, check=False)
+                assert found.returncode == closing
+
+
 def test_the_command_has_options_for_it(certificate, served):
     options = ["--allow-host", "one.example", "--allow-host", "two.example"]
     options += ["--tls-certificate", certificate[0], "--tls-key", certificate[1], "--grace", 3]
     options += ["--max-connections", 9, "--max-connections-per-address", 4, "--header-timeout", 2, "--body-timeout", 7]
     server, service, _ = served(*options)
     assert service.settings.allow_hosts == ("one.example", "two.example")
-    assert server._limits == ConnectionLimits(9, 4, 2, 7)
-    assert (server._grace, server.config.is_ssl) == (3, True)
+    assert server.limits == ConnectionLimits(9, 4, 2, 7)
+    assert (server.grace, server.config.is_ssl) == (3, True)
 
 
 def test_files_that_are_no_certificate(certificate, tmp_path):

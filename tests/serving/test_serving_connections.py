@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import openai
@@ -55,7 +56,7 @@ def test_half_a_request_is_given_up(server, sent, what):
     with opened(server, 1, sent) as (connection,):
         said = answer(connection)
     assert said.startswith(b"HTTP/1.1 408 ")
-    assert b"expected the " + what in said
+    assert b"the " + what + b" of a request must arrive within" in said
     assert server.service.running == 0
 
 
@@ -120,6 +121,33 @@ def test_one_that_takes_nothing_is_given_up(model):
         with opened(server, 1, b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n"):
             wait_for(lambda: server.server.server_state.connections)
             wait_for(lambda: not server.server.server_state.connections)
+
+
+def test_requests_finish_after_a_shutdown_has_begun(model):
+    """Meanwhile the server accepts connections: a load balancer learns from /health that it is to send no more."""
+    with serving(model, tiny.tokenizer(), grace=60) as server:
+        asked = {"model": "tiny", "prompt": "a", "max_tokens": 600}
+        stream = server.client().completions.create(**asked, stream=True)
+        next(iter(stream))
+        with ThreadPoolExecutor() as pool:
+            whole = pool.submit(server.client().completions.create, **asked)
+            wait_for(lambda: server.service.running == 2)
+            server.server.should_exit = True
+            wait_for(lambda: server.service.closing)
+            assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 503
+            assert server.post("/v1/completions", asked).json()["error"]["code"] == "shutting_down"
+            assert [part.choices[0].finish_reason for part in stream][-1] == "length"
+            assert whole.result().usage.completion_tokens == 600
+
+
+def test_a_whole_answer_past_the_grace_period_is_an_error(model):
+    with serving(model, tiny.tokenizer(), grace=0.1) as server, ThreadPoolExecutor() as pool:
+        asked = {"prompt": "a", "max_tokens": 4000}
+        answer = pool.submit(server.post, "/v1/completions", asked)
+        wait_for(lambda: server.service.running == 1)
+        server.server.should_exit = True
+        assert answer.result().status_code == 503
+        assert answer.result().json()["error"]["code"] == "shutting_down"
 
 
 def test_a_stream_past_the_grace_period_ends_with_an_error(model):

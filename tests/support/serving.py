@@ -26,9 +26,9 @@ PROMPT = "for index in"
 class Serving:
     """A running server: its address, its service and clients of it."""
 
-    def __init__(self, service: Any, port: int, server: HttpServer) -> None:
-        self.service, self.port, self.url, self.server = service, port, f"http://127.0.0.1:{port}", server
-        self.app = server.config.app
+    def __init__(self, app: Any, port: int, server: HttpServer) -> None:
+        self.app, self.service, self.port, self.server = app, app.state.service, port, server
+        self.url = f"http://127.0.0.1:{port}"
 
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(
@@ -86,9 +86,9 @@ def serving(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        wait_for(lambda: server.started or not thread.is_alive(), 60)
+        wait_for(lambda: server.started or not thread.is_alive(), 300)
         assert server.started
-        yield Serving(app.state.service, listener.getsockname()[1], server)
+        yield Serving(app, listener.getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join()

@@ -96,7 +96,7 @@ class DeviceSource:
 
     def draft(self, root: torch.Tensor) -> tuple[torch.Tensor, TreeArrays]:
         matrix = self.retrieval.matrix
-        rows = torch.where(self._pending, self._candidates, matrix.candidates[self._tokens])
+        rows = torch.where(self._pending, self._candidates, matrix.rows_of(self._tokens))
         matrix.write(self._tokens, rows, self.retrieval.update)
         return matrix.fill_by_layers(self.retrieval.tree, root), self._shape
 
@@ -111,7 +111,7 @@ class DeviceSource:
 
     def state(self) -> list[torch.Tensor]:
         """What a step changes."""
-        return [self._tokens, self._candidates, self._pending, self.retrieval.matrix.candidates]
+        return [self._tokens, self._candidates, self._pending, self.retrieval.matrix.storage]
 
 
 Source = HostSource | DeviceSource

@@ -68,7 +68,7 @@ class Published(Drafter):
             if self.matrix is None:
                 self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
             check_vocabulary(self.matrix.vocab_size, target.vocab_size)
-            self.matrix.candidates = self.matrix.candidates.to(target.device)
+            self.matrix.storage = self.matrix.storage.to(target.device)
             return self.matrix
 
     def describe(self) -> str:

@@ -22,20 +22,26 @@ _CHUNK = 256
 
 
 class AdjacencyMatrix:
-    """Candidates after every token: `candidates` is (vocab_size, k) int32, best first, zero where nothing was seen."""
+    """Candidates after every token: `candidates` (vocab_size, k) int32, best first, zero where nothing was learned."""
 
     def __init__(self, vocab_size: int, k: int = 8, device: torch.device | str = "cpu") -> None:
         check_sizes(vocab_size, k)
         with torch.inference_mode(False):  # it is learned into within that mode and outside, wherever it was made
-            self.candidates = torch.zeros(vocab_size, k, dtype=torch.int32, device=device)
+            self.storage = torch.zeros(vocab_size + 1, k, dtype=torch.int32, device=device)
+            """(vocab_size + 1, k): the last row is shared by ids of a prompt that have an embedding and no output."""
+
+    @property
+    def candidates(self) -> torch.Tensor:
+        """(vocab_size, k) int32, a view."""
+        return self.storage[:-1]
 
     @property
     def vocab_size(self) -> int:
-        return self.candidates.shape[0]
+        return self.storage.shape[0] - 1
 
     @property
     def k(self) -> int:
-        return self.candidates.shape[1]
+        return self.storage.shape[1]
 
     @property
     def filled(self) -> torch.Tensor:
@@ -44,23 +50,30 @@ class AdjacencyMatrix:
 
     @property
     def nbytes(self) -> int:
-        return self.candidates.numel() * self.candidates.element_size()
+        return self.storage.nbytes
 
     def __repr__(self) -> str:
         return f"AdjacencyMatrix({self.vocab_size:,} tokens x {self.k}, {int(self.filled.sum()):,} rows filled)"
 
     def look_up(self, tokens: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
         """The candidate of the given rank after each token; all (n,) int64."""
-        return self.candidates[tokens, ranks].long()
+        return self.storage[self._rows_of(tokens), ranks].long()
+
+    def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(n, k) int32: the candidates after tokens (n,)."""
+        return self.storage[self._rows_of(tokens)]
+
+    def _rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.clamp(max=self.vocab_size)
 
     def fill(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
         """The tokens (n,) int64 of a tree: `root` (1,), and every other node the candidate of its rank after its parent
         (Token Recycling, section 3.2); on a CPU, where an operation costs more than a small layer, node by node.
         """
-        if self.candidates.device.type == "cpu":
-            candidates, tokens = self.candidates.numpy().data, root.tolist()
+        if self.storage.device.type == "cpu":
+            cells, tokens, last = self.storage.numpy().data, root.tolist(), self.vocab_size
             for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
-                tokens.append(candidates[tokens[parent], rank])
+                tokens.append(cells[min(tokens[parent], last), rank])
             return torch.tensor(tokens)
         return self.fill_by_layers(tree, root)
 
@@ -78,24 +91,25 @@ class AdjacencyMatrix:
         Of a token's rows `last` keeps the last, `first` the first, on every device; `unordered` is a parallel write
         whose winner CUDA does not define (Token Recycling, section 4.4 compares the three).
         """
-        if self.candidates.device.type == "cpu":
+        if self.storage.device.type == "cpu":
             # numpy assigns in order, so that the last row of a token stays.
             order = -1 if rule == "first" else 1
-            self.candidates.numpy()[tokens.numpy()[::order]] = candidates.numpy()[::order]
+            self.storage.numpy()[self._rows_of(tokens).numpy()[::order]] = candidates.numpy()[::order]
         else:
             self.write(tokens, candidates, rule)
 
     def write(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
         """As `update`, in tensor operations of known shapes: every place of a token writes the winner's row."""
+        tokens = self._rows_of(tokens)
         if rule == "unordered":
-            self.candidates[tokens] = candidates.to(self.candidates.dtype)
+            self.storage[tokens] = candidates.to(self.storage.dtype)
             return
         pieces = list(zip(tokens.split(_CHUNK), candidates.split(_CHUNK), strict=True))
         for some, rows in pieces if rule == "last" else reversed(pieces):
             same, places = some[:, None] == some, torch.arange(len(some), device=some.device)
             last = rule == "last"
             winner = torch.where(same, places, -1).amax(1) if last else torch.where(same, places, _CHUNK).amin(1)
-            self.candidates[some] = rows[winner].to(self.candidates.dtype)
+            self.storage[some] = rows[winner].to(self.storage.dtype)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file atomically. `tokenizer` is the `fingerprint` of the one whose ids these are."""

@@ -61,6 +61,30 @@ MetricsUser = Annotated[Key | None, Depends(_metrics_key)]
 """Parameter of a route that only the key named `metrics` opens, where keys are configured."""
 
 
+_OF_PROXIES = {b"forwarded", b"via", b"x-real-ip"}
+
+
+def is_local(scope: Scope) -> bool:
+    """Return whether a request to a loopback address was made on this machine, rather than forwarded by a proxy.
+
+    A proxy on the same machine also comes from a loopback address, and by default nginx replaces Host by the address
+    of this server. It is recognised by the headers that proxies add and by HTTP/1.0, which nginx before 1.29.7 speaks
+    unless told otherwise and no current client does.
+    """
+    headers = dict(scope["headers"])
+    forwarded = any(name in _OF_PROXIES or name.startswith(b"x-forwarded-") for name in headers)
+    named = _hostname(f"//{headers.get(b'host', b'').decode('latin-1')}")
+    return not forwarded and is_loopback(named) and scope.get("http_version", "1.1") != "1.0"
+
+
+def _hostname(address: str) -> str:
+    """Return the name in an address; empty where it cannot be read."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
 class LocalNamesMiddleware:
     """ASGI middleware; `allowed` are further names."""
 
@@ -87,10 +111,7 @@ class LocalNamesMiddleware:
         return None
 
     def _known(self, address: str) -> bool:
-        try:
-            name = urlsplit(address).hostname or ""
-        except ValueError:
-            return False
+        name = _hostname(address)
         return is_loopback(name) or name in self._allowed
 
 

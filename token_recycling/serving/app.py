@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from ..model.loading import Loaded
 from . import playground
-from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User
+from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User, is_local
 from .answers import Answer
 from .chat import ChatAnswer
 from .completions import CompletionAnswer
@@ -175,7 +175,7 @@ async def _answer(
 ) -> Response:
     """The answer to a request, streamed where it asks for that."""
     service.check_model(body.model)
-    job = service.create_job(key, body, kind.prefix, drafter)
+    job = service.create_job(key, body, kind.prefix, drafter, is_local(request.scope))
     with _cancelled_on_disconnect(request, job) as watch:
         answer = await kind.prepare(service, body, job)
         if body.stream or kind is StepsAnswer:

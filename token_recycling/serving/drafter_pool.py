@@ -86,9 +86,11 @@ class DrafterPool:
         return len(self._kept)
 
     @contextlib.contextmanager
-    def acquire(self, name: str) -> Iterator[Drafter]:
-        """The drafter for a request with the API key of that name, for the length of a `with` block."""
-        if self.isolation is Isolation.per_request:
+    def acquire(self, name: str, alone: bool = False) -> Iterator[Drafter]:
+        """Give the drafter for a request with the API key of that name, for the length of a `with` block; `alone`: one
+        that learns from no other request.
+        """
+        if alone or self.isolation is Isolation.per_request:
             yield self.base.fork()
             return
         name = "" if self.isolation is Isolation.shared else name
@@ -185,15 +187,17 @@ class OfferedDrafters:
         for drafter in self._drafters.values():
             self._made(drafter)
 
-    def make(self, chosen: str) -> Drafter:
-        """A new drafter as a request names it: as it is offered, or with other options; raises ApiError."""
+    def make(self, chosen: str, local: bool = True) -> Drafter:
+        """Make a new drafter as a request names it: as it is offered, or with other options, which needs a `local`
+        request. Raises ApiError.
+        """
         if chosen in self._drafters:
             return self._made(self._drafters[chosen].fork())
         spec = max((spec for spec in self._drafters if chosen.startswith(_prefix(spec))), key=len, default=None)
         if spec is None:
             names = ", ".join(("accelerated", "anew", "plain", *self._drafters))
             raise _refused(f"expected a drafter of {names}, got {chosen!r}")
-        if not self._free_options:
+        if not (self._free_options and local):
             raise _refused(f"expected {spec!r} as it is, got {chosen!r}: this server leaves no options to requests")
         base: Any = self._drafters[spec]
         try:
@@ -205,9 +209,10 @@ class OfferedDrafters:
         except (ValueError, TypeError) as error:
             raise _refused(str(error)) from error
 
-    def described(self) -> list[dict[str, Any]]:
-        """As plain values: the spec of each, its summary, and the options that a request may change."""
-        return [{"spec": spec, **_described(drafter, self._free_options)} for spec, drafter in self._drafters.items()]
+    def described(self, local: bool = True) -> list[dict[str, Any]]:
+        """Return the spec of each drafter, its summary, and the options that a request may change, as plain values."""
+        free = self._free_options and local
+        return [{"spec": spec, **_described(drafter, free)} for spec, drafter in self._drafters.items()]
 
 
 def _check_numbers(offered: Drafter, changed: Mapping[str, Any]) -> None:

@@ -48,15 +48,16 @@ class Grammars:
         self._compiling = CompilingProcess(lambda: self._tokenizer.serialize_json())
 
     async def processor(
-        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False
+        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False, alone: bool = False
     ) -> Callable[[], LogitsProcessor]:
         """Makes processors for texts of that form, asked for in the `field` of a request with the API key of that name;
-        `gone`: whether its client has disconnected. Raises ApiError, or CancelledError.
+        `gone`: whether its client has disconnected; `alone`: nothing compiled is shared with other requests. Raises
+        ApiError, or CancelledError.
         """
         if not hasattr(os, "fork"):
             raise ApiError(400, f"{field}: expected a server on Linux or macOS for {form[0]}", "unsupported", field)
         try:
-            compiled = await self._compiled(form, key, gone)
+            compiled = await self._compiled(form, key, gone, alone)
         except TooDearError:
             limits = f"{SECONDS} s of processor time and {BYTES // 1_000_000_000} GB of memory"
             raise invalid(field, f"expected a {form[0]} that compiles within {limits}; make it smaller") from None
@@ -74,14 +75,14 @@ class Grammars:
         model = self._loaded.model
         return tokenizer_info(self._loaded.tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
 
-    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool]) -> Any:
+    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool], alone: bool) -> Any:
+        if alone or self._isolation is Isolation.per_request:
+            return await asyncio.to_thread(self._read, await self._compiling.compiled(form, gone))
         kept = self._kept.setdefault(key if self._isolation is Isolation.per_key else "", OrderedDict())
         known = json.dumps(form)
         if known not in kept:
             written = await self._compiling.compiled(form, gone)
             grammar = await asyncio.to_thread(self._read, written)
-            if self._isolation is Isolation.per_request:
-                return grammar
             kept[known] = grammar
             while sum(one.memory_size_bytes for one in kept.values()) > self._most and len(kept) > 1:
                 kept.popitem(last=False)

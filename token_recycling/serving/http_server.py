@@ -1,13 +1,13 @@
-"""The HTTP server around an app: uvicorn's, with limits on connections, and an end that streams are told of.
+"""The HTTP server around an app: uvicorn, with limits on connections and a shutdown that lets requests finish.
 
-A server that waits for ever for the rest of a request can be stopped by anyone who opens enough of them. So headers and
-bodies have deadlines, as have clients that take nothing of what is sent to them, and the number of connections is
-limited, in all and for each address. At a limit a new one takes the place of the one that has waited longest for its
-request; where all are being answered, it is refused with 503. So whoever sends a whole request is heard, however many
-send half of one. Cost: a timer for each request.
+uvicorn has no time limit for the headers and the body of a request, so anyone who opens enough connections and sends
+half a request in each could stop a server that has no proxy in front of it. Here both have deadlines, as have clients
+that do not read their response, and the number of connections is limited, in total and per address. At a limit, a new
+connection replaces the one that has waited longest for its request; if all of them are being answered, it gets 503. So
+complete requests are answered however many incomplete ones are open. Cost: one timer per request.
 
-This is the one file that stands on a class of uvicorn's own, its protocol of HTTP/1.1 with h11: uvicorn has no such
-deadlines and no other way to add them, and granian (2.8) has one for headers alone.
+A connection is uvicorn's HTTP/1.1 protocol, of which only the methods of `asyncio.Protocol` are extended; the progress
+of a request is seen by an ASGI wrapper around the app (`_Watched`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h11
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .._util.options import check_above
-from .errors import error_body
+from .errors import ApiError, error_body
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -40,6 +40,7 @@ _OWN_FILES = 64
 """Descriptors that are no connections: files, the event loop, libraries."""
 _ENDING = 5
 """Seconds after the grace period in which streams end with an error event, before they are cut off."""
+_FULL = "the server has as many connections as it takes"
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class ConnectionLimits:
     """How many connections there may be, and how long they may take."""
 
     most: int | None = None
-    """In all; None: 512, or fewer where the process may not open as many files."""
+    """In total; None: 512, or fewer where the process may not open as many files."""
     most_of_address: int = 128
     header_seconds: float = 10.0
-    """From the beginning of a request, or of the connection, to the end of its headers."""
+    """From the first byte of a request, or from the start of the connection, to the end of its headers."""
     body_seconds: float = 30.0
-    """From there to the end of the body; also how long a client may take nothing of what is sent to it."""
+    """From there to the end of the body; also the time for which a client may read nothing of its response."""
 
     def __post_init__(self) -> None:
         check_above(0, self, "most", "most_of_address", "header_seconds", "body_seconds")
@@ -67,7 +68,7 @@ class ConnectionLimits:
 
 
 def _open_files() -> float:
-    """How many files the process may open."""
+    """Return how many files the process may open."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -78,123 +79,150 @@ def _open_files() -> float:
 
 @dataclass
 class OpenConnections:
-    """The connections that a server has."""
+    """The connections of a server, by the client's address and port."""
 
     limits: ConnectionLimits
+    open: dict[tuple[str, int], Connection] = field(default_factory=dict)
     waiting: dict[Connection, None] = field(default_factory=dict)
-    """Those whose request has not come whole, in the order in which they began to wait."""
-    of_address: dict[str, int] = field(default_factory=dict)
+    """Those that have not sent a whole request, in the order in which they began to wait."""
 
     def admit(self, address: str) -> bool:
-        """Whether one more of that address may come; another may have to go for it."""
-        if self.of_address.get(address, 0) >= self.limits.most_of_address:
-            oldest = next((one for one in self.waiting if one.address == address), None)
-        elif sum(self.of_address.values()) >= (self.limits.most or 0):
+        """Return whether one more of that address may come; it may replace another."""
+        if sum(host == address for host, _ in self.open) >= self.limits.most_of_address:
+            oldest = next((one for one in self.waiting if one.key[0] == address), None)
+        elif len(self.open) >= (self.limits.most or 0):
             oldest = next(iter(self.waiting), None)
         else:
             return True
         if oldest is not None:
-            oldest.give_up(503, "the server has as many connections as it takes")
+            oldest.give_up(503, _FULL)
         return oldest is not None
-
-    def add(self, address: str, change: int) -> None:
-        """One more, or one less."""
-        self.of_address[address] = self.of_address.get(address, 0) + change
-        if not self.of_address[address]:
-            del self.of_address[address]
 
 
 class Connection(H11Protocol):
-    """A connection with deadlines: uvicorn's own, which has none but between two requests."""
+    """A connection of a client, with deadlines for what it sends and reads."""
 
     def __init__(self, connections: OpenConnections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._all, self.address = connections, ""
-        self._deadline: asyncio.TimerHandle | None = None
-        self._stage: Any = None
-        self._counted = False
+        self._all, self._limits = connections, connections.limits
+        self.key: tuple[str, int] = ("", 0)
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = self._answering = False
+        """Whether it waits between two requests, and whether a response has begun."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.address = self.client[0] if self.client else ""
-        admitted = self._all.admit(self.address)
-        self._all.add(self.address, 1)
-        self._counted = True
-        if admitted:
-            self._watch()
-        else:
-            self.give_up(503, "the server has as many connections as it takes")
+        self.key = (transport.get_extra_info("peername") or ("", id(self)))[:2]
+        admitted = self._all.admit(self.key[0])
+        self._all.open[self.key] = self
+        self._await_headers()
+        if not admitted:
+            self.give_up(503, _FULL)
 
     def data_received(self, data: bytes) -> None:
-        if not self._counted:
+        if self.key not in self._all.open:
             return
-        if self._stage is None:
-            self._watch()
+        if self._idle:
+            self._await_headers()
         super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.their_state is h11.IDLE and self._counted:
-            # uvicorn's own timer runs until the next request begins.
-            self._all.waiting[self] = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._wait("write", self._all.limits.body_seconds, self.transport.abort)
+        self._limit(self._limits.body_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stage = None
-        self._watch()
+        self._limit(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._leave()
 
+    def begin(self) -> None:
+        """The headers of a request are complete; its body may be on its way."""
+        self._idle = self._answering = False
+        self._limit(None)
+
+    def answer(self) -> None:
+        """The request is complete, or its response begins: nothing is awaited from the client."""
+        self._answering = True
+        self._all.waiting.pop(self, None)
+
+    def end(self) -> None:
+        """The response is complete; uvicorn closes the connection if no further request begins."""
+        if self.key in self._all.open:
+            self._idle, self._answering = True, False
+            self._all.waiting[self] = None
+
     def give_up(self, status: int, why: str) -> None:
-        """Closes the connection, with an answer where a request has begun and none is on its way."""
-        idle = self._deadline is None and self.cycle is not None
-        answering = self.conn.their_state is not h11.IDLE and self.cycle is not None and self.cycle.response_started
+        """Close the connection, with a response unless one has begun or the client is between two requests."""
         self._leave()
-        if not idle and not answering:
+        if not self._idle and not self._answering:
             body = json.dumps(error_body(status, why, "connection_closed")).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             length = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(f"{head}{length}".encode() + body)
         self.transport.close()
 
-    def _watch(self) -> None:
-        """Sets the deadline of what the client has to send next."""
-        stage, limits = self.conn.their_state, self._all.limits
-        if not self._counted or self._stage == "write" or stage is self._stage:
-            return
-        if stage is h11.IDLE:
-            self._wait(stage, limits.header_seconds, self._too_slow, "headers", limits.header_seconds)
-        elif stage is h11.SEND_BODY:
-            self._wait(stage, limits.body_seconds, self._too_slow, "body", limits.body_seconds)
-        else:
-            self._stop_waiting()
+    def _await_headers(self) -> None:
+        seconds = self._limits.header_seconds
+        self._idle = self._answering = False
+        self._all.waiting.setdefault(self, None)
+        self._limit(seconds, self.give_up, 408, too_slow("headers", seconds))
 
-    def _wait(self, stage: Any, seconds: float, late: Any, *arguments: Any) -> None:
-        self._stop_waiting()
-        self._stage, self._deadline = stage, self.loop.call_later(seconds, late, *arguments)
-        self._all.waiting[self] = None
-
-    def _stop_waiting(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self._stage = None
-        self._all.waiting.pop(self, None)
-
-    def _too_slow(self, what: str, seconds: float) -> None:
-        self.give_up(408, f"expected the {what} of a request within {seconds:g} s, got a part; send it at once")
+    def _limit(self, seconds: float | None, late: Callable[..., Any] = print, *arguments: Any) -> None:
+        """Replace the deadline of this connection; None: there is none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, late, *arguments)
 
     def _leave(self) -> None:
-        self._stop_waiting()
-        if self._counted:
-            self._counted = False
-            self._all.add(self.address, -1)
+        self._limit(None)
+        self._all.waiting.pop(self, None)
+        self._all.open.pop(self.key, None)
+
+
+def too_slow(part: str, seconds: float) -> str:
+    """Return the message for a client that is too slow."""
+    return f"the {part} of a request must arrive within {seconds:g} s; send them at once"
+
+
+class _Watched:
+    """ASGI wrapper that tells a connection how far its request is, and limits the time for the body."""
+
+    def __init__(self, app: ASGIApp, connections: OpenConnections) -> None:
+        self._app, self._all = app, connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = self._all.open.get(tuple(scope.get("client") or ()))
+        if scope["type"] != "http" or connection is None:
+            await self._app(scope, receive, send)
+            return
+        connection.begin()
+        seconds, complete = self._all.limits.body_seconds, False
+        deadline = time.monotonic() + seconds
+
+        async def limited() -> Message:
+            nonlocal complete
+            if complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                why = too_slow("body", seconds)
+                raise ApiError(408, why, "connection_closed", headers={"Connection": "close"}) from None
+            if not message.get("more_body", False):
+                complete = True
+                connection.answer()
+            return message
+
+        async def watched(message: Message) -> None:
+            connection.answer()
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                connection.end()
+
+        await self._app(scope, limited, watched)
 
 
 class QuietAccepting:
@@ -218,7 +246,7 @@ class QuietAccepting:
 
 
 def check_tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
-    """The arguments of `HttpServer` for TLS; raises ValueError for files that cannot be used."""
+    """Return the arguments of `HttpServer` for TLS; raises ValueError for files that cannot be used."""
     if certificate is None and key is None:
         return {}
     if certificate is None or key is None:
@@ -234,8 +262,8 @@ def check_tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an app in one process. `grace`: seconds that running requests have at shutdown; `on_start` is called once
-    connections are accepted; other arguments are those of `uvicorn.Config`.
+    """Serves an app in one process. `grace`: seconds for running requests to finish at shutdown; `on_start` is called
+    once connections are accepted; other arguments are those of `uvicorn.Config`.
     """
 
     def __init__(
@@ -246,34 +274,39 @@ class HttpServer(uvicorn.Server):
         on_start: Callable[[], None] = lambda: None,
         **uvicorns: Any,
     ) -> None:
-        self._limits = limits or ConnectionLimits()
-        connections = OpenConnections(self._limits)
+        self.limits = limits or ConnectionLimits()
+        connections = OpenConnections(self.limits)
         super().__init__(
             uvicorn.Config(
-                app,
+                _Watched(app, connections),
                 loop="asyncio",
                 http=partial(Connection, connections),  # type: ignore[arg-type]
                 backlog=_BACKLOG,
-                timeout_graceful_shutdown=grace + _ENDING,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=_ENDING,
+                ws="none",
+                proxy_headers=False,  # a connection is known by its own address
                 **{"log_level": "warning", **uvicorns},
             )
         )
-        self._service, self._grace, self._on_start = app.state.service, grace, on_start
+        self._service, self.grace, self._on_start = app.state.service, grace, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop: Any = asyncio.get_running_loop()
         loop.set_exception_handler(QuietAccepting())
         if self.config.is_ssl:
             # uvicorn leaves the deadline of a handshake to asyncio, which waits a minute.
-            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=self._limits.header_seconds)
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=self.limits.header_seconds)
         await super().startup(sockets)
         if self.started:
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running requests finish, for `grace` seconds, then end the others with an error. Meanwhile connections
+        are accepted: /health and new requests get 503.
+        """
         self._service.closing = True
-        ending = asyncio.get_running_loop().call_later(self._grace, self._service.end_all)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ending.cancel()
+        until = time.monotonic() + self.grace
+        while self._service.running and time.monotonic() < until and not self.force_exit:
+            await asyncio.sleep(0.02)
+        self._service.end_all()
+        await super().shutdown(sockets)

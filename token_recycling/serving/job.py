@@ -73,6 +73,8 @@ class Job:
     """Wraps the drafter, so that its steps are seen."""
     on_end: Callable[[Job], None] = lambda job: None
     """Called once, when nothing more will be generated."""
+    alone: bool = False
+    """It learns from no other request, and none learns from it."""
     warm_up: bool = False
     """The server's own request at start: its prompt may be longer than clients' may."""
 

@@ -92,10 +92,13 @@ class Service:
             )
             raise ApiError(400, message, "no_chat_template", "messages")
 
-    def create_job(self, key: Key | None, body: Request, prefix: str, drafter: str = "accelerated") -> Job:
+    def create_job(
+        self, key: Key | None, body: Request, prefix: str, drafter: str = "accelerated", local: bool = True
+    ) -> Job:
         """A job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
-        ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. It must be ended or
-        cancelled. Raises ApiError for another drafter, too many jobs, or a server that is shutting down.
+        ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. `local`: it was made
+        on this machine. It must be ended or cancelled. Raises ApiError for another drafter, too many jobs, or a server
+        that is shutting down.
         """
         if body.speculation is not None and not body.speculation.enabled:
             drafter = "plain"
@@ -110,23 +113,25 @@ class Service:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
             job = Job(self.loaded.model, None, name, prefix, settings.timeout, self.together, on_end=self._on_end)
+            forwarded = settings.isolate_forwarded and not settings.keys and not local
+            job.alone = forwarded or settings.isolation is Isolation.per_request
             self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
         try:
-            job.drafter = self._drafter(drafter, name)
+            job.drafter = self._drafter(drafter, job, local)
         except BaseException:
             job.end()
             raise
         return job
 
-    def _drafter(self, chosen: str, key: str) -> contextlib.AbstractContextManager[Drafter]:
+    def _drafter(self, chosen: str, job: Job, local: bool) -> contextlib.AbstractContextManager[Drafter]:
         """Return the drafter for a request; raises ApiError. A new one costs memory: call it for admitted requests."""
         if chosen == "accelerated":
-            return self.pool.acquire(key)
+            return self.pool.acquire(job.key, job.alone)
         if chosen == "anew":
             return contextlib.nullcontext(self.pool.anew())
-        return contextlib.nullcontext(make_drafter("plain") if chosen == "plain" else self.offered.make(chosen))
+        return contextlib.nullcontext(make_drafter("plain") if chosen == "plain" else self.offered.make(chosen, local))
 
     def limit(self, job: Job, length: int, config: GenerationConfig, field: str) -> None:
         """Add a prompt of that length, from that field of the request, to a job, and limit `config.max_new_tokens`;
@@ -176,7 +181,7 @@ class Service:
     def known(self, job: Job, body: Request, prediction: Prediction | None = None) -> Known:
         """What is known of the texts of a request; raises ApiError for a prediction that nobody drafts from."""
         nodes = None if body.speculation is None else body.speculation.nodes
-        alone = self.settings.isolation is Isolation.per_request or job.warm_up
+        alone = job.alone or job.warm_up
         alone = alone or (isinstance(body, SamplingRequest) and body.cache_prompt is False)
         prefixes = None if alone else self.prefixes.of(job.key)
         if prediction is None or (body.speculation is not None and not body.speculation.enabled):
@@ -211,7 +216,7 @@ class Service:
                 "generation_config",
                 f"expected none beside {field}, whose form says which tokens follow, got {forbidding[0]}",
             )
-        return await self.grammars.processor(field, form, job.key, lambda: job.cancelled)
+        return await self.grammars.processor(field, form, job.key, lambda: job.cancelled, job.alone)
 
     def arguments(
         self, body: SamplingRequest, ids: torch.Tensor, config: GenerationConfig, *more: Any

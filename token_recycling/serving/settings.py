@@ -50,6 +50,8 @@ class Settings:
     save_every: float = option(60.0, "Seconds between two savings.", 0.001, rich_help_panel="Learning")
     isolation: Isolation = Isolation.shared
     """May be given as its value, such as "per-key"."""
+    isolate_forwarded: bool = True
+    """Without API keys, a request that a proxy forwarded is isolated where those of this machine are shared."""
     reproducible: bool = option(
         False,
         "Equal requests give equal texts in 16 bits too, whatever came before: every request begins anew, and nothing "

@@ -1,4 +1,4 @@
-"""Reports on rows: tables, plots, one page."""
+"""The report of a benchmark, made of its rows: Markdown with plots."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from ..._util.extras import lacking
 
 def require_extra() -> None:
     """Raise ValueError where a library that reports need is missing."""
-    if missing := lacking("bench", "pandas", "matplotlib", "jinja2"):
+    if missing := lacking("bench", "pandas", "tabulate", "scipy", "matplotlib"):
         raise ValueError(f"writing a report {missing}")

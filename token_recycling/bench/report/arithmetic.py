@@ -1,8 +1,8 @@
 """The arithmetic of a report: figures of methods from a frame of rows.
 
-docs/benchmark.md lists the keys of a row and states every formula below. Tokens, steps and seconds are summed over rows
-before they are divided, so that a long text counts for more than a short one. Rows of failed runs are left out. A
-figure that the rows do not give is NaN, never zero.
+docs/benchmarks.md lists the keys of a row and the formulas. Tokens, steps and seconds are summed over rows before they
+are divided, so that a long output counts for more than a short one. Rows of failed runs are left out. A figure that the
+rows do not give is NaN, never zero.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pandas as pd
+from scipy.stats import bootstrap
 
 from ..row_format import CLOCKS
 
@@ -22,13 +22,22 @@ _NUMBERS = ["batch", "tokens", "steps", "loop_tokens", "loop_steps", "repeated_4
 _COUNTS = ["parts", "lengths", "nodes", "tried", "accepted"]
 _OTHERS = ["mode", "study", "point", "method", "label", "prompt", "category", "seconds", "total_seconds"]
 _OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
-_OTHERS += ["environment"]
-_TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
+_OTHERS += ["environment", "run", "prefill_seconds"]
+TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
 """What a speedup is computed from, the baseline's after the method's."""
 QUARTILES = ["least", "lower", "median", "upper", "most"]
 _WHOLE = ["prompts", "tokens", "compared", "identical", "failures"]
 FIGURES = ["mat", "mat_without_loops", "discard_rate", "verification_rate", "repeated_4grams", "decoding", "whole_call"]
-FIGURES += ["drafted", "largest_margin", "speedup", *QUARTILES, *_WHOLE]
+FIGURES += [
+    "first_token",
+    "mat_first_quarter",
+    "mat_last_quarter",
+    "drafted",
+    "largest_margin",
+    "speedup",
+    *QUARTILES,
+    *_WHOLE,
+]
 """The columns of `figures`."""
 
 
@@ -40,6 +49,7 @@ def frame(rows: Iterable[Row], clock: str = "wall") -> pd.DataFrame:
         found[column] = found[column].map(lambda counts: counts if isinstance(counts, (dict, list)) else {})
     for column, key in zip(("decoding_seconds", "call_seconds"), CLOCKS[clock], strict=True):
         found[column] = found[key].map(statistics.median, na_action="ignore").astype(float)
+    found["first_token_seconds"] = found["prefill_seconds"].map(statistics.median, na_action="ignore").astype(float)
     found["margin"] = found["divergence"].map(_margin).where(found["identical"].eq(False)).astype(float)
     return found
 
@@ -60,6 +70,7 @@ def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFr
     done = finished(rows)
     decoded = done["tokens"].where(_answered(done))
     steps = done["nodes"].map(lambda counts: sum(counts.values()))
+    place = (done.groupby(by).cumcount() + 0.5) / done.groupby(by)["tokens"].transform("size")
     ratios = {
         "mat": (done["tokens"], done["steps"]),
         "mat_without_loops": (done["tokens"] - done["loop_tokens"], done["steps"] - done["loop_steps"]),
@@ -68,6 +79,9 @@ def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFr
         "repeated_4grams": (done["repeated_4grams"] * done["tokens"], done["tokens"]),
         "decoding": (decoded, done["decoding_seconds"]),
         "whole_call": (decoded, done["call_seconds"]),
+        "first_token": (done["first_token_seconds"], done["tokens"].mask(done["tokens"].notna(), 1)),
+        "mat_first_quarter": (done["tokens"].where(place < 0.25), done["steps"]),
+        "mat_last_quarter": (done["tokens"].where(place > 0.75), done["steps"]),
         "drafted": (
             done["nodes"].map(lambda counts: sum(int(nodes) * n for nodes, n in counts.items())) - steps,
             steps,
@@ -80,7 +94,7 @@ def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFr
         sums = known.join(done[by]).groupby(by)[["above", "below"]].sum()
         found[name] = sums["above"] / sums["below"].where(sums["below"] > 0)
     if len(pairs):
-        found["speedup"] = speedup(pairs.groupby(by)[_TERMS].sum())
+        found["speedup"] = speedup(pairs.groupby(by)[TERMS].sum())
         found[QUARTILES] = pairs.groupby(by)["speedup"].quantile([0, 0.25, 0.5, 0.75, 1]).unstack()
     groups = done.assign(identical=done["identical"].eq(True), compared=done["identical"].notna()).groupby(by)
     found["largest_margin"], found["prompts"] = groups["margin"].max(), groups.size()
@@ -100,7 +114,7 @@ def _answered(rows: pd.DataFrame) -> pd.Series:
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
     """Rows of the prompts that the baseline finished too, both with an answer, and the speedup of each."""
     ours, theirs = (each[each["failure"].isna() & _answered(each)] for each in (rows, baseline))
-    found = ours.join(theirs.set_index("prompt")[_TERMS[:2]].add_prefix("base_"), on="prompt", how="inner")
+    found = ours.join(theirs.set_index("prompt")[TERMS[:2]].add_prefix("base_"), on="prompt", how="inner")
     return found.assign(speedup=speedup(found))
 
 
@@ -112,19 +126,21 @@ def speedup(sums: pd.DataFrame) -> pd.Series:
     return sums["tokens"] / sums["call_seconds"] * sums["base_call_seconds"] / sums["base_tokens"]
 
 
-def resampled(pairs: pd.DataFrame, draws: int = 2000) -> np.ndarray:
-    """(draws,): a method's speedup over prompts drawn anew, with replacement; equal draws for equal prompts."""
-    values = pairs.sort_values("prompt")[_TERMS].to_numpy(float)
-    drawn = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
-    return speedup(pd.DataFrame(values[drawn].sum(axis=1), columns=_TERMS)).to_numpy()
+def interval(sums: pd.DataFrame) -> tuple[float, float]:
+    """The 95% bootstrap CI over prompts of a speedup; `sums` has a line a prompt with the columns of a speedup. Of a
+    single prompt nothing is known: from 0 to infinity.
+    """
+    if len(sums) < 2:
+        return 0.0, float("inf")
 
+    def ratio(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any, axis: int) -> Any:
+        return tokens.sum(axis) / seconds.sum(axis) * base_seconds.sum(axis) / base_tokens.sum(axis)
 
-def interval(pairs: pd.DataFrame) -> tuple[float, float] | None:
-    """The middle 95% of a method's speedup over prompts drawn anew; None for one prompt, of which nothing is known."""
-    if len(pairs) < 2:
-        return None
-    low, high = np.quantile(resampled(pairs), (0.025, 0.975))
-    return float(low), float(high)
+    columns = tuple(sums.sort_values("prompt")[TERMS].to_numpy(float).T)
+    found = bootstrap(
+        columns, ratio, paired=True, vectorized=True, n_resamples=2000, method="percentile", random_state=0
+    )
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 def repeat_spread(times: Iterable[list[float]]) -> float | None:

@@ -1,6 +1,6 @@
-"""The plots of a report. Of methods: speedup by category, accepted lengths, time per part of a step, and where in the
-tree drafts are accepted. Of studies: how MAT and tokens/s follow one setting (Token Recycling, figure 3), how much is
-discarded and verified (SpecDec++, figure 4). And what batches gain.
+"""The plots of a report. Of methods: speedup by category, accepted lengths, where in the tree drafts are accepted. Of
+studies: how MAT and tokens/s follow one setting (Token Recycling, figure 3), how much is discarded and verified
+(SpecDec++, figure 4). And what batches gain.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from ..row_format import STOPPING
 from . import arithmetic, style
-from .style import GREY, INK, PALETTE, Look, Plot
+from .style import GREY, Look, Plot
 from .summary import Comparison, curves
 from .words import heading, study_words
 
@@ -25,14 +24,13 @@ _DEPTHS, _RANKS, _LENGTHS = 12, 10, 16
 def draw(found: Comparison, every: Iterable[str]) -> list[Plot | None]:
     """All plots of methods, None where rows have no figures; `every` method of the report has its colour."""
     looks = style.looks(every)
-    return [speedups(found, looks), lengths(found, looks), parts([found], f"parts_{found.mode}"), places(found)]
+    return [speedups(found, looks), lengths(found, looks), places(found)]
 
 
 @style.styled()
-def draw_studies(found: Mapping[str, Sequence[Comparison]], mode: str, every: Iterable[str]) -> list[Plot | None]:
-    """A plot for every study of a mode, by name."""
-    looks = style.looks(every)
-    return [study(name, points, looks) or parts(points, f"study_{name}_{mode}") for name, points in found.items()]
+def draw_study(name: str, found: Sequence[Comparison], mode: str, every: Iterable[str]) -> list[Plot | None]:
+    """The plot of a study, where it varies something."""
+    return [study(name, found, style.looks(every))]
 
 
 @style.styled()
@@ -84,24 +82,6 @@ def lengths(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
     return Plot(f"lengths_{found.mode}", "Tokens of a step", said, figure)
 
 
-def parts(found: Sequence[Comparison], name: str) -> Plot | None:
-    """Stacked milliseconds of a step: all of it, and beside it what lies outside the model."""
-    seconds = pd.concat([each.parts.rename(index=each.labels) for each in found])
-    if seconds.empty:
-        return None
-    shown = (1000 * seconds.fillna(0))[::-1].rename(index=lambda label: style.wrapped(label, 28))
-    colours = dict(zip([part for part in shown if part != "forward"], PALETTE, strict=False)) | {"forward": GREY}
-    figure, (whole, outside) = style.canvas(0.6 + 0.27 * len(shown), 1, 2, sharey=True)
-    rest = shown.drop(columns="forward", errors="ignore")
-    for axes, drawn, label in ((whole, shown, "ms a step"), (outside, rest, "ms outside the model")):
-        drawn.plot.barh(ax=axes, stacked=True, legend=False, color=[colours[part] for part in drawn], width=0.7)
-        axes.set(xlabel=label, ylabel="")
-        axes.grid(False, axis="y")
-    style.legend(figure, whole)
-    said = "Left: the whole step. Right: the same without the model's forward pass, on a scale of its own."
-    return Plot(name, "Time per part of a step", said, figure)
-
-
 def places(found: Comparison) -> Plot | None:
     """A panel for each method that drafts: rows are depths, columns ranks."""
     shares = arithmetic.places(found.rows)
@@ -110,25 +90,22 @@ def places(found: Comparison) -> Plot | None:
         return None
     depths = range(1, min(_DEPTHS, shares.index.get_level_values("depth").max()) + 1)
     rows = -(-len(shown) // 2)
-    figure, panels = style.canvas(0.4 + rows * (0.55 + 0.19 * len(depths)), rows, 2)
+    figure, panels = style.canvas(0.9 + rows * (0.55 + 0.19 * len(depths)), rows, 2)
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     for axes, method in zip(panels, shown, strict=False):
         grid = 100 * shares[method].unstack("rank").reindex(index=depths, columns=range(_RANKS))
         across, down = range(_RANKS), range(len(depths))
-        axes.pcolormesh(across, down, grid, cmap="Blues", vmin=0, vmax=100, shading="nearest")
+        mesh = axes.pcolormesh(across, down, grid, cmap="Blues", vmin=0, vmax=100, shading="nearest")
         axes.invert_yaxis()
         axes.set_xticks(across)
         axes.set_yticks(down, list(map(str, depths)))
         axes.set_title(style.wrapped(found.labels[method]))
         axes.grid(False)
-        for (row, column), share in np.ndenumerate(grid.to_numpy()):
-            if share == share:
-                ink = "white" if share > 55 else INK
-                axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7, color=ink)
+    figure.colorbar(mesh, ax=panels, label="accepted (%)", location="bottom", aspect=50)
     figure.supxlabel("rank among the candidates of the parent", fontsize=9)
     figure.supylabel("depth", fontsize=9)
-    said = "Percent of the drafted nodes that were accepted, of those whose parent was. A blank place was never drafted"
+    said = "Accepted nodes as a share of the drafted ones whose parent was accepted. A blank place was never drafted"
     beyond = f"depths beyond {_DEPTHS} and ranks beyond {_RANKS - 1} are left out"
     return Plot(f"places_{found.mode}", "Acceptance by depth and rank", f"{said}; {beyond}.", figure)
 
@@ -152,7 +129,7 @@ def study(name: str, points: Sequence[Comparison], looks: Mapping[str, Look]) ->
         axes.set(xlabel="discard rate", ylabel="verification rate")
         style.legend(figure, axes)
         how = "Left: less is drafted in vain. Down: fewer passes of the target. Both for each emitted token."
-        return Plot(file, said.title, f"{said.what} {how}", figure)
+        return Plot(file, said.title, how, figure)
     order = list(dict.fromkeys(each.point for each in points if each.point is not None))
     numbers = pd.to_numeric(pd.Series(order), errors="coerce")
     figure, panels = style.canvas(3.2, 2, 1, sharex=True)
@@ -169,7 +146,7 @@ def study(name: str, points: Sequence[Comparison], looks: Mapping[str, Look]) ->
             axes.set_xticks(numbers, order)
         axes.set(xlabel=said.axis, ylabel=label)
     style.legend(figure, panels[1])
-    return Plot(file, said.title, f"{said.what} Tokens/s of decoding alone.".strip(), figure)
+    return Plot(file, said.title, "Tokens/s of decoding alone.", figure)
 
 
 def _baseline(points: Sequence[Comparison]) -> dict[str, pd.Series | float]:
@@ -180,7 +157,7 @@ def _baseline(points: Sequence[Comparison]) -> dict[str, pd.Series | float]:
 
 
 def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
-    """Speedup over the number of texts at once."""
+    """Speedup over the batch size."""
     speeds = pd.DataFrame({each.batch: each.speedups for each in found}).T
     if speeds.empty:
         return None
@@ -191,7 +168,7 @@ def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
     speeds.rename(columns=labels).plot(ax=axes, color=colours, marker="o", logx=len(speeds) > 1, legend=False)
     axes.set_xticks(speeds.index, map(str, speeds.index))
     axes.minorticks_off()
-    axes.set(xlabel="texts at once", ylabel="speedup")
+    axes.set(xlabel="batch size", ylabel="speedup")
     style.legend(figure, axes)
-    said = "Against the baseline with as many texts at once; the grey line is the baseline."
+    said = "Against the baseline with the same batch size, the grey line."
     return Plot("batches", "Speedup by batch", said, figure)

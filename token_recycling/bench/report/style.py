@@ -6,13 +6,9 @@ protanopia, deuteranopia and tritanopia.
 
 from __future__ import annotations
 
-import io
-import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +19,11 @@ from matplotlib.figure import Figure
 
 from ..row_format import BASELINES
 
-INK, GREY, GRID = "#1f2329", "#7d8691", "#dfe3e8"
+GREY, GRID = "#7d8691", "#dfe3e8"
 PALETTE = ["#2f5fc4", "#f08a10", "#3fa79f", "#a82418", "#d07be6", "#8f9f5a", "#56386c", "#894748"]
 MARKERS = "osD^vph<"
 WIDTH = 5.4
-"""Inches: 518 pixels, two plots beside each other on a desktop, and readable on a phone."""
+"""Inches."""
 _STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -78,27 +74,13 @@ class Plot:
     """What is shown and how to read it, in plain sentences."""
     drawing: Figure
 
-    @cached_property
-    def svg(self) -> str:
-        """The file: text as outlines, so that it looks the same everywhere."""
-        file = io.StringIO()
+    def save(self, folder: Path) -> Path:
+        """Write the SVG file: text as outlines, without a date, so that the same rows give the same bytes."""
+        path = folder / f"{self.name}.svg"
         FigureCanvasSVG(self.drawing)
         with matplotlib.rc_context({**_STYLE, "svg.hashsalt": self.name}):
-            # Without a date, the same rows give the same bytes.
-            self.drawing.savefig(file, format="svg", metadata={"Date": None}, facecolor="white")
-        return file.getvalue()
-
-    def save(self, folder: Path) -> Path:
-        """Write the SVG file."""
-        path = folder / f"{self.name}.svg"
-        path.write_text(self.svg, encoding="utf-8")
+            self.drawing.savefig(path, format="svg", metadata={"Date": None}, facecolor="white")
         return path
-
-    def inline(self) -> str:
-        """The SVG element for a page, whose ids no other plot has."""
-        text = re.sub(r"(?s)^.*?(?=<svg)|\s*<metadata>.*?</metadata>", "", self.svg)
-        text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", text)
-        return text.replace("<svg ", f'<svg role="img" aria-label="{escape(self.title)}. {escape(self.caption)}" ', 1)
 
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **extra: Any) -> tuple[Figure, list[Axes]]:

@@ -16,16 +16,28 @@ from . import arithmetic
 from .arithmetic import FIGURES, Row
 
 REQUIRED = ("mode", "study", "point", "method", "label", "prompt", "category", "batch", "failure", "environment")
-_CONDITIONS = ("mode", "study", "point", "batch")
+_CONDITIONS = ("run", "mode", "study", "point", "batch")
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 """Columns in the order of the Token Recycling paper's table 1; others follow as they appear."""
 
 
 def parse(folder: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a folder as they were written, and what a reader must know of them."""
+    """The rows of a folder, or of the runs in its subfolders, and what a reader must know of them."""
+    if (folder / ROWS).is_file():
+        return _parse(folder, "")
+    runs = sorted(file.parent for file in folder.glob(f"*/{ROWS}"))
+    if not runs:
+        raise ValueError(f"no {ROWS}, as `token-recycling bench` writes it, in {folder} or its subfolders")
+    rows, notes = [], []
+    for one in runs:
+        own, said = _parse(one, one.name)
+        rows += own
+        notes += [f"{one.name}: {note}" for note in said]
+    return rows, notes
+
+
+def _parse(folder: Path, run: str) -> tuple[list[Row], list[str]]:
     file = folder / ROWS
-    if not file.is_file():
-        raise ValueError(f"expected a folder with {ROWS}, as `token-recycling bench` writes it, got {folder}")
     lines = file.read_text(encoding="utf-8").splitlines()
     rows, notes = [], []
     for number, line in enumerate(lines, start=1):
@@ -37,18 +49,20 @@ def parse(folder: Path) -> tuple[list[Row], list[str]]:
             if number == len(lines):
                 notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was left out.")
                 continue
-            raise ValueError(f"expected a JSON object in line {number} of {file}, got {line[:60]!r}") from None
-        place, version = f"line {number} of {file}", row.get("version") if isinstance(row, dict) else None
+            raise ValueError(f"line {number} of {file} must be a JSON object, got {line[:60]!r}") from None
+        version = row.get("version") if isinstance(row, dict) else None
         if version != VERSION:
-            raise ValueError(f"expected rows of version {VERSION}, got {version!r} in {place}: measure again")
+            raise ValueError(
+                f"rows must be of version {VERSION}, got {version!r} in line {number} of {file}: measure again"
+            )
         if missing := [key for key in REQUIRED if key not in row]:
-            raise ValueError(f"expected the keys {', '.join(missing)} in {place}, got none: measure again")
-        rows.append(row)
+            raise ValueError(f"line {number} of {file} lacks the keys {', '.join(missing)}: measure again")
+        rows.append({**row, "run": run})
     if not rows:
-        raise ValueError(f"expected measurements in {file}, got none: run `token-recycling bench` first")
+        raise ValueError(f"no measurements in {file}: run `token-recycling bench` first")
     # The later one counts, at the place of the first.
     last = {tuple(row[name] for name in (*_CONDITIONS, "method", "prompt")): row for row in rows}
-    # In batches that is no mistake: what is left over by one size can be a whole batch of another.
+    # In batches that is no mistake: the rest of one size can be a whole batch of another.
     before, after = (sum(row["mode"] != "batch" for row in some) for some in (rows, last.values()))
     notes += [f"{before - after} rows were measured again; the later ones count."] * (after < before)
     return list(last.values()), notes
@@ -71,17 +85,18 @@ def summarize(
     every = arithmetic.frame(rows, clock)
     known = every["method"].unique().tolist()
     if baseline is not None and baseline not in known:
-        raise ValueError(f"expected a measured method as the baseline, one of {', '.join(known)}; got {baseline!r}")
+        raise ValueError(f"the baseline must be a measured method ({', '.join(known)}), got {baseline!r}")
     if arithmetic.finished(every)["call_seconds"].isna().any():
-        raise ValueError(f"expected the key {CLOCKS[clock][1]} in all rows, got some without: take the other --clock")
-    keys = pd.Series([tuple(row[name] for name in _CONDITIONS) for row in rows])
+        raise ValueError(f"some rows lack {CLOCKS[clock][1]}: take the other --clock")
+    keys = pd.Series([(row.get("run", ""), *(row[name] for name in _CONDITIONS[1:])) for row in rows])
     groups = dict(iter(every.groupby(keys, sort=False)))
     candidates = (baseline,) if baseline else BASELINES
     found = []
-    for key in sorted(groups, key=lambda key: (key[1] is not None, [*MODES, key[0]].index(key[0]), key[3] or 0)):
-        mode, study, point, batch = key
+    order = [*MODES, *sorted({key[1] for key in groups} - set(MODES))]
+    for key in sorted(groups, key=lambda key: (key[2] is not None, key[0], order.index(key[1]), key[4] or 0)):
+        run, mode, study, point, batch = key
         # A study may measure its baseline once for all points, in rows without a point.
-        own, shared = groups[key], groups.get((mode, study, None, batch), every[:0])
+        own, shared = groups[key], groups.get((run, mode, study, None, batch), every[:0])
         chosen, source = next(
             ((name, rows) for name in candidates for rows in (own, shared) if name in set(rows["method"])), (None, own)
         )
@@ -90,7 +105,7 @@ def summarize(
         shown = ordered(known, [measured] if measured else [])
         found.append(
             Comparison(
-                *(mode, study, point, batch or 1, own, arithmetic.paired(own, source[source["method"] == chosen])),
+                *(run, mode, study, point, batch or 1, own, arithmetic.paired(own, source[source["method"] == chosen])),
                 {method: labels[method] for method in shown if method in labels},
                 measured,
             )
@@ -107,6 +122,8 @@ def ordered(names: Collection[str], first: Sequence[str]) -> list[str]:
 class Comparison:
     """Methods that were measured under the same conditions."""
 
+    run: str
+    """The subfolder, where a report is of several runs."""
     mode: str
     study: str | None
     point: str | None
@@ -171,7 +188,7 @@ class Comparison:
             }
             for method, label in self.labels.items()
         ]
-        conditions = {"mode": self.mode, "study": self.study, "point": self.point, "batch": self.batch}
+        conditions = {"run": self.run, "mode": self.mode, "study": self.study, "point": self.point, "batch": self.batch}
         return {**conditions, "baseline": self.baseline, "results": results}
 
 
@@ -210,12 +227,12 @@ class Summary:
         return [each for each in self.comparisons if each.mode == "batch"]
 
     @cached_property
-    def studies(self) -> dict[tuple[str, str], list[Comparison]]:
-        """By mode and study, the points in the order of the rows."""
-        found: dict[tuple[str, str], list[Comparison]] = {}
+    def studies(self) -> dict[tuple[str, str, str], list[Comparison]]:
+        """By run, mode and study, the points in the order of the rows."""
+        found: dict[tuple[str, str, str], list[Comparison]] = {}
         for each in self.comparisons:
             if each.study is not None and each.mode != "batch":
-                found.setdefault((each.mode, each.study), []).append(each)
+                found.setdefault((each.run, each.mode, each.study), []).append(each)
         return found
 
     @cached_property

@@ -1,8 +1,9 @@
-"""The tables of a report. The first is in the form of the paper's table 1: a line a method, a column a category."""
+"""The tables of a report. The first is in the form of the paper's table 1: a line per method, a column per category."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
@@ -10,16 +11,19 @@ from pandas.api.types import is_numeric_dtype
 from ..row_format import HINDSIGHT
 from . import arithmetic, words
 from .summary import Comparison, Summary
-from .table import NONE, Cell, Table
 
+NONE = "-"
+"""Where there is no figure."""
 _COLUMNS = {
-    "nodes": ("nodes", "{:.0f}"),
     "drafted": ("drafted", "{:.1f}"),
     "MAT": ("mat", "{:.2f}"),
     "MAT without loops": ("mat_without_loops", "{:.2f}"),
+    "first quarter": ("mat_first_quarter", "{:.2f}"),
+    "last quarter": ("mat_last_quarter", "{:.2f}"),
     "discard rate": ("discard_rate", "{:.3f}"),
     "verification rate": ("verification_rate", "{:.3f}"),
     "repeated": ("repeated_4grams", "{:.1%}"),
+    "first token (s)": ("first_token", "{:.3f}"),
     "tokens/s": ("decoding", "{:,.1f}"),
     "whole call": ("whole_call", "{:,.1f}"),
     "largest margin": ("largest_margin", "{:.2g}"),
@@ -29,6 +33,30 @@ _COLUMNS = {
 """Heads of columns, with the figure below each and its form; other heads are those of figures with two digits."""
 
 
+@dataclass(frozen=True)
+class Table:
+    """Texts in columns, the first `names` of them words, the others figures."""
+
+    title: str
+    frame: pd.DataFrame
+    note: str = ""
+    names: int = 1
+
+    def markdown(self) -> str:
+        """The table and its note; the heading is left to the caller."""
+        frame = self.frame.rename(columns=escaped)
+        align = ["left"] * self.names + ["right"] * (len(frame.columns) - self.names)
+        text = frame.to_markdown(index=False, disable_numparse=True, colalign=align)
+        return f"{text}\n\n{self.note}" if self.note else str(text)
+
+
+def escaped(text: str) -> str:
+    """A text as Markdown in one line, none of its signs read as markup, or as the border of a cell."""
+    for sign in "\\`*_<[|":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
 def table_of(
     title: str,
     figures: pd.DataFrame,
@@ -36,59 +64,60 @@ def table_of(
     note: str,
     names: Mapping[str, str] | None = None,
     best: Sequence[str] = (),
-    within: str | None = None,
 ) -> Table:
     """A line for each line of figures: columns of `names`, a head and what stands below it, then those of `heads` that
-    say anything. The largest figure of the columns in `best` is marked, that of an oracle aside; with `within`, of the
-    lines that have the same value there.
+    hold a figure. The largest figure of the columns in `best` is bold, that of an oracle aside.
     """
     names = names or {"method": "label"}
-    cells = {head: [Cell(str(text)) for text in figures[name]] for head, name in names.items()}
-    alike = figures[within] if within else pd.Series(0, figures.index)
+    cells = {head: [escaped(str(text)) for text in figures[name]] for head, name in names.items()}
     bound = figures.index.astype(str).str.startswith(HINDSIGHT)
     for head in heads:
         name, form = _COLUMNS.get(head, (head, "{:.2f}"))
         if head == "identical":
-            cells[head] = [
-                Cell(f"{same} of {all_}" if all_ else NONE, alarm=same < all_)
-                for same, all_ in zip(figures["identical"], figures["compared"], strict=True)
+            column = [
+                NONE if not every else f"{same} of {every}" if same == every else f"**{same} of {every}**"
+                for same, every in zip(figures["identical"], figures["compared"], strict=True)
             ]
         elif not is_numeric_dtype(figures[name]):
-            cells[head] = [Cell(NONE if pd.isna(text) else text) for text in figures[name]]
+            column = [NONE if pd.isna(text) else escaped(text) for text in figures[name]]
         else:
-            groups = figures[name].mask(bound).groupby(alike.to_numpy())
-            marked = figures[name].eq(groups.transform("max")) & (groups.transform("size") > 1) & (head in best)
-            cells[head] = [
-                Cell(NONE if pd.isna(value) else form.format(value), most, head == "failed" and value > 0)
-                for value, most in zip(figures[name], marked, strict=True)
+            raced = figures[name].mask(bound)
+            most = raced.max() if head in best and len(figures) > 1 else None
+            column = [
+                NONE if pd.isna(value) else f"**{form.format(value)}**" if one == most else form.format(value)
+                for value, one in zip(figures[name], raced, strict=True)
             ]
-    said = {head: column for head, column in cells.items() if {cell.text for cell in column} - {NONE, "0"}}
-    rows = [list(row) for row in zip(*said.values(), strict=True)]
-    return Table(title, list(said), rows, note, frozenset(range(len(names))))
+        if set(column) - {NONE, "0"}:
+            cells[head] = column
+    return Table(title, pd.DataFrame(cells), note, len(names))
 
 
 def speedup_table(found: Comparison, clock: str = "wall") -> Table:
     """Speedup by category and over all, the fastest first, MAT, and tokens/s, as in the paper's table 1."""
-    against = f"over {found.labels[found.baseline]}" if found.baseline else "not known: no baseline was measured"
+    against = f"over {found.labels[found.baseline]}" if found.baseline else "unknown: no baseline was measured"
     note = (
-        f"Speedup {against}, whole calls, {words.clock_words(clock)}; the middle 95% is that of all prompts drawn "
-        f"anew. Tokens/s of {words.timed(clock)}. The best of a column is marked; an oracle is a bound, never the best."
+        f"Speedup {against}, end to end, {words.clock_words(clock)}; CI of all prompts. Tokens/s of "
+        f"{words.timed(clock)}. The best of a column is bold; an oracle is a bound, never the best."
     )
     categories = _by_category(found, "speedup") if len(found.categories) > 1 else pd.DataFrame(index=list(found.labels))
     between = {method: arithmetic.interval(found.pairs_of(method)) for method in found.speedups.index}
-    texts = [f"{each[0]:.2f} to {each[1]:.2f}" if (each := between.get(method)) else None for method in found.labels]
-    figures = found.figures.join(categories).assign(**{"middle 95%": pd.Series(texts, found.figures.index)})
+    texts = [_between(between[method]) if method in between else None for method in found.labels]
+    figures = found.figures.join(categories).assign(**{"95% CI": pd.Series(texts, found.figures.index)})
     figures = figures.sort_values("speedup", ascending=False, kind="stable")
-    heads = [*categories, "speedup", "middle 95%", "MAT", "tokens/s"]
+    heads = [*categories, "speedup", "95% CI", "MAT", "tokens/s"]
     return table_of("Speedup", figures, heads, note, best=heads)
 
 
+def _between(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.2f} to {interval[1]:.2f}" if interval[1] < float("inf") else NONE
+
+
 def category_table(found: Comparison) -> Table:
-    """Tokens a step of every method, by kind of text and over all."""
+    """Tokens a step of every method, by category and over all."""
     figures = _by_category(found, "mat").assign(all=found.figures["mat"])
     heads = [*figures]
     figures = figures.assign(label=found.figures["label"])
-    return table_of("Tokens a step by kind of text", figures, heads, "The best of a column is marked.", best=heads)
+    return table_of("MAT by category", figures, heads, "The best of a column is bold.", best=heads)
 
 
 def _by_category(found: Comparison, figure: str) -> pd.DataFrame:
@@ -98,16 +127,17 @@ def _by_category(found: Comparison, figure: str) -> pd.DataFrame:
 
 
 def output_table(found: Comparison) -> Table:
-    """What stands behind the speedup: loops, spread, whole calls, identity, failures."""
+    """What stands behind the speedup: loops, learning, spread, first tokens, identity, failures."""
     quartiles = found.figures[["lower", "median", "upper"]].map("{:.2f}".format).agg(" ".join, axis=1)
     figures = found.figures.assign(quartiles=quartiles.where(found.figures["median"].notna()))
-    heads = ["MAT without loops", "repeated", "whole call", "quartiles", "identical", "largest margin", "failed"]
+    learning = ["first quarter", "last quarter"] if figures["prompts"].max() >= 8 else []
+    heads = ["MAT without loops", *learning, "repeated", "first token (s)", "whole call", "quartiles", "identical"]
     note = (
-        "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. Quartiles: "
-        "lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: of the "
-        "logits where an output first differs."
+        "First and last quarter: MAT of the first and last prompts measured. Repeated: 4-grams that occurred earlier "
+        "in the same output. Whole call: tokens/s, prefill included. Quartiles of the speedups of single prompts. "
+        "Identical: outputs equal to plain decoding's; margin: between the two logits at the first divergence."
     )
-    return table_of("Behind the speedup", figures, heads, note)
+    return table_of("Behind the speedup", figures, [*heads, "largest margin", "failed"], note)
 
 
 def parts_table(found: Sequence[Comparison]) -> Table | None:
@@ -118,7 +148,7 @@ def parts_table(found: Sequence[Comparison]) -> Table | None:
     step = parts.sum(axis=1)
     overhead = step / parts.get("forward", float("nan")) - 1
     labels = [each.labels[method] for each in found for method in each.parts.index]
-    note = "Milliseconds a step. Overhead: time outside the model's forward pass, as a share of the forward pass."
+    note = "Milliseconds per step. Overhead: time outside the model's forward pass / time of the forward pass."
     figures = parts.assign(step=step, overhead=overhead, label=labels)
     return table_of("Time per part of a step", figures, [*parts, "step", "overhead"], note)
 
@@ -126,19 +156,19 @@ def parts_table(found: Sequence[Comparison]) -> Table | None:
 def points_table(
     points: Sequence[Comparison], title: str, axis: str, clock: str = "wall", rates: bool = False
 ) -> Table:
-    """A line for each method at each point of a study, or at each size of a batch; with `rates` as in SpecDec++, figure
-    4: what is discarded and verified.
+    """A line for each method at each point of a study, or at each batch size; with `rates` as in SpecDec++, figure 4:
+    what is discarded and verified.
     """
     figures = pd.concat(
         [each.figures.assign(point=str(each.batch) if each.mode == "batch" else each.point or NONE) for each in points]
     )
     heads = ["drafted", *["discard rate", "verification rate"] * rates, "MAT", "MAT without loops", "tokens/s"]
     heads += ["whole call", *["speedup"] * any(len(each.speedups) for each in points), "identical", "failed"]
-    note = f"Drafted: mean nodes of a step, the root left out. Tokens/s of {words.timed(clock)}, and of the whole call."
+    note = f"Drafted: mean nodes of a step without the root. Tokens/s of {words.timed(clock)}, and of the whole call."
     if rates:
         note += (
-            " Discard rate: drafted tokens that were not accepted, an emitted token. Verification rate: forward passes "
-            "of the target, an emitted token. Less is better for both."
+            " Discard rate: rejected drafted tokens per emitted token. Verification rate: forward passes of the target "
+            "per emitted token. Less is better for both."
         )
     return table_of(title, figures, heads, note, {axis: "point", "method": "label"})
 
@@ -156,5 +186,6 @@ def failure_table(summary: Summary) -> Table | None:
         failures=("failure", "size"),
     ).sort_values("failures", ascending=False, kind="stable")
     names = {"failure": "message", "methods": "labels"}
-    note = "Failures alike but for numbers stand in one line."
-    return table_of("Failures", found, ["prompts", "failed"], note, names)
+    return table_of(
+        "Failures", found, ["prompts", "failed"], "Messages that differ in numbers only share a line.", names
+    )

@@ -1,4 +1,4 @@
-"""The text of a report: headings, environment, settings, and how it was measured."""
+"""Names and sentences of a report: headings, environment, settings, how it was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..row_format import CLOCKS, STOPPING
 from . import arithmetic
-from .summary import Summary
+from .summary import Comparison, Summary
 
 _HEADINGS = {
     "mt_bench": "MT",
@@ -31,24 +31,30 @@ class StudyWords(NamedTuple):
 
 
 _STUDIES = {
-    "breadth": StudyWords("Tree breadth", "nodes", "The tree gets broader, its depth stays."),
-    "depth": StudyWords("Tree depth", "depth", "The tree gets deeper, its number of nodes stays."),
-    "update": StudyWords("Update rule", "rule", "Which node's candidates are kept where a token stands at several."),
-    "order": StudyWords("Order of the prompts", "order", "Prompts of one category after another, or shuffled."),
-    "hot": StudyWords("Hot and cold start", "start", "Hot: what was learned is kept from prompt to prompt. Cold: not."),
-    "parts": StudyWords("Time per part of a step", "part", "Where the time of a step goes."),
-    "k": StudyWords("Candidates kept", "k", "How many candidates are kept after every token."),
+    "breadth": StudyWords("Tree breadth", "nodes", "The tree gets broader at the same depth."),
+    "depth": StudyWords("Tree depth", "depth", "The tree gets deeper with the same number of nodes."),
+    "update": StudyWords("Update rule", "rule", "Which node's candidates are kept for a token at several nodes."),
+    "order": StudyWords("Order of the prompts", "order", "Prompts category by category, or shuffled."),
+    "hot": StudyWords("Hot and cold start", "start", "Hot: what was learned is kept between prompts. Cold: it is not."),
+    "parts": StudyWords("Time per part of a step", "part", ""),
+    "k": StudyWords("Candidates per token", "k", "How many candidates are kept for every token."),
     STOPPING: StudyWords("When to stop drafting", "draft", "Fixed lengths, thresholds h of a learned head, an oracle."),
 }
-"""Of studies whose name does not say enough."""
-_MODES = {"generate": "Generated text", "replay": "Replayed text", "batch": "Batches"}
+_MODES = {"generate": "Generated output", "replay": "Teacher-forced replay", "batch": "Batches"}
 ABOUT = {
-    "generate": "The model's own output. Where it repeats itself, methods that look back gain more than on other text.",
-    "replay": "Held-out text is taken as the output, whatever the model would have said, so that loops of a small "
-    "model flatter nobody. Candidates still come from the model's logits.",
+    "generate": "The model's own output. Repetition in it flatters methods that copy from earlier tokens.",
+    "replay": "Reference text is taken as the output; candidates still come from the model's logits.",
     "batch": "Several prompts in one call.",
 }
-"""What the numbers of a mode mean."""
+HOW = (
+    "MAT: emitted tokens per step, the target's own token included, over all prompts. Without loops: outside stretches "
+    "that repeat themselves exactly.",
+    "Speedup: time per token of the baseline / of the method, end to end, over the prompts that both finished. "
+    "Tokens/s: all tokens / the time of all prompts, with the median of a prompt's repeats.",
+    "95% CI: bootstrap over prompts, 2,000 resamples.",
+    "The order of the methods rotates from prompt to prompt, after a warm-up on a prompt that is not measured. Failed "
+    "runs are counted and left out of the other figures.",
+)
 
 
 def heading(category: str) -> str:
@@ -66,6 +72,12 @@ def mode_title(mode: str) -> str:
     return _MODES.get(mode, mode.capitalize())
 
 
+def place(found: Comparison) -> str:
+    """Where in the report a comparison stands."""
+    parts = [found.run, mode_title(found.mode), found.study, found.point]
+    return ", ".join(filter(None, [*parts, f"{found.batch} prompts" * (found.mode == "batch")]))
+
+
 def clock_words(clock: str) -> str:
     """What times were measured with."""
     return "by processor time" if clock == "processor" else "by elapsed time"
@@ -74,6 +86,18 @@ def clock_words(clock: str) -> str:
 def timed(clock: str) -> str:
     """What tokens/s are of: processor time is known of whole calls alone."""
     return "decoding" if clock == "wall" else "whole calls"
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def title(summary: Summary) -> str:
+    """The heading of a report; it names a clock that is not the usual one."""
+    models = dict.fromkeys(str(each.get("model")) for each in summary.environments)
+    clock = "" if summary.clock == "wall" else f", {clock_words(summary.clock)}"
+    return f"Decoding methods on {' and '.join(models)}{clock}"
 
 
 def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
@@ -92,19 +116,11 @@ def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, ", ".join(str(text) for text in texts if text)) for name, texts in parts.items()]
 
 
-def title(summary: Summary) -> str:
-    """The heading of a report; it names a clock that is not the usual one."""
-    models = dict.fromkeys(str(each.get("model")) for each in summary.environments)
-    clock = "" if summary.clock == "wall" else f", {clock_words(summary.clock)}"
-    return f"Decoding methods on {' and '.join(models)}{clock}"
-
-
 def settings(summary: Summary) -> list[tuple[str, str]]:
     """The settings of the run, as names and texts."""
     rows = summary.rows
     main = rows[rows["study"].isna() & (rows["mode"] != "batch")]
     main = main if len(main) else rows
-    # The prompts of a row are several in that of a batch.
     names = main["prompt"].str.split("+").where(main["batch"] > 1, main["prompt"]).explode().drop_duplicates()
     sets = names.str.rpartition("/")[0].value_counts(sort=False)
     times = arithmetic.finished(rows)[CLOCKS[summary.clock][1]]
@@ -126,18 +142,3 @@ def settings(summary: Summary) -> list[tuple[str, str]]:
 
 def _listed(values: pd.Series) -> str:
     return ", ".join(map(str, sorted(values.dropna().unique())))
-
-
-HOW = (
-    "MAT: tokens a step, the model's own included; all tokens by all steps of the prompts together. Without loops: the "
-    "same outside looping stretches of the output.",
-    "Tokens/s: all tokens by the time of all prompts, of each prompt the median of its repeats. Speedup: the "
-    "baseline's time per token by the method's, whole call, over the prompts that both finished.",
-    "Methods took turns on every prompt, after a warm-up on prompts that are not measured. Failed runs are counted, "
-    "and left out of the other figures.",
-)
-
-
-def count(number: int, thing: str) -> str:
-    """A number of things."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..._util.extras import lacking
 from ..._util.text_stream import one_line
@@ -102,7 +101,7 @@ def bench(
         running.note_template()
     if own := session.without_own_choices(loaded.model):
         console.note(f"left out of the model's own generation configuration: {', '.join(own)}")
-    if missing := lacking("bench", "pandas", "matplotlib", "jinja2"):
+    if missing := lacking("bench", "pandas", "tabulate", "scipy", "matplotlib"):
         console.note(f"writing the report's files {missing}")
     for text in (*plan.notes, *session.what_does_not_fit(config, questions)):
         console.note(text)
@@ -128,12 +127,12 @@ def _report(folder: Path, rows: Path, as_json: bool) -> None:
     from ...bench.report import require_extra
 
     require_extra()
-    from ...bench.report import write as report
+    from ...bench.report import page
 
-    written = report.write(folder, None if as_json else Console())
+    text, written = page.write(folder)
     if not as_json:
-        for path in written:
-            console.note(f"written: {path}")
+        print(text)
+        console.note(f"wrote {written[0]} and {len(written) - 1} plots")
         return
     measured = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
     counts = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,7 @@ def serve(
     max_connections_per_address: Annotated[int, _limit(min=1, help="The same of one address.")] = 128,
     header_timeout: Annotated[float, _limit(min=0.001, help="Seconds for the headers of a request.")] = 10,
     body_timeout: Annotated[float, _limit(min=0.001, help="Seconds for its body, and to take what is sent.")] = 30,
-    grace: Annotated[int, _limit(min=0, help="Seconds that running requests have at shutdown.")] = 10,
+    grace: Annotated[int, _limit(min=0, help="Seconds to let running requests finish at shutdown.")] = 10,
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(help="json: a line of JSON for every answer, generation, warning and error."),
@@ -122,6 +123,7 @@ def serve(
             offers=_offers(drafter, offer),
             free_options=not keys and is_loopback(host),
             isolation=learning,
+            isolate_forwarded=isolation is None,
             keys=keys,
             allow_hosts=tuple(allow_host or ()),
             **settings,
@@ -165,6 +167,9 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _run(server: HttpServer, service: Service, listener: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM, after either of which the exit status is 0."""
+    # uvicorn raises the signal again once it has shut down; until it begins, a SIGTERM ends the process at once.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(service):
         server.run(sockets=[listener])
     if not server.started:

@@ -1,1 +1,0 @@
-"""Answers of a given form with the real model: schemas, function calls, regular expressions."""

@@ -1,1 +1,0 @@
-"""Recorded conversations and edits, replayed: `python -m benchmarks.traces`."""
