@@ -62,9 +62,6 @@ docs: setup      ## the site, in build/site: open build/site/index.html, no serv
 docs-serve: setup ## the site at http://127.0.0.1:8001, made anew as pages change
 	$(SITE) serve --strict --dev-addr 127.0.0.1:8001
 
-notebook: setup  ## runs examples/first_steps.ipynb and keeps what it shows
-	PYTHONPATH=tests $(RUN)/python -m support.notebook
-
 drafter-table: setup ## the table of docs/drafters.md, from the drafters that there are
 	PYTHONPATH=tests $(RUN)/python -m support.drafter_table
 
@@ -118,10 +115,10 @@ MILLIONS ?= 400
 TRAIN := $(RUN)/token-recycling train
 WRITTEN := models/target build/models/texts
 train: setup     ## the shipped models and their heads, anew, with MILLIONS=400 of tokens: for a CUDA card; goes on where it was stopped
-	test -e build/models/corpus.json || $(RUN)/python models/train.py prepare
-	for name in target draft; do $(RUN)/python models/train.py fit $$name --tokens $(MILLIONS) && \
-		$(RUN)/python models/train.py export $$name || exit 1; done
-	test -e build/models/texts || $(RUN)/python models/train.py texts --share 6
+	test -e build/models/corpus.json || $(RUN)/python scripts/train.py prepare
+	for name in target draft; do $(RUN)/python scripts/train.py fit $$name --tokens $(MILLIONS) && \
+		$(RUN)/python scripts/train.py export $$name || exit 1; done
+	test -e build/models/texts || $(RUN)/python scripts/train.py texts --share 6
 	$(TRAIN) medusa $(WRITTEN) --output models/medusa --texts 6016
 	$(TRAIN) specdec-pp $(WRITTEN) --draft models/draft --texts 640 --prompt-tokens 96 --text-tokens 160 \
 		--draft-temperature 0 --target-share 0.5 --rejection-weight 1 --steps 200 --batch 16
@@ -193,6 +190,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
-.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table architectures package bench bench-sizes \
+.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-sizes \
 	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx bench-many test-real

@@ -37,14 +37,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _notebook(text: str) -> str:
-    """A notebook as Markdown, with what its cells showed when it was saved."""
+    """Return a notebook as Markdown; the outputs of its cells are not kept in the repository."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-        for output in cell.get("outputs", []):
-            shown = "".join(output.get("text") or output["data"]["text/html"])
-            parts.append(f"```text\n{shown}```" if "text" in output else shown)
     return "\n\n".join(parts)
 
 

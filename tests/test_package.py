@@ -36,10 +36,12 @@ def test_the_wheel_holds_the_package_and_all_its_data():
     assert {Path(name).suffix for name in wanted} >= {".py", ".html", ".js", ".css", ".svg", ".typed"}
 
 
-def test_the_source_distribution_holds_the_project_with_models_and_tests():
+def test_the_source_distribution_holds_the_project_without_weights_and_results():
     held, wanted = built("sdist"), tracked()
-    assert wanted <= held
-    assert {"models/target/model.safetensors", "models/prompts/01_argparse_script.py", "LICENSE"} <= held
+    left_out = {name for name in wanted if name.startswith(("models/", "docs/results/"))}
+    assert wanted - left_out <= held
+    assert left_out
+    assert not left_out & held
 
 
 def test_the_commands_and_plugins_are_declared():
@@ -85,12 +87,6 @@ def test_every_extra_that_the_package_imports_from_is_named_where_it_is_missing(
     imported = {name.partition(".")[0] for name in imported}
     extras = set(metadata.metadata("token-recycling").get_all("Provides-Extra")) - {"dev"}
     assert {extra for extra in extras if brought(extra) & imported} <= {extra for extra, *_ in named()}
-
-
-def test_nothing_else_says_what_to_install():
-    """But for the releases of what is always needed."""
-    said = {file.name for file in PACKAGE.rglob("*.py") if "pip install" in file.read_text(encoding="utf-8")}
-    assert said == {"extras.py", "versions.py"}
 
 
 def test_without_llama_cpp_its_adapter_names_the_extra():

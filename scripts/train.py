@@ -1,10 +1,10 @@
 """Trains the models that ship with the project: a target and a smaller draft model of one tokenizer.
 
-    python models/train.py prepare                   # corpus -> tokenizer and token files
-    python models/train.py texts                     # a sample of the files trained on, as a folder
-    python models/train.py fit target                # resumes from its last checkpoint; Ctrl-C is safe
-    python models/train.py fit draft
-    python models/train.py export target             # bf16 safetensors and the model card, with held-out bits per byte
+    python scripts/train.py prepare                   # corpus -> tokenizer and token files
+    python scripts/train.py texts                     # a sample of the files trained on, as a folder
+    python scripts/train.py fit target                # resumes from its last checkpoint; Ctrl-C is safe
+    python scripts/train.py fit draft
+    python scripts/train.py export target             # bf16 safetensors and the model card, with held-out bits per byte
 
 Work files live in `build/models`. Hidden matrices are trained with Muon, which on this budget needs far fewer tokens
 than AdamW; embeddings and norms with AdamW. The learning rate is constant, then falls linearly to zero over the last
@@ -32,7 +32,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 WORK = Path(__file__).parent.parent / "build" / "models"
-SHIPPED = Path(__file__).parent
+SHIPPED = Path(__file__).parent.parent / "models"
 VOCABULARY = 8192
 WINDOWS = ((0.0, 256), (0.6, 512), (0.9, 1024))
 """From this share of the budget on, windows of this many tokens."""

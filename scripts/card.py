@@ -38,7 +38,7 @@ them. They come from the same packages as the files trained on, so that they sha
 copies one remains, but no near copies were removed. The figure says how well the model knows this kind of text, not how
 well it writes programs.
 
-`python models/train.py` repeats the training: `prepare`, `fit {name}`, `export {name}`.
+`python scripts/train.py` repeats the training: `prepare`, `fit {name}`, `export {name}`.
 
 ## Data and licences
 
