@@ -77,7 +77,7 @@ package: setup   ## wheel and source distribution in dist, built and checked as 
 # The real model: one path, downloaded on first use.
 REAL = $(shell $(RUN)/python -m benchmarks.real_model)
 METHODS := generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=16 recycling:tree=32 suffix prompt_lookup \
-	lookahead rest:datastore=build/library.datastore,nodes=8 layer_skip recycling:states=true assistant:model=models/draft
+	lookahead rest:datastore=build/library.datastore,nodes=8 layer_skip assistant:model=models/draft
 SIZES := recycling:tree=8 recycling:tree=16 recycling:tree=32 recycling:tree=64 recycling:tree=80 published
 ON_REAL = $(RUN)/token-recycling bench $(REAL) $(addprefix --data ,$(or $(DATA),spec_bench mbpp)) --limit 8 --repeats 1 \
 	--no-replay --threads 1

@@ -68,7 +68,7 @@ def test_a_reproducible_text_begins_anew(tiny_model_dir, tmp_path):
     assert first["steps_by_nodes"] == again["steps_by_nodes"]
     result = run(*asked, "--matrix", tmp_path / "matrix")
     assert_refused(result, "expected --reproducible or --matrix, got both")
-    result = run(*asked, "--drafter", "recycling:states=true")
+    result = run(*asked, "--drafter", "layer_skip")
     assert_refused(result, "expected a drafter whose drafts follow from the text alone")
 
 

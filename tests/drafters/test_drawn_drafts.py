@@ -45,7 +45,6 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
     "specdec_pp": stopping,
     "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
     "recycling": lambda: tr.make_drafter("recycling:tree=6,k=3,draws=true"),
-    "states": lambda: tr.make_drafter("recycling:tree=6,k=3,draws=true,states=true"),
     "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
 }
 FAST = ["lookahead", "recycling"]

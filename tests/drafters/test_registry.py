@@ -82,6 +82,12 @@ def test_options_in_python_are_of_their_kind(options, expected):
         make_drafter("recycling", **options)
 
 
+def test_a_removed_option_says_what_to_use():
+    for spec, options in (("recycling:states=true", {}), ("recycling", {"states": True})):
+        with pytest.raises(ValueError, match=r"'states'.*eagle"):
+            make_drafter(spec, **options)
+
+
 def test_numbers_of_other_kinds_are_numbers():
     drafter = make_drafter("recycling", k=np.int64(4), remembers=np.float32(0.25), memory=1)
     assert (drafter.k, drafter.memory) == (4, 1)

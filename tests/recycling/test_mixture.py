@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import Grower, close, learn, matrix_of
 
-from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of
+from token_recycling.recycling.calibration import MATCHES, cell_of
 from token_recycling.recycling.growth import count_chosen
-from token_recycling.recycling.mixture import cells_by_age, mixture_calibration
+from token_recycling.recycling.mixture import mixture_calibration
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.occurrences import BREAK
 
@@ -122,7 +122,7 @@ def test_four_are_looked_beside_and_four_after_each():
 
 
 def cell(share, rank, text=0, past=0):
-    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES + 12)
+    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES + 9)
 
 
 @pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (2, 1), (3, 2), (5, 2), (7, 2), (8, 3), (20, 3)])
@@ -146,19 +146,6 @@ def test_support_of_both_texts_is_a_kind_of_its_own():
     wanted = mixture_calibration()
     wanted[cell(0.25 * 0.9 + 0.1, 0, text=1, past=2)] = [0, 1]
     np.testing.assert_array_equal(matrix.calibration, wanted)
-
-
-def test_cells_of_older_files_are_some_of_todays():
-    """Where nothing is copied, before that nothing is foreseen, before that nothing stood in the past."""
-    calibration = mixture_calibration()
-    whole, uncopied, with_past, without = cells_by_age(calibration)
-    assert whole.size == calibration.size == uncopied.size // 35 * 44
-    assert with_past.size == 4 * without.size == 2 * 4 * CELLS
-    for share, rank, text in ((0.001, 0, 0), (0.5, 1, 3), (0.99, 2, 7)):
-        place = cell_of(np.float32(share), rank, text)
-        without[divmod(place, MATCHES)] = 1
-        assert calibration[cell(share, rank, text)].tolist() == [1, 1]
-    assert calibration.sum() == with_past.sum() == 2 * 3
 
 
 # Whatever is known

@@ -12,7 +12,6 @@ from token_recycling.recycling.matrix import read_matrix
 from token_recycling.recycling.matrix_file import FORMAT, read_matrix_file, write_matrix
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.occurrences import BREAK
-from token_recycling.recycling.states import LearnedStates
 
 PAST = [1, 2, 0, 3]
 
@@ -169,73 +168,6 @@ def test_files_of_older_versions_are_read(tmp_path, version, monkeypatch):
     assert not len(matrix.past.tokens), "what was there before is gone"
     assert same(matrix, old)
     assert read_matrix_file(path)[1]["version"] == version
-
-
-@pytest.mark.parametrize(("kinds", "kind"), [(32, 7), (35, 34)], ids=["no states", "no copies"])
-def test_a_file_that_knows_fewer_kinds_is_read(tmp_path, kinds, kind):
-    """Of version 3, kinds of candidates by matches alone; of version 4, also by what is foreseen."""
-    path, old = tmp_path / "matrix", taught()
-    old.save(path, "abc")
-    tensors, counts = load_file(path), np.zeros((42, kinds, 2), np.float32)
-    counts[3, kind] = [1, 4]
-    write_matrix(path, {**{name: held.numpy() for name, held in tensors.items()}, "calibration": counts.reshape(-1, 2)})
-    matrix = taught()
-    matrix.load(path)
-    assert matrix.states is None
-    assert matrix.calibration.reshape(42, 44, 2)[3, kind].tolist() == [1, 4]
-    assert matrix.calibration.sum() == 5
-
-
-def test_what_was_learned_of_states_is_kept(tmp_path):
-    path, matrix, found = tmp_path / "matrix", taught(), taught()
-    matrix.states = states_of_random_numbers()
-    matrix.save(path, "abc")
-    found.load(path, "abc")
-    for name, array in matrix.states.arrays().items():
-        np.testing.assert_array_equal(found.states.arrays()[name], array)
-    taught().save(path, "abc")
-    found.load(path, "abc")
-    assert found.states is None
-
-
-def states_of_random_numbers():
-    """Of states of 3 numbers."""
-    numbers, empty = np.random.default_rng(0), LearnedStates.empty(3, 50)
-    return LearnedStates(*(numbers.random(array.shape, np.float32) for array in empty.arrays().values()))
-
-
-def test_a_file_that_knows_no_hidden_layer_is_read(tmp_path, monkeypatch):
-    """Of version 4: its layer begins as a new one does."""
-    path, matrix, found, empty = tmp_path / "matrix", taught(), taught(), LearnedStates.empty(3, 50)
-    matrix.states = states_of_random_numbers()
-    matrix.save(path, "abc")
-    tensors = {name: held.numpy() for name, held in load_file(path).items() if name not in ("state_into", "state_out")}
-    monkeypatch.setattr("token_recycling.recycling.matrix_file.VERSION", "4")
-    write_matrix(path, tensors, "abc", orders=3)
-    found.load(path, "abc")
-    np.testing.assert_array_equal(found.states.targets, matrix.states.targets)
-    np.testing.assert_array_equal(found.states.into, empty.into)
-    assert not found.states.out.any()
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("products", lambda held: held[1:], "expected state_products of"),
-        ("targets", lambda held: held[1:], "expected state_targets of"),
-        ("tokens", lambda held: held[1:], "expected state_tokens of"),
-        ("into", lambda held: held[1:], "expected state_into of"),
-        ("out", lambda held: held[:, 1:], "expected state_out of"),
-        ("targets", lambda held: held * np.float32("nan"), "expected finite numbers in state_targets"),
-        ("out", lambda held: held + np.float32("inf"), "expected finite numbers in state_out"),
-    ],
-)
-def test_damaged_states_are_refused(tmp_path, name, change, message):
-    matrix = taught()
-    matrix.states = LearnedStates.empty(3, 50)
-    setattr(matrix.states, name, change(getattr(matrix.states, name)))
-    matrix.save(tmp_path / "matrix", "abc")
-    refused(tmp_path / "matrix", message)
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.00004, 0.02])

@@ -7,7 +7,6 @@ import pytest
 
 from token_recycling import Tree
 from token_recycling.costs.budget import NO_COSTS
-from token_recycling.recycling.foreseen import Foresee
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
 from token_recycling.recycling.nodes import GrowingTree
@@ -38,19 +37,10 @@ class Grower:
         self.matrix, self.tokens = matrix, np.array(text)
         self._options = Options(k=matrix.k, orders=matrix.orders, suffix=suffix)
 
-    def grow(
-        self,
-        nodes: int,
-        depth: int = DEEP,
-        costs: np.ndarray = NO_COSTS,
-        template: Tree | None = None,
-        foresee: Foresee | None = None,
-    ) -> int:
+    def grow(self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Tree | None = None) -> int:
         recycler = Recycler(self.matrix, self._options, nodes, template=template)
         text = recycler.begin(self.tokens)
         self.growing = recycler.draft_one(text, self.tokens, depth, costs)
-        if foresee is not None and recycler.unsure(self.growing, depth):
-            self.growing = recycler.draft_foreseen(text, self.tokens, depth, foresee, costs)
         return len(self.growing.tokens)
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:

@@ -26,7 +26,7 @@ class Reproducible(Drafter):
         if not self.base.traits.reproducible:
             raise ValueError(
                 f"expected a drafter whose drafts follow from the text alone, for reproducible=True, got "
-                f"{self.base.describe()}; choose another drafter, such as recycling without states, or leave it out"
+                f"{self.base.describe()}; choose another drafter, such as recycling, or leave it out"
             )
         self.base = self.base.fork()
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE, _QUESTION, _ANSWER = 32, 48, 160
 """Texts that are written together, and most tokens of a question and of an answer."""
-_LEARNING = 0.5
-"""Time that learning from hidden states may take, as a share of that of passes."""
 _PLACE = "\u2063here\u2063"
 """Stands for what a user says."""
 
@@ -38,9 +36,6 @@ _PLACE = "\u2063here\u2063"
 @runtime_checkable
 class Learner(Protocol):
     """What a drafter has that can be warmed."""
-
-    learning: float
-    """Share of the time of passes that learning from hidden states may take."""
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target."""
@@ -79,18 +74,14 @@ def warm(
         raise ValueError(f"expected a drafter that learns from the model's text, recycling, got {drafter.name}")
     began, texts, tokens = time.perf_counter(), 0, 0
     before, after = _frame(tokenizer)
-    target, learning = ready(model), drafter.learning
+    target = ready(model)
     matrix = drafter.prepare(target)
-    drafter.learning = _LEARNING
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            while time.perf_counter() - began < 60 * minutes:
-                written = _written(model, tokenizer, drafter, before, after)
-                texts, tokens = texts + _AT_ONCE, tokens + written
-                progress(tokens)
-    finally:
-        drafter.learning = learning
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        while time.perf_counter() - began < 60 * minutes:
+            written = _written(model, tokenizer, drafter, before, after)
+            texts, tokens = texts + _AT_ONCE, tokens + written
+            progress(tokens)
     if not past:
         matrix.past = Occurrences(capacity=matrix.past.capacity)
     file = drafter.warmed_file(target) if output is None else output

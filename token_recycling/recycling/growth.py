@@ -113,7 +113,7 @@ def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
         carray(_int64s(addresses[slot, 3]), (1,)),
     )
     copying = Copying(texts.copying.state[slot], texts.copying.rules[slot])
-    return Sources(known.rows, index, known.past, known.calibration, known.foreseen, copying)
+    return Sources(known.rows, index, known.past, known.calibration, copying)
 
 
 @compiled
@@ -204,7 +204,6 @@ def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources:
     for place in range(LONGEST):
         tree.recent[place] = np.int64(asked.tokens[row, length - 1 - place]) if place < length else np.int64(ABSENT)
     tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
-    tree.entries[0] = 0 if sources.foreseen.filled[0] else -1
     texts.read[slot] = length
 
 

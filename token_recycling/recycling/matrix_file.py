@@ -3,10 +3,9 @@
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
 `calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
-(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`); from version 5 on with a
-hidden layer, and the calibration tells copies apart. The header has the
-fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
-its own digits count as zeros: a file with any changed bit is refused. Without a file nothing here needs safetensors.
+(`occurrences`). The header has the fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the
+SHA-256 of the whole file, in which its own digits count as zeros: a file with any changed bit is refused. Without a
+file nothing here needs safetensors.
 """
 
 from __future__ import annotations
@@ -35,9 +34,6 @@ _KINDS = (
     {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration"},
     {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration", "past"},
 )
-_STATES = {"state_products", "state_targets", "state_tokens"}
-_LAYER = {"state_into", "state_out"}
-"""What a matrix of the last kind may have besides, the latter from version 5 on."""
 
 
 class MatrixFileError(ValueError):
@@ -83,11 +79,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
-    if header.get("format") != FORMAT or tensors.keys() not in (
-        *_KINDS,
-        _KINDS[-1] | _STATES,
-        _KINDS[-1] | _STATES | _LAYER,
-    ):
+    if header.get("format") != FORMAT or tensors.keys() not in _KINDS:
         raise MatrixFileError(
             f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
         )
@@ -111,7 +103,7 @@ def read_ngram_matrix(
     path: str | os.PathLike[str], ours: Mapping[str, object], kinds: Sequence[int]
 ) -> tuple[dict[str, np.ndarray], int]:
     """The checked tensors of the file of a `NgramMatrix`, as `read_matrix_file`, and which of the calibrations of
-    `kinds` it has: that of today, of files without copies, without states too, or without a past too.
+    `kinds` it has: that of today, of files without copies, or without a past too.
     """
     read, header = read_matrix_file(path)
     if "shares" not in read:
@@ -124,7 +116,7 @@ def read_ngram_matrix(
             f"{path}: expected a matrix with contexts, got rows of single tokens alone; give a file written by --matrix"
         )
     check_header(path, ours, header)
-    possible, found = (kinds[:3] if "past" in read else kinds[3:]), len(read["calibration"])
+    possible, found = (kinds[:2] if "past" in read else kinds[2:]), len(read["calibration"])
     if found not in possible:
         raise MatrixFileError(f"{path}: expected a calibration of {possible[0]} kinds, got {found}; start a new one")
     return read, kinds.index(found)
@@ -171,16 +163,6 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
         wanted["calibration"] = ("float32", (len(tensors["calibration"]), 2))
     if "past" in tensors:
         wanted["past"] = ("int32", (tensors["past"].size,))
-    if "state_targets" in tensors:
-        hidden = tensors["state_targets"].shape[-1]
-        wanted |= {
-            "state_products": ("float32", (2 * hidden + 1, 2 * hidden + 1)),
-            "state_targets": ("float32", (2 * hidden + 1, hidden)),
-            "state_tokens": ("float32", candidates.shape[:1]),
-        }
-    if "state_out" in tensors:
-        width = tensors["state_out"].shape[0]
-        wanted |= {"state_into": ("float32", (2 * hidden + 1, width)), "state_out": ("float32", (width, hidden))}
     for name in wanted.keys() & tensors.keys():
         found = (str(tensors[name].dtype), tensors[name].shape)
         if found != wanted[name]:
@@ -196,9 +178,6 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:
                 return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
-    for name in (_STATES | _LAYER) & tensors.keys():
-        if not np.isfinite(tensors[name]).all():
-            return f"expected finite numbers in {name}, got others"
     if "calibration" in tensors:
         chosen, seen = tensors["calibration"].T
         if not ((chosen >= 0) & (chosen <= seen) & np.isfinite(seen)).all():

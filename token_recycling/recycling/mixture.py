@@ -19,7 +19,6 @@ from .._util.compiled import compiled_part
 from .alignment import HYPOTHESES, Copying, candidates, weight
 from .alignment import KINDS as COPIED
 from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
-from .foreseen import Foreseen
 from .ngrams import FULL, Rows, find_row
 from .occurrences import FOUND, LONGEST, OccurrenceArrays, occurrences, token_at
 
@@ -35,18 +34,15 @@ _BESIDE, _AFTER = 4, 4
 """How many candidates beside it what follows is looked up of, and how many of these are taken."""
 _LONG = 3
 """What follows them is known where that was read off a context of so many tokens."""
-_FORESEEN_WEIGHT, _FORESEEN_LIKELY = np.float32(0.5), np.float32(0.2)
-"""Of what hidden states foresee, against all rows; from which probability on a candidate is one that they hold likely.
-"""
-_PAST_KINDS, _FORESEEN_KINDS = 4, 3
+_PAST_KINDS = 4
 _MATCHED = MATCHES * _PAST_KINDS
 _CERTAIN = np.float32(1 - 1e-6)
 """The most that is believed, so that a node brings less than a whole token."""
 _LONG_MATCH = 6
 """The kind of a match from which on it says more than that copying goes on there."""
-_KINDS = _MATCHED + _FORESEEN_KINDS + COPIED
-"""Candidates are told apart by the matches that support them, and where none does, by what states foresee of them;
-those that are copied where no long match says so, by how they are.
+_KINDS = _MATCHED + COPIED
+"""Candidates are told apart by the matches that support them; those that are copied where no long match says so, by how
+they are.
 """
 
 
@@ -57,7 +53,6 @@ class Sources(NamedTuple):
     text: OccurrenceArrays  # Of the text so far; empty where it is not to be searched
     past: OccurrenceArrays  # Of the texts before it; may be empty
     calibration: np.ndarray  # `mixture_calibration`
-    foreseen: Foreseen  # by hidden states, of one draft
     copying: Copying  # where the text is copied from
 
 
@@ -69,7 +64,6 @@ class Mixture(NamedTuple):
     beside: np.ndarray  # (orders,) int64: an n-gram with another newest token, to look up
     tokens: np.ndarray  # (c,) int64: the candidates, each once
     shares: np.ndarray  # (c,) float32: of the mixture
-    foreseen: np.ndarray  # (c,) float32: probabilities that hidden states give, 0 for none
     matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this text and the past
     copied: np.ndarray  # (c,) int64: kinds of copies, -1 for none
     found: np.ndarray  # (2, 3) int64: for `alignment.candidates`
@@ -89,7 +83,6 @@ class Mixture(NamedTuple):
             beside=ints(orders),
             tokens=ints(most),
             shares=floats(most),
-            foreseen=floats(most),
             matches=np.zeros((2, most), np.int64),
             copied=ints(most),
             found=np.zeros((2, 3), np.int64),
@@ -108,16 +101,16 @@ def mixture_calibration() -> np.ndarray:
 
 def cells_by_age(calibration: np.ndarray) -> tuple[np.ndarray, ...]:
     """Views of `mixture_calibration`, (..., 2): all cells, then those that older files have: where nothing is copied,
-    also nothing is foreseen, also nothing in the past supports a candidate.
+    also nothing in the past supports a candidate.
     """
     kinds = calibration.reshape(-1, _KINDS, 2)
-    return kinds, kinds[:, : _MATCHED + _FORESEEN_KINDS], kinds[:, :_MATCHED], kinds[:, :_MATCHED:_PAST_KINDS]
+    return kinds, kinds[:, :_MATCHED], kinds[:, :_MATCHED:_PAST_KINDS]
 
 
 @compiled_part
-def mix(mixture: Mixture, sources: Sources, entry: int, places: np.ndarray) -> int:
-    """Finds the candidates after `mixture.recent` and how likely they are; returns their number. `entry`: of what is
-    foreseen there, -1 for none; `places` (HYPOTHESES, 4): where copying may go on.
+def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
+    """Finds the candidates after `mixture.recent` and how likely they are; returns their number. `places`
+    (HYPOTHESES, 4): where copying may go on.
     """
     rows, shares = sources.rows, mixture.shares
     found, known = _mix_beside(mixture, rows), False
@@ -128,8 +121,6 @@ def mix(mixture: Mixture, sources: Sources, entry: int, places: np.ndarray) -> i
         weight, known = _LONGER_WEIGHT if known else _SHORTEST_WEIGHT, True
         _fade(mixture, found, weight)
         found = _mix_row(mixture, found, rows, row, weight, rows.candidates.shape[1], np.int64(-1))
-    if entry >= 0:
-        found = _mix_foreseen(mixture, found, sources.foreseen, entry)
     found = _mix_text(mixture, found, sources.past, np.int64(1))
     found = _mix_text(mixture, found, sources.text, np.int64(0))
     found = _mix_copied(mixture, found, sources, places)
@@ -142,11 +133,8 @@ def mix(mixture: Mixture, sources: Sources, entry: int, places: np.ndarray) -> i
         past = mixture.matches[1, place]
         past_kind = 0 if past == 0 else 1 if past < 3 else 2 if past < 6 else 3
         kind = mixture.matches[0, place] * _PAST_KINDS + past_kind
-        if entry >= 0 and kind == 0:
-            foreseen = mixture.foreseen[place]
-            kind = _MATCHED + (0 if foreseen <= 0 else 1 if foreseen < _FORESEEN_LIKELY else 2)
         if mixture.copied[place] >= 0 and mixture.matches[0, place] < _LONG_MATCH:
-            kind = _MATCHED + _FORESEEN_KINDS + mixture.copied[place]
+            kind = _MATCHED + mixture.copied[place]
         mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
         likely = chance(sources.calibration, mixture.cells[place], shares[place])
         mixture.chances[place] = min(likely, _CERTAIN)
@@ -196,18 +184,6 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
         if token != but:
             share = weight * np.float32(rows.shares[row, rank]) / np.float32(FULL)
             found = max(found, _add(mixture, found, token, share) + 1)
-    return found
-
-
-@compiled_part
-def _mix_foreseen(mixture: Mixture, found: int, foreseen: Foreseen, entry: int) -> int:
-    """Adds what hidden states foresee; returns the number of candidates."""
-    _fade(mixture, found, _FORESEEN_WEIGHT)
-    for rank in range(foreseen.candidates.shape[1]):
-        share = foreseen.shares[entry, rank]
-        place = _add(mixture, found, foreseen.candidates[entry, rank], _FORESEEN_WEIGHT * share)
-        mixture.foreseen[place] = share
-        found = max(found, place + 1)
     return found
 
 
@@ -267,7 +243,7 @@ def _add(mixture: Mixture, found: int, token: int, share: float) -> int:
         if mixture.tokens[place] == token:
             mixture.shares[place] += share
             return place
-    mixture.tokens[found], mixture.shares[found], mixture.foreseen[found] = token, share, 0
+    mixture.tokens[found], mixture.shares[found] = token, share
     mixture.matches[0, found] = mixture.matches[1, found] = 0
     mixture.copied[found] = -1
     return found

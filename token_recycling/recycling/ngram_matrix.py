@@ -18,12 +18,10 @@ import numpy as np
 from .._util.compiled import compiled, compiled_part
 from .._util.topk import exceeded
 from .alignment import Copying
-from .foreseen import NOTHING_FORESEEN, Foreseen
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import Sources, cells_by_age, mixture_calibration
 from .ngrams import ABSENT, FULL, Rows, find_row, key_of
 from .occurrences import OccurrenceArrays, Occurrences
-from .states import LearnedStates
 
 MAX_ORDER = 4
 _NO_TEXT, _NOT_COPIED = OccurrenceArrays.empty(0), Copying.empty()
@@ -58,8 +56,6 @@ class NgramMatrix:
         self.calibration = mixture_calibration()
         self.past = Occurrences(capacity=past)
         """The newest tokens of all texts."""
-        self.states: LearnedStates | None = None
-        """What was learned of hidden states, where somebody learns of them."""
 
     @property
     def candidates(self) -> np.ndarray:
@@ -141,9 +137,9 @@ class NgramMatrix:
         """
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
-    def sources(self, foreseen: Foreseen = NOTHING_FORESEEN) -> Sources:
+    def sources(self) -> Sources:
         """What candidates come from, without a text."""
-        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration, foreseen, _NOT_COPIED)
+        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration, _NOT_COPIED)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""
@@ -156,7 +152,6 @@ class NgramMatrix:
             "context_keys": self.rows.keys[known],
             "calibration": self.calibration,
             "past": self.past.tokens,
-            **({} if self.states is None else self.states.arrays()),
         }
         write_matrix(path, held, tokenizer, orders=self.orders)
 
@@ -179,7 +174,6 @@ class NgramMatrix:
             self.rows.candidates[self.vocab_size + places] = read["context_candidates"][known]
             self.rows.shares[self.vocab_size + places] = read["context_shares"][known]
         self.past = Occurrences(read.get("past", ()), capacity=self.past.capacity)
-        self.states = LearnedStates.of(read)
 
 
 class Observations(NamedTuple):

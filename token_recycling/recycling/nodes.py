@@ -12,7 +12,6 @@ import numpy as np
 
 from .._util.compiled import compiled_part
 from .alignment import HYPOTHESES, find, go_on, has_rules
-from .foreseen import entry_below
 from .mixture import Mixture, Sources, mix
 from .ngrams import ABSENT
 from .occurrences import LONGEST, token_at
@@ -39,14 +38,13 @@ class GrowingTree(NamedTuple):
     cells: np.ndarray  # (capacity, CHILDREN) int64: kinds, for the calibration
     known: np.ndarray  # (capacity,) int64: number of candidates
     drafted: np.ndarray  # (capacity,) int64: how many of them became children
-    entries: np.ndarray  # (capacity,) int64: of `Foreseen`, -1 where nothing is foreseen
     places: np.ndarray  # (capacity, HYPOTHESES, 4) int64: where copying may go on
     mixture: Mixture
 
     @classmethod
     def empty(cls, slots: int, nodes: int, orders: int, k: int) -> GrowingTree:
         """For `slots` texts of `nodes` nodes each, the root included; for rows of `orders` and k."""
-        ints = ("tokens", "parents", "depths", "ranks", "known", "drafted", "entries")
+        ints = ("tokens", "parents", "depths", "ranks", "known", "drafted")
         return cls(
             **{name: np.zeros((slots, nodes), np.int64) for name in ints},
             values=np.zeros((slots, nodes), np.float32),
@@ -74,7 +72,6 @@ def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
         trees.cells[slot],
         trees.known[slot],
         trees.drafted[slot],
-        trees.entries[slot],
         trees.places[slot],
         trees.mixture,
     )
@@ -92,7 +89,6 @@ def put_below(tree: GrowingTree, node: int, parent: int, token: int, chance: flo
     """Puts a token below a node, as the newest one."""
     tree.tokens[node], tree.parents[node], tree.depths[node] = token, parent, tree.depths[parent] + 1
     tree.values[node] = tree.values[parent] * chance
-    tree.entries[node] = entry_below(sources.foreseen, tree.entries[parent], tree.tokens[node])
     go_on(sources.copying, sources.text, tree.places[parent], tree.tokens[node], tree.places[node])
 
 
@@ -113,7 +109,7 @@ def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sour
             mixture.recent[place], above = tree.tokens[above], tree.parents[above]
         else:
             mixture.recent[place] = tree.recent[place - depth]
-    for candidate in range(mix(mixture, sources, tree.entries[node], tree.places[node])):
+    for candidate in range(mix(mixture, sources, tree.places[node])):
         likely, place = mixture.chances[candidate], known
         while place > 0 and tree.chances[node, place - 1] < likely:
             if place < CHILDREN:

@@ -15,7 +15,6 @@ import numpy as np
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
 from .constrained import Candidates, Habits, grow
-from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
 from .growth import NO_NOISE, Asked, Drawn, Shape, count_chosen, draft, put, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree, keep_allowed
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from ..trees.tree import Tree
 
 _OURS = "token_recycling"
-_LEVELS, _SURE = 2, 0.9
-"""Levels of a tree that are foreseen, where its first token is less likely."""
 _ROOT_ALONE = np.ones(1)
 """Times by which no node pays."""
 _NO_MASK = np.zeros(0, np.int32)
@@ -71,9 +68,6 @@ class Recycler:
             1 if chains else CHILDREN,
             corrected,
         )
-        self._foreseen = Foreseen.empty(options.k)
-        self._used = NOTHING_FORESEEN
-        """What was foreseen of the last draft."""
         self._texts = Texts(matrix.past, nodes + 1, options.orders, options.k)
 
     # Texts
@@ -122,14 +116,13 @@ class Recycler:
         lengths: np.ndarray,
         rooms: np.ndarray,
         costs: np.ndarray = NO_COSTS,
-        foreseen: Foreseen = NOTHING_FORESEEN,
         drawn: Drawn | None = None,
     ) -> np.ndarray:
         """(n,) int64: how many nodes the draft of each of n texts has, the root included; `tree` has them.
 
         The texts lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
-        all texts take, in any unit; none where every node pays. `foreseen`, `drawn`: of the draft of a single text.
+        all texts take, in any unit; none where every node pays. `drawn`: of the draft of a single text.
         """
         self._texts.record_ended()
         for text, row, length in zip(texts, rows.tolist(), lengths.tolist(), strict=True):
@@ -144,8 +137,7 @@ class Recycler:
         if drawn is not None:
             shape, noise = shape._replace(parents=drawn.parents, ranks=drawn.ranks), drawn.noise
         asked = Asked(tokens, rows, slots, lengths, rooms, self.learns, noise)
-        draft(self._texts.arrays, asked, self.matrix.sources(foreseen), shape, costs, counts)
-        self._used = foreseen
+        draft(self._texts.arrays, asked, self.matrix.sources(), shape, costs, counts)
         return counts
 
     def draft_one(
@@ -154,34 +146,12 @@ class Recycler:
         tokens: np.ndarray,
         room: int,
         costs: np.ndarray = NO_COSTS,
-        foreseen: Foreseen = NOTHING_FORESEEN,
         drawn: Drawn | None = None,
     ) -> GrowingTree:
         """The nodes of a draft for one text (length,): as `draft`."""
         one = np.array([0, len(tokens), room])
-        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen, drawn)
+        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, drawn)
         return self.tree(text, int(counts[0]))
-
-    def unsure(self, tree: GrowingTree, room: int) -> bool:
-        """Whether to foresee what may follow: the first token of a tree is not as good as certain."""
-        return room > 0 and not (tree.known[0] and tree.chances[0, 0] > _SURE)
-
-    def draft_foreseen(
-        self, text: Text, tokens: np.ndarray, room: int, foresee: Foresee, costs: np.ndarray = NO_COSTS
-    ) -> GrowingTree:
-        """The last draft for one text, grown anew with what `foresee` says after the root, and once more after the
-        tokens below it.
-        """
-        foreseen, parents, new = self._foreseen, np.array([-1]), tokens[-1:].astype(np.int64)
-        foreseen.filled[0] = 0
-        for _ in range(_LEVELS):
-            foreseen.add(parents, new, *foresee(parents, new))
-            self.forget_draft(text)
-            tree = self.draft_one(text, tokens, room, costs, foreseen)
-            parents, new = foreseen.wanted(tree.entries, tree.parents, tree.tokens)
-            if not len(new):
-                break
-        return tree
 
     def draw_one(self, text: Text, tokens: np.ndarray, room: int, nodes: int, uniform: np.ndarray) -> GrowingTree:
         """The last draft for one text anew: its first `nodes` nodes are the shape, and its tokens are drawn, the
@@ -195,7 +165,7 @@ class Recycler:
         ranks = [np.count_nonzero(parents[1:node] == parents[node]) for node in range(nodes)]  # none is left out
         drawn = Drawn(parents, np.array(ranks, np.int64), noise)
         self.forget_draft(text)
-        return self.draft_one(text, tokens, room, foreseen=self._used, drawn=drawn)
+        return self.draft_one(text, tokens, room, drawn=drawn)
 
     def draft_within(
         self, text: Text, tokens: np.ndarray, room: int, state: State, habits: Habits, costs: np.ndarray = NO_COSTS
@@ -205,7 +175,7 @@ class Recycler:
         """
         one = np.array([0, len(tokens), room])
         self.draft([text], tokens[None], one[:1], one[1:2], one[2:], _ROOT_ALONE)
-        tree, known, slot = self.tree(text, self.nodes + 1), self.matrix.sources(NOTHING_FORESEEN), text.slot
+        tree, known, slot = self.tree(text, self.nodes + 1), self.matrix.sources(), text.slot
         texts, made = self._texts.arrays, [0]
 
         def candidates(node: int) -> Candidates:

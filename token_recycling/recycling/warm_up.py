@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from .._util.topk import top_candidates
-from .foreseen import NOTHING_FORESEEN
 from .growth import put
 from .occurrences import LONGEST
 from .options import Options
@@ -21,7 +20,7 @@ def warm_up(tokens: type[np.integer], **how: Any) -> None:
     text = recycler.begin(ids)
     recycler.predict(text, ids.tolist())
     recycler.draft_one(text, ids, 1, np.ones(1))  # the root alone: there is room for one more
-    put(recycler._texts.arrays, text.slot, recycler.matrix.sources(NOTHING_FORESEEN), 0, 0, 1.0, np.zeros(0, np.int32))
+    put(recycler._texts.arrays, text.slot, recycler.matrix.sources(), 0, 0, 1.0, np.zeros(0, np.int32))
     recycler.observe(text, [0] * LONGEST, ends=True)
     ngrams = recycler.ngrams(text, np.array([-1, 0]), np.zeros(2, np.int64))
     recycler.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1), **how)

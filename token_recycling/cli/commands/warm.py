@@ -17,7 +17,7 @@ def warm(
     output: Annotated[
         Path | None, typer.Option(help="Matrix file to write; default where `recycling:warmed=true` finds it.")
     ] = None,
-    drafter: Drafting = "recycling:states=true",
+    drafter: Drafting = "recycling",
     past: Annotated[bool, typer.Option("--past", help="Keep the texts among earlier outputs too.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
     dtype: DType = None,
@@ -26,7 +26,7 @@ def warm(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Lets the model write text from nothing, and keeps what it teaches a drafter, hidden states too."""
+    """Let the model write text from nothing, and keep what it teaches a drafter."""
     if not minutes > 0:
         raise ValueError(f"expected --minutes above 0, got {minutes}")
     if output is not None and output.is_dir():

@@ -11,10 +11,10 @@ Cost per step: a top-k over the logits of all nodes; some microseconds a node in
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,9 +32,7 @@ from ...recycling.warm_up import warm_up as compile_drafting
 from ...trees.templates import size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits
-from .._shared.pairing import Pairs
 from .priming import load_warmed, prime, warmed_file
-from .states import States
 from .text import RecyclingText
 
 _UNLEARNED = 8
@@ -46,6 +44,11 @@ at once after a draft that does not pay. Others were trained, and grammars force
 @dataclass
 class Recycling(Drafter, Options):
     """Drafts from a matrix of contexts and from the text itself."""
+
+    removed: ClassVar[dict[str, str]] = {
+        "states": "it saved no time; train an EAGLE head (drafter eagle), or leave it out",
+        "learning": "it was a part of states; leave it out",
+    }
 
     tree: str | int | Tree = "auto"
     """auto (at each step as many nodes as pay), a number of nodes grown best first, or a template: paper, chain:N,
@@ -59,11 +62,6 @@ class Recycling(Drafter, Options):
     """Share of probability that an emitted token takes from the other candidates of its row."""
     primed: bool = False
     """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
-    states: bool = False
-    """Draft from the target's hidden states too, by a map that is learned while decoding; it is kept with the matrix.
-    """
-    learning: float = 0.02
-    """Time that learning from hidden states may take, as a share of that of passes."""
     warmed: bool = False
     """Begin with what the model has taught by text of its own (`token-recycling warm`), kept in a file."""
     draws: bool = False
@@ -75,24 +73,20 @@ class Recycling(Drafter, Options):
 
     @property
     def traits(self) -> DrafterTraits:
-        last = (lambda layers: [layers]) if self.states else None
         return DrafterTraits(
             learns_prompt=self.learns_prompt,
             on_host=True,
             top_k=self.k,
-            states=last,
             draws=self.draws,
             predictions=self.suffix,
             within_grammars=self.template is None,
-            reproducible=not self.states,  # which are learned from for a while
+            reproducible=True,
         )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.work = Work(nodes=_UNLEARNED)
         """Of the steps of all texts, where the tree is to pay."""
-        self.foreseeing = Work()
-        """The same of what states foresee in them: what it adds."""
         self.work_within = Work()
         """The same of texts whose form is given: most of what is drafted for them is forced."""
         self.habits = Habits()
@@ -100,22 +94,17 @@ class Recycling(Drafter, Options):
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
-        if not 0 <= self.learning < math.inf:
-            raise ValueError(f"expected learning of 0 or more, got {self.learning}")
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
         self._making = Lock()
-        self._learners = Pairs[States]()
-        """What learns from the states of each target."""
 
     def warm_up(self, device: torch.device) -> None:
         warm_up(device, self.remembers > 0, self.favours > 0)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingText:
         self.warm_up(target.device)
-        matrix = self.prepare(target)
-        return RecyclingText(self, matrix, prompt.cpu().numpy(), costs, self._states_for(target, matrix))
+        return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target; raises ValueError if it is of another vocabulary or of other options."""
@@ -139,16 +128,6 @@ class Recycling(Drafter, Options):
         """Where what the target has taught by text of its own is kept, for these options."""
         return warmed_file(target, self.k, self.orders)
 
-    def _states_for(self, target: TreeModel, matrix: NgramMatrix) -> States | None:
-        """What learns from states, anew for another matrix or target."""
-        if not self.states:
-            return None
-        with self._making:
-            learner = self._learners.get(target.model)
-            if learner is None or not learner.serves(target, matrix):
-                learner = self._learners[target.model] = States(target, matrix)
-            return learner
-
     def describe(self) -> str:
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
         said = {
@@ -156,7 +135,6 @@ class Recycling(Drafter, Options):
             "earlier outputs": self.past,
             "warmed": self.warmed,
             "primed": self.primed,
-            "hidden states": self.states,
             "drawn": self.draws,
         }
         parts += [name for name, used in said.items() if used]

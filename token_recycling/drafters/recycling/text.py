@@ -25,7 +25,6 @@ from ...trees.tree import Tree
 from .._base import PREDICTED, TextDrafter
 from .allowed import top_allowed
 from .drawn import DrawnFrom
-from .states import States, TextStates
 
 if TYPE_CHECKING:
     from . import Recycling
@@ -38,12 +37,9 @@ class RecyclingText(TextDrafter):
 
     drafter: Recycling
 
-    def __init__(
-        self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs, states: States | None
-    ) -> None:
+    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs) -> None:
         super().__init__(drafter)
-        self._states = None if states is None else TextStates(states, prompt, drafter.learning)
-        self._passes, template = costs, drafter.template
+        template = drafter.template
         self._costs: Costs | None = None
         """What passes cost, where the tree is to pay."""
         if template is not None:
@@ -60,8 +56,8 @@ class RecyclingText(TextDrafter):
         self._within_grammars = drafter.traits.within_grammars
         self._state: State | None = None
         """What may follow the last draft's root, if a grammar says it."""
-        self._rest = self._foresees_in = 0
-        """For how many steps nothing is drafted, and nothing foreseen."""
+        self._rest = 0
+        """For how many steps nothing is drafted."""
         self._predicted = False
         self._spent = 0.0
         self._values = np.empty(0, np.float32)
@@ -78,10 +74,6 @@ class RecyclingText(TextDrafter):
         self._predicted = True
         self._recycler.predict(self._text, tokens.tolist())
 
-    def read_prompt(self, states: torch.Tensor) -> None:
-        if self._states is not None:
-            self._states.read_prompt(states)
-
     def draft(self, context: Context) -> Draft:
         self._state = context.state if self._within_grammars else None
         self._work = self.drafter.work if self._state is None else self.drafter.work_within
@@ -97,8 +89,6 @@ class RecyclingText(TextDrafter):
             )
         else:
             tree = self._recycler.draft_one(self._text, tokens, room, times)
-            if self._states is not None and self._recycler.unsure(tree, room):
-                tree = self._foreseen(self._states, tree, tokens, room, times)
             chances = tree.chances[tree.parents, tree.ranks]
         nodes = self._believed(tree.values, times)
         self._values = tree.values[:nodes].copy()
@@ -110,33 +100,6 @@ class RecyclingText(TextDrafter):
         draft = _draft_of(tree, nodes, chances, self._recycler.matrix.vocab_size if drawn else None)
         self._spent = _now() - began
         return draft
-
-    def _foreseen(
-        self, states: TextStates, tree: GrowingTree, tokens: np.ndarray, room: int, times: np.ndarray
-    ) -> GrowingTree:
-        """A draft with what states foresee, if anything; rests where that does not pay in the long run."""
-        foresee = states.foresight(self.drafter.k)
-        if foresee is None:
-            return tree
-        if self._foresees_in:
-            self._foresees_in -= 1
-            return tree
-        began, before = _now(), self._forecast(tree, times)
-        tree = self._recycler.draft_foreseen(self._text, tokens, room, foresee, times)
-        if self._costs is not None:
-            own = self._costs.in_passes(_now() - began)
-            tokens_more, passes_more = np.subtract(self._forecast(tree, times), before).tolist()
-            passes = 1 + self._costs.rate(self.drafter.work) * (passes_more + own)
-            work, gained = self.drafter.foreseeing, 1 + tokens_more
-            self._foresees_in = self._costs.rest(work, gained, passes, own=own, foreseen=gained)
-        return tree
-
-    def _forecast(self, tree: GrowingTree, times: np.ndarray) -> tuple[float, float]:
-        """Tokens that the nodes which pay are believed to bring, and the passes that they take."""
-        if self._costs is None:
-            return 0.0, 0.0
-        nodes = self._believed(tree.values, times)
-        return self._costs.trust(self.drafter.work) * float(tree.values[1:nodes].sum()), float(times[nodes - 1])
 
     def _times(self) -> np.ndarray:
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
@@ -155,19 +118,14 @@ class RecyclingText(TextDrafter):
     def observe(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]
         began = _now() if len(values) else 0.0
-        if self._states is not None:
-            self._states.observe(step, self._passes.seconds / self._passes.texts)
         self._recycler.observe(self._text, step.tokens, step.finished)
         if len(values):
             self._learn_from(step)
             if self._costs is not None:
                 self._reckon(step, values, self._costs, self._spent + _now() - began)
-        if self._states is not None and step.finished:
-            self._states.learn()
 
     def statistics(self) -> Mapping[str, float]:
-        own = {} if self._states is None else self._states.statistics()
-        return {**own, PREDICTED: self._recycler.predicted(self._text)} if self._predicted else own
+        return {PREDICTED: self._recycler.predicted(self._text)} if self._predicted else {}
 
     def _learn_from(self, step: Step) -> None:
         """Learns what the target said; nodes that other drafters proposed are as good to learn from."""
