@@ -12,8 +12,6 @@ from token_recycling.recycling.matrix import read_matrix
 from token_recycling.recycling.matrix_file import FORMAT, VERSION
 
 HEADER = {"format": FORMAT, "version": VERSION, "vocab_size": "50", "k": "4", "tokenizer": "abc"}
-UNCHECKED = {**HEADER, "version": "1"}
-"""As before there were checksums."""
 
 
 def filled(vocab_size=50, k=4, seed=0):
@@ -107,7 +105,7 @@ def test_a_folder_is_no_matrix(tmp_path):
 def test_a_truncated_file_is_refused(saved, share):
     whole = saved.read_bytes()
     saved.write_bytes(whole[: int(len(whole) * share)])
-    refused(saved, "cannot be read|expected a saved adjacency matrix")
+    refused(saved, "cannot be read|no matrix")
 
 
 def test_bytes_too_many_are_refused(saved):
@@ -115,9 +113,9 @@ def test_bytes_too_many_are_refused(saved):
     refused(saved, "cannot be read")
 
 
-def test_a_file_with_any_changed_bit_is_refused(tmp_path):
-    """In its header, which states the checksum, as in its rows."""
-    path = tmp_path / "matrix"
+def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
+    """No damage lets a candidate out of the vocabulary into a draft."""
+    path, refusals = tmp_path / "matrix", 0
     filled(4, 1).save(path, "abc")
     whole = path.read_bytes()
     for place in range(len(whole)):
@@ -125,24 +123,14 @@ def test_a_file_with_any_changed_bit_is_refused(tmp_path):
             damaged = bytearray(whole)
             damaged[place] ^= 1 << bit
             path.write_bytes(damaged)
-            with pytest.raises(MatrixFileError):
-                read_matrix(path)
-    path.write_bytes(whole)
-    assert torch.equal(read_matrix(path)[0].candidates, filled(4, 1).candidates)
-
-
-def test_a_changed_id_is_said_to_be_damage(saved):
-    damaged = bytearray(saved.read_bytes())
-    damaged[-4] ^= 1  # another id of the vocabulary
-    saved.write_bytes(damaged)
-    refused(saved, "of checksum [0-9a-f]{64}, got [0-9a-f]{64}: the file is damaged")
-
-
-def test_a_file_without_a_checksum_is_read_still(tmp_path):
-    save_file({"candidates": filled().candidates}, tmp_path / "matrix", metadata=UNCHECKED)
-    matrix, header = read_matrix(tmp_path / "matrix")
-    assert torch.equal(matrix.candidates, filled().candidates)
-    assert header == UNCHECKED
+            try:
+                candidates = read_matrix(path)[0].candidates
+            except MatrixFileError:
+                refusals += 1
+            else:
+                assert candidates.shape == (4, 1)
+                assert 0 <= int(candidates.min()) <= int(candidates.max()) < 4
+    assert refusals > 4 * len(whole)
 
 
 def test_a_file_of_another_model_is_refused(tmp_path, saved):
@@ -164,7 +152,7 @@ def test_a_file_of_another_model_is_refused(tmp_path, saved):
 def test_ids_out_of_range_are_refused(tmp_path, change, message):
     candidates = filled().candidates
     change(candidates)
-    save_file({"candidates": candidates}, tmp_path / "matrix", metadata=UNCHECKED)
+    save_file({"candidates": candidates}, tmp_path / "matrix", metadata=HEADER)
     refused(tmp_path / "matrix", message)
 
 
@@ -183,27 +171,23 @@ def test_ids_out_of_range_are_refused(tmp_path, change, message):
         ),
         ({"candidates": filled().candidates}, {"vocab_size": None}, "None x 4"),
         ({"candidates": filled().candidates}, {"k": None}, "50 x None"),
-        ({"candidates": filled().candidates}, {"version": "6"}, "version 5, got 6"),
-        ({"candidates": filled().candidates}, {"version": None}, "version 5, got None"),
-        ({"candidates": filled().candidates}, {"version": "2"}, "of checksum None, got"),
-        ({"candidates": filled().candidates}, {"version": "3"}, "of checksum None, got"),
-        ({"candidates": filled().candidates}, {"version": "4"}, "of checksum None, got"),
-        ({"candidates": filled().candidates}, {"sha256": "0" * 64}, "of checksum 0+, got"),
-        ({"candidates": filled().candidates}, {"format": None}, "another safetensors file"),
-        ({"candidates": filled().candidates}, {"format": "pt"}, "another safetensors file"),
-        ({"weights": filled().candidates}, {}, "another safetensors file"),
-        ({"candidates": filled().candidates, "more": torch.zeros(1)}, {}, "another safetensors file"),
+        ({"candidates": filled().candidates}, {"version": "5"}, "version 5"),
+        ({"candidates": filled().candidates}, {"version": None}, "version None"),
+        ({"candidates": filled().candidates}, {"format": None}, "no matrix"),
+        ({"candidates": filled().candidates}, {"format": "pt"}, "no matrix"),
+        ({"weights": filled().candidates}, {}, "another one"),
+        ({"candidates": filled().candidates, "more": torch.zeros(1)}, {}, "another one"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, tensors, header, message):
-    metadata = {key: value for key, value in {**UNCHECKED, **header}.items() if value is not None}
+    metadata = {key: value for key, value in {**HEADER, **header}.items() if value is not None}
     save_file(tensors, tmp_path / "matrix", metadata=metadata)
     refused(tmp_path / "matrix", message)
 
 
 def test_a_safetensors_file_without_metadata_is_refused(tmp_path):
     save_file({"candidates": filled().candidates}, tmp_path / "matrix")
-    refused(tmp_path / "matrix", "another safetensors file")
+    refused(tmp_path / "matrix", "no matrix")
 
 
 def test_a_fingerprint_names_the_meaning_of_ids(tokenizer):

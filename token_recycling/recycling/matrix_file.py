@@ -1,11 +1,10 @@
 """The file of a matrix: safetensors, written atomically, and checked before any of it is used.
 
-`candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
-too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
-`calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
-(`occurrences`). The header has the fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the
-SHA-256 of the whole file, in which its own digits count as zeros: a file with any changed bit is refused. Without a
-file nothing here needs safetensors.
+`candidates` (vocabulary, k) int32 is the adjacency matrix, all that the drafter `published` keeps. An `NgramMatrix` adds
+`shares` of the same shape (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`,
+`context_shares`, `context_keys`), `calibration`, and `past`: the newest tokens of all sequences, -1 between two, lower
+ones masked (`occurrences`). The header has the fingerprint of the tokenizer whose ids these are. Without a file nothing
+here needs safetensors.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,16 +23,18 @@ from .._util.files import replacing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT, VERSION = "token_recycling.adjacency_matrix", "5"
-_WITHOUT_CHECKSUM, _OLDER = "1", ("2", "3", "4")
-_UNKNOWN = "0" * 64
-"""Stands for the checksum where that is not known yet."""
-_KINDS = (
-    {"candidates"},
-    {"candidates", "shares"},
-    {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration"},
-    {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration", "past"},
-)
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "6"
+_ADJACENCY = {"candidates"}
+_NGRAMS = {
+    "candidates",
+    "shares",
+    "context_candidates",
+    "context_shares",
+    "context_keys",
+    "calibration",
+    "past",
+}
+"""The tensors of the two kinds of matrices."""
 
 
 class MatrixFileError(ValueError):
@@ -57,10 +58,9 @@ def write_matrix(
     vocab_size, k = tensors["candidates"].shape
     described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
     held = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    stated = {name: str(value) for name, value in {**described, **header, "sha256": _UNKNOWN}.items()}
-    contents = save(held, metadata=stated)
+    contents = save(held, metadata={name: str(value) for name, value in {**described, **header}.items()})
     with replacing(path) as temporary:
-        Path(temporary).write_bytes(_with_checksum(contents, _UNKNOWN, hashlib.sha256(contents).hexdigest()))
+        Path(temporary).write_bytes(contents)
 
 
 def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -79,20 +79,14 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
-    if header.get("format") != FORMAT or tensors.keys() not in _KINDS:
+    if header.get("format") != FORMAT:
+        raise MatrixFileError(f"{path} is a safetensors file, but no matrix; give a file written by --matrix")
+    if header.get("version") != VERSION:
         raise MatrixFileError(
-            f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
+            f"{path} has format version {header.get('version')}, this release reads {VERSION}; delete it to start again"
         )
-    version, checksum = header.get("version"), header.pop("sha256", None)
-    if version not in (VERSION, *_OLDER, _WITHOUT_CHECKSUM):
-        raise MatrixFileError(f"{path}: expected format version {VERSION}, got {version}; update token_recycling")
-    if checksum is not None or version != _WITHOUT_CHECKSUM:
-        found = hashlib.sha256(_with_checksum(contents, str(checksum), _UNKNOWN)).hexdigest()
-        if found != checksum:
-            raise MatrixFileError(
-                f"{path}: expected contents of checksum {checksum}, got {found}: the file is damaged; "
-                "delete it to start anew"
-            )
+    if tensors.keys() not in (_ADJACENCY, _NGRAMS):
+        raise MatrixFileError(f"{path} lacks a part or has another one; delete it to start again")
     reason = _wrong_shapes(tensors, header) or _wrong_numbers(tensors)
     if reason is not None:
         raise MatrixFileError(f"{path}: {reason}; delete it to start anew")
@@ -100,31 +94,19 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
 
 
 def read_ngram_matrix(
-    path: str | os.PathLike[str], ours: Mapping[str, object], kinds: Sequence[int]
-) -> tuple[dict[str, np.ndarray], int]:
-    """The checked tensors of the file of a `NgramMatrix`, as `read_matrix_file`, and which of the calibrations of
-    `kinds` it has: that of today, of files without copies, or without a past too.
-    """
+    path: str | os.PathLike[str], ours: Mapping[str, object], calibration: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The checked tensors of the file of an `NgramMatrix` whose calibration has the shape of ours."""
     read, header = read_matrix_file(path)
-    if "shares" not in read:
-        raise MatrixFileError(
-            f"{path}: expected a matrix with probabilities, got one of the drafter 'published'; "
-            "load it there, or start a new one"
-        )
-    if "calibration" not in read:
-        raise MatrixFileError(
-            f"{path}: expected a matrix with contexts, got rows of single tokens alone; give a file written by --matrix"
-        )
+    if read.keys() != _NGRAMS:
+        raise MatrixFileError(f"{path} holds a matrix of the drafter 'published'; load it there, or start a new one")
     check_header(path, ours, header)
-    possible, found = (kinds[:2] if "past" in read else kinds[2:]), len(read["calibration"])
-    if found not in possible:
-        raise MatrixFileError(f"{path}: expected a calibration of {possible[0]} kinds, got {found}; start a new one")
-    return read, kinds.index(found)
-
-
-def _with_checksum(contents: bytes, old: str, new: str) -> bytes:
-    """A file with another checksum in its header."""
-    return contents.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode(), 1)
+    if read["calibration"].shape != calibration.shape:
+        raise MatrixFileError(
+            f"{path} has a calibration of {len(read['calibration'])} kinds, this release has {len(calibration)}; "
+            "delete it to start again"
+        )
+    return read
 
 
 def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:

@@ -99,14 +99,6 @@ def mixture_calibration() -> np.ndarray:
     return new_calibration(_KINDS)
 
 
-def cells_by_age(calibration: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Views of `mixture_calibration`, (..., 2): all cells, then those that older files have: where nothing is copied,
-    also nothing in the past supports a candidate.
-    """
-    kinds = calibration.reshape(-1, _KINDS, 2)
-    return kinds, kinds[:, :_MATCHED], kinds[:, :_MATCHED:_PAST_KINDS]
-
-
 @compiled_part
 def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
     """Finds the candidates after `mixture.recent` and how likely they are; returns their number. `places`

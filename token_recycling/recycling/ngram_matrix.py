@@ -19,7 +19,7 @@ from .._util.compiled import compiled, compiled_part
 from .._util.topk import exceeded
 from .alignment import Copying
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
-from .mixture import Sources, cells_by_age, mixture_calibration
+from .mixture import Sources, mixture_calibration
 from .ngrams import ABSENT, FULL, Rows, find_row, key_of
 from .occurrences import OccurrenceArrays, Occurrences
 
@@ -158,22 +158,17 @@ class NgramMatrix:
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """As `AdjacencyMatrix.load`, and of the same orders; keeps what contexts and past tokens there is room for."""
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
-        calibration = mixture_calibration()
-        counts = cells_by_age(calibration)
-        read, version = read_ngram_matrix(path, ours, [cells.size // 2 for cells in counts])
-        counted = counts[version]
-        counted[...] = read["calibration"].reshape(counted.shape)
-        self.calibration[:] = calibration
+        read = read_ngram_matrix(path, ours, self.calibration)
+        self.calibration[:] = read["calibration"]
         self.candidates[:], self.shares[:] = read["candidates"], read["shares"]
         self.rows.keys[:] = 0
         if len(self.rows.keys):
-            known = read["context_keys"] > 0  # in old files places that were free stand there too
-            keys = read["context_keys"][known]
+            keys = read["context_keys"]
             places = keys % len(self.rows.keys)
             self.rows.keys[places] = keys
-            self.rows.candidates[self.vocab_size + places] = read["context_candidates"][known]
-            self.rows.shares[self.vocab_size + places] = read["context_shares"][known]
-        self.past = Occurrences(read.get("past", ()), capacity=self.past.capacity)
+            self.rows.candidates[self.vocab_size + places] = read["context_candidates"]
+            self.rows.shares[self.vocab_size + places] = read["context_shares"]
+        self.past = Occurrences(read["past"], capacity=self.past.capacity)
 
 
 class Observations(NamedTuple):
