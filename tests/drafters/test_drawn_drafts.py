@@ -44,10 +44,9 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
     **{mode: lambda mode=mode: drawing(mode) for mode in ("sequence", "tree", "graph")},
     "specdec_pp": stopping,
     "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
-    "recycling": lambda: tr.make_drafter("recycling:tree=6,k=3,draws=true"),
     "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
 }
-FAST = ["lookahead", "recycling"]
+FAST = ["lookahead"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS if name not in FAST]
 
 

@@ -137,7 +137,7 @@ def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypa
     with closing(stated(bordered)) as service:
         assert service.places.texts == 1
         assert str(service.places).startswith("one text at a time, since it cannot share passes: expected one text")
-    with closing(stated(model, drafter="recycling:draws=true")) as service:
+    with closing(stated(model, drafter="layer_skip:sampled=true")) as service:
         assert "no seed would hold" in str(service.places)
     monkeypatch.setattr(places, "context_length", lambda model: None)
     with closing(stated(model, max_new_tokens=9)) as service:

@@ -23,7 +23,7 @@ from .alignment import Copying, begin_draft, follow, follows_from
 from .calibration import count
 from .mixture import Sources
 from .ngrams import ABSENT
-from .nodes import CHILDREN, NOTHING, GrowingTree, attach, consider, draw, keep_allowed, put_below, tree_of
+from .nodes import NOTHING, GrowingTree, attach, consider, keep_allowed, put_below, tree_of
 from .occurrences import LONGEST, OccurrenceArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
@@ -60,19 +60,6 @@ class Asked(NamedTuple):
     lengths: np.ndarray  # (n,) int64: tokens
     rooms: np.ndarray  # (n,) int64: how deep nodes may stand
     learns: bool  # whether the calibration of all texts counts what was right
-    noise: np.ndarray  # (nodes, CHILDREN) float32: Gumbel's, where the candidates of a single text are drawn; else none
-
-
-class Drawn(NamedTuple):
-    """A shape to fill with drawn tokens."""
-
-    parents: np.ndarray  # (n,) int64: the root's first
-    ranks: np.ndarray  # (n,) int64
-    noise: np.ndarray  # (n, CHILDREN) float32: Gumbel's, for what follows each
-
-
-NO_NOISE = np.zeros((0, CHILDREN), np.float32)
-"""Where nothing is drawn."""
 
 
 class Shape(NamedTuple):
@@ -157,8 +144,6 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
             best = max(best, rates[total])
             total += 1
         consider(tree, node, texts.copied[slot], chains, sources)
-        if len(asked.noise):
-            draw(tree, node, asked.noise[node])
         texts.made[slot] = node + 1
         if len(shape.parents):
             parents[one], ranks[one], gains[one] = _next_of_template(tree, node, placed[one], shape, asked.rooms[one])

@@ -148,30 +148,5 @@ def keep_allowed(tree: GrowingTree, node: int, mask: np.ndarray) -> None:
 
 
 @compiled_part
-def draw(tree: GrowingTree, node: int, noise: np.ndarray) -> None:
-    """Puts the candidates after a node in the order in which they are drawn by their chances, each once: that of the
-    logarithms and Gumbel's noise (CHILDREN,) (Gumbel-top-k, Kool et al., 1903.06059). Those of no chance go.
-    """
-    known = np.int64(0)
-    for rank in range(tree.known[node]):
-        token, likely, cell = tree.candidates[node, rank], tree.chances[node, rank], tree.cells[node, rank]
-        if likely <= 0:
-            continue
-        noise[known] = noise[rank] + np.log(likely)
-        place, key = known, noise[known]
-        while place > 0 and noise[place - 1] < key:
-            noise[place], tree.candidates[node, place] = noise[place - 1], tree.candidates[node, place - 1]
-            tree.chances[node, place], tree.cells[node, place] = (
-                tree.chances[node, place - 1],
-                tree.cells[node, place - 1],
-            )
-            place -= 1
-        noise[place], tree.candidates[node, place] = key, token
-        tree.chances[node, place], tree.cells[node, place] = likely, cell
-        known += 1
-    tree.known[node] = known
-
-
-@compiled_part
 def _token(sources: Sources, origin: int, place: int) -> int:
     return token_at(sources.text, place) if origin == TEXT else token_at(sources.past, place)

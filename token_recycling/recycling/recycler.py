@@ -15,7 +15,7 @@ import numpy as np
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
 from .constrained import Candidates, Habits, grow
-from .growth import NO_NOISE, Asked, Drawn, Shape, count_chosen, draft, put, read_on
+from .growth import Asked, Shape, count_chosen, draft, put, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree, keep_allowed
 from .occurrences import BREAK
@@ -116,13 +116,12 @@ class Recycler:
         lengths: np.ndarray,
         rooms: np.ndarray,
         costs: np.ndarray = NO_COSTS,
-        drawn: Drawn | None = None,
     ) -> np.ndarray:
         """(n,) int64: how many nodes the draft of each of n texts has, the root included; `tree` has them.
 
         The texts lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
-        all texts take, in any unit; none where every node pays. `drawn`: of the draft of a single text.
+        all texts take, in any unit; none where every node pays.
         """
         self._texts.record_ended()
         for text, row, length in zip(texts, rows.tolist(), lengths.tolist(), strict=True):
@@ -133,11 +132,8 @@ class Recycler:
         if self.options.suffix:
             for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
                 self._texts.reserve(slot, length)
-        shape, noise = self._shape, NO_NOISE
-        if drawn is not None:
-            shape, noise = shape._replace(parents=drawn.parents, ranks=drawn.ranks), drawn.noise
-        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns, noise)
-        draft(self._texts.arrays, asked, self.matrix.sources(), shape, costs, counts)
+        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
+        draft(self._texts.arrays, asked, self.matrix.sources(), self._shape, costs, counts)
         return counts
 
     def draft_one(
@@ -146,26 +142,11 @@ class Recycler:
         tokens: np.ndarray,
         room: int,
         costs: np.ndarray = NO_COSTS,
-        drawn: Drawn | None = None,
     ) -> GrowingTree:
         """The nodes of a draft for one text (length,): as `draft`."""
         one = np.array([0, len(tokens), room])
-        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, drawn)
+        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs)
         return self.tree(text, int(counts[0]))
-
-    def draw_one(self, text: Text, tokens: np.ndarray, room: int, nodes: int, uniform: np.ndarray) -> GrowingTree:
-        """The last draft for one text anew: its first `nodes` nodes are the shape, and its tokens are drawn, the
-        children of a node from its chances without replacement. `uniform` (nodes, CHILDREN) float32: random numbers
-        from 0 to less than 1. A node has fewer children where fewer candidates are known.
-        """
-        shape = self.tree(text, nodes)
-        with np.errstate(divide="ignore"):
-            noise = -np.log(-np.log(uniform))
-        parents = shape.parents.copy()
-        ranks = [np.count_nonzero(parents[1:node] == parents[node]) for node in range(nodes)]  # none is left out
-        drawn = Drawn(parents, np.array(ranks, np.int64), noise)
-        self.forget_draft(text)
-        return self.draft_one(text, tokens, room, drawn=drawn)
 
     def draft_within(
         self, text: Text, tokens: np.ndarray, room: int, state: State, habits: Habits, costs: np.ndarray = NO_COSTS

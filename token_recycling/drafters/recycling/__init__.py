@@ -48,6 +48,7 @@ class Recycling(Drafter, Options):
     removed: ClassVar[dict[str, str]] = {
         "states": "it saved no time; train an EAGLE head (drafter eagle), or leave it out",
         "learning": "it was a part of states; leave it out",
+        "draws": "sampled drafts were not faster; leave it out, or use sampled=true of draft_model",
     }
 
     tree: str | int | Tree = "auto"
@@ -64,10 +65,6 @@ class Recycling(Drafter, Options):
     """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
     warmed: bool = False
     """Begin with what the model has taught by text of its own (`token-recycling warm`), kept in a file."""
-    draws: bool = False
-    """Draw the tokens of drafts where the text is sampled: more are accepted, and the text has the same distribution,
-    but is not that which `generate` draws with the same seed.
-    """
     matrix: NgramMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
@@ -77,7 +74,6 @@ class Recycling(Drafter, Options):
             learns_prompt=self.learns_prompt,
             on_host=True,
             top_k=self.k,
-            draws=self.draws,
             predictions=self.suffix,
             within_grammars=self.template is None,
             reproducible=True,
@@ -135,7 +131,6 @@ class Recycling(Drafter, Options):
             "earlier outputs": self.past,
             "warmed": self.warmed,
             "primed": self.primed,
-            "drawn": self.draws,
         }
         parts += [name for name, used in said.items() if used]
         return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"

@@ -16,7 +16,7 @@ from ...costs.costs import Costs, paying_nodes, tokens_by_size
 from ...recycling.constrained import states_of
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT, ngrams_at
-from ...recycling.nodes import CHILDREN, GrowingTree
+from ...recycling.nodes import GrowingTree
 from ...recycling.recycler import Recycler
 from ...trees.constraint import State
 from ...trees.draft import Context, Draft, Step
@@ -24,7 +24,6 @@ from ...trees.templates import root_only
 from ...trees.tree import Tree
 from .._base import PREDICTED, TextDrafter
 from .allowed import top_allowed
-from .drawn import DrawnFrom
 
 if TYPE_CHECKING:
     from . import Recycling
@@ -92,12 +91,7 @@ class RecyclingText(TextDrafter):
             chances = tree.chances[tree.parents, tree.ranks]
         nodes = self._believed(tree.values, times)
         self._values = tree.values[:nodes].copy()
-        drawn = self.drafter.draws and context.warp is not None and nodes > 1 and self._state is None
-        if drawn:  # the shape must not depend on what is drawn
-            uniform = torch.rand(nodes, CHILDREN, device="cpu").numpy()
-            tree = self._recycler.draw_one(self._text, tokens, room, nodes, uniform)
-            nodes = len(tree.tokens)
-        draft = _draft_of(tree, nodes, chances, self._recycler.matrix.vocab_size if drawn else None)
+        draft = _draft_of(tree, nodes, chances)
         self._spent = _now() - began
         return draft
 
@@ -167,14 +161,10 @@ class RecyclingText(TextDrafter):
         self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
 
 
-def _draft_of(tree: GrowingTree, nodes: int, chances: np.ndarray, drawn: int | None) -> Draft:
-    """The first nodes of a tree, in order of depth, and the `chances` (n,) that they are accepted if their parents are;
-    `drawn`: the vocabulary that its tokens were drawn from, if any.
-    """
+def _draft_of(tree: GrowingTree, nodes: int, chances: np.ndarray) -> Draft:
+    """The first nodes of a tree in order of depth; `chances` (n,): that each is accepted if its parent is."""
     shape, order = Tree.of_grown(tree.parents[:nodes].tolist(), tree.ranks[:nodes].tolist())
     tokens = torch.from_numpy(tree.tokens[order])
-    if drawn is not None:
-        return Draft(shape, tokens, DrawnFrom(tree, tree.parents[order], drawn) if nodes > 1 else None)
     confidence = chances[order]
     confidence[0] = 1
     return Draft(shape, tokens, confidence=confidence)
