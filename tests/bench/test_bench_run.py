@@ -117,7 +117,7 @@ def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, uninterrupted, af
 
 def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path):
     """What the test before relies on: the last prompt alone takes other steps than after the others."""
-    where, spec = benching.setup(), "recycling:tree=chain:3,learns_prompt=true"
+    where, spec = benching.setup(), "recycling:tree=chain:3"
     last = benching.run(where, plan(replay=False, specs=("generate", spec)), tmp_path / "all")[-1]
     alone = session.plan(session.methods([spec]), benching.questions()[-1:], False)
     assert last["method"] == spec

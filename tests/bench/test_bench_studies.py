@@ -124,8 +124,8 @@ def test_temperature_is_measured_with_the_same_draws(tmp_path):
 def test_the_varied_option_reaches_the_drafter(tmp_path):
     where = benching.setup(max_new_tokens=8)
     made = session.plan(
-        session.methods(["published:learns_prompt=false,tree=static:3"]), asked("a"), False, studies=["breadth"]
+        session.methods(["published:update=first,tree=static:3"]), asked("a"), False, studies=["breadth"]
     )
     found = benching.run(where, made, tmp_path)[1:]
     assert [max(map(int, one["nodes"])) for one in found] == [nodes + 1 for nodes in studies.BREADTHS]
-    assert {one["label"] for one in found} == {"published (learns_prompt=false)"}
+    assert {one["label"] for one in found} == {"published (update=first)"}

@@ -100,16 +100,6 @@ def test_options_that_do_not_fit_are_refused(model, options, message):
         next(tr.stream(model, tiny.prompt(0, 3), "published", **options))
 
 
-@pytest.mark.parametrize("learns", [True, False])
-def test_the_prompt_is_learned_from_if_the_option_says_so(counting, learns):
-    """Of the prompt 2 4 6 the last token is the first root, learned from either way."""
-    drafter = tr.make_drafter("published", k=2, tree="chain:1", learns_prompt=learns)
-    (step,) = tr.stream(counting, torch.tensor([2, 4, 6]), drafter, max_new_tokens=1)
-    assert step.tokens == [7]
-    assert drafter.matrix.filled.nonzero().flatten().tolist() == ([2, 4, 6] if learns else [6])
-    assert drafter.matrix.candidates[4].tolist() == ([5, 6] if learns else [0, 0])
-
-
 @pytest.mark.parametrize("name", ["published", "recycling", "suffix", "prompt_lookup", "lookahead"])
 def test_a_prompt_may_hold_ids_that_have_an_embedding_and_no_output(name):
     model = tiny.llama()

@@ -17,7 +17,6 @@ from support.tiny import related
 import token_recycling as tr
 from token_recycling import Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
-from token_recycling.drafters._base import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.fuse.payoff import Forecast, MarginalValue
 from token_recycling.trees.templates import parse_paths
@@ -116,16 +115,7 @@ class Scripted(Drafter):
 
     paths: str = "0"
     ahead: tuple[int, ...] = (1,)
-    learns_prompt: bool = False
     steps: list[Step] = field(default_factory=list)
-    prompts: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def traits(self):
-        return DrafterTraits(learns_prompt=self.learns_prompt)
-
-    def observe_prompt(self, tokens, logits):
-        self.prompts.append(tokens)
 
     def draft(self, context):
         tokens = (int(context.root) + torch.tensor([0, *self.ahead])) % 16
@@ -156,19 +146,16 @@ def test_who_earns_is_counted(counting):
 
 
 def test_every_part_sees_all_that_was_verified(counting):
-    one, two = Scripted("0 1", (1, 5)), Scripted("0 00", (1, 2), learns_prompt=True)
+    one, two = Scripted("0 1", (1, 5)), Scripted("0 00", (1, 2))
     drafter = Fuse([one, two], nodes=9)
     (step,) = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=3)
-    assert drafter.traits.learns_prompt
-    assert not one.prompts
-    assert torch.cat(two.prompts).tolist() == [3]
     assert one.steps == two.steps == [step]
     assert sorted(step.draft.tokens[1:].tolist()) == [5, 6, 9]
 
 
 def test_recycling_learns_from_what_others_propose(counting):
     """Token 9 was never said: another drafter proposed it, and what the target says after it is known."""
-    recycling = tr.make_drafter("recycling:tree=4,learns_prompt=false,k=2")
+    recycling = tr.make_drafter("recycling:tree=4,k=2")
     drafter = Fuse([recycling, Scripted("0 1", (1, 6))], nodes=9)
     list(tr.stream(counting, torch.tensor([3]), drafter, max_new_tokens=2))
     assert recycling.matrix.candidates[9].tolist() == [10, 11]

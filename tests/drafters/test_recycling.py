@@ -18,9 +18,11 @@ from support.runs import check_same, fix_costs
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
+from token_recycling._util.topk import top_candidates
 from token_recycling.costs.costs import Work
 from token_recycling.drafters.recycling import text
 from token_recycling.model import pass_times
+from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -34,16 +36,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a Tree": {"tree": tr.Tree((-1, 0, 0, 1, 1), (0, 0, 1, 0, 1))},
     **{f"orders of {orders}": {"orders": orders, "tree": 12} for orders in (1, 2, 3, 4)},
     "no suffix": {"suffix": False, "tree": 12},
-    "the prompt not learned": {"learns_prompt": False, "tree": 12},
-    "primed": {"primed": True, "tree": 12},
-    "averaged": {"remembers": 0.5, "tree": 12},
-    "favoured": {"favours": 0.3, "tree": 12},
     "little memory": {"memory": 0.0005, "tree": 12},
     "no past": {"past": 0, "tree": 12},
     "a short past": {"past": 20, "tree": 12},
     "16 candidates": {"k": 16, "tree": 12},
     "one candidate": {"k": 1, "tree": 12},
-    "all at once": {"k": 16, "orders": 4, "primed": True, "remembers": 0.5, "favours": 0.1, "tree": 30},
+    "all at once": {"k": 16, "orders": 4, "past": 64, "tree": 30},
 }
 
 
@@ -190,7 +188,9 @@ def test_drafting_stops_when_candidates_prove_wrong(counting, rise):
     """Sampling so hot that all 16 tokens are alike; a node pays from a chance of a fifth on."""
     rise(0.2)
     torch.manual_seed(0)
-    drafter = tr.make_drafter("recycling", suffix=False, orders=1, primed=True)
+    drafter = tr.make_drafter("recycling", suffix=False, orders=1)
+    logits = counting(torch.arange(16)[:, None]).logits[:, -1].detach()
+    drafter.prepare(TreeModel(counting)).learn(np.arange(16)[:, None], *top_candidates(logits, 8))
     warper = LogitsProcessorList([TemperatureLogitsWarper(100.0)])
     drafted = sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
     assert drafted[0] > 0
@@ -262,10 +262,6 @@ def test_a_given_number_of_nodes_asks_for_no_times(model, monkeypatch):
         ({"tree": "chain:10001"}, "expected a tree of at most 10000 nodes, got chain:10001"),
         ({"tree": "nonsense"}, "expected a tree: auto, a number of nodes, paper, chain:N, .* got 'nonsense'"),
         ({"tree": "16."}, "expected a template of ranks below 16, got rank 16"),
-        ({"remembers": 1.0}, "expected remembers from 0 to less than 1, got 1.0"),
-        ({"remembers": -0.1}, "expected remembers from 0 to less than 1, got -0.1"),
-        ({"remembers": math.nan}, "expected remembers from 0 to less than 1, got nan"),
-        ({"favours": 1}, "expected favours from 0 to less than 1, got 1"),
         ({"k": 0}, "expected k of 1 candidate or more, got 0"),
         ({"orders": 5}, "expected orders from 1 to 4, got 5"),
         ({"memory": -1.0}, "expected memory of 0 MB or more, got -1"),
@@ -286,12 +282,9 @@ def test_more_candidates_than_the_vocabulary_has_are_refused(model):
 
 
 def test_options_may_be_written():
-    drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,primed=true,remembers=0.5,memory=1")
+    drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,memory=1")
     assert (drafter.tree, drafter.k, drafter.orders, drafter.suffix) == (12, 4, 2, False)
-    assert (
-        drafter.describe()
-        == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, earlier outputs, primed"
-    )
+    assert drafter.describe() == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, earlier outputs"
     assert "earlier" not in tr.make_drafter("recycling:past=0").describe()
     assert tr.make_drafter("recycling").describe().startswith("recycling: tree as large as pays; 8 candidates")
     assert "80 nodes" in tr.make_drafter("recycling:tree=paper").describe()
@@ -304,9 +297,9 @@ def test_what_was_foreseen_is_not_learned_again(monkeypatch):
     taught = []
     write = NgramMatrix.learn
 
-    def learned(self, ngrams, *more, **shares):
+    def learned(self, ngrams, *more):
         taught.append(len(ngrams))
-        write(self, ngrams, *more, **shares)
+        write(self, ngrams, *more)
 
     monkeypatch.setattr(NgramMatrix, "learn", learned)
     model, drafter = tiny.llama(seed=6), tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)

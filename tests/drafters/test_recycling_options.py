@@ -6,7 +6,9 @@ from support import runs, tiny
 
 import token_recycling as tr
 from token_recycling import Context
+from token_recycling._util.topk import top_candidates
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.recycling.ngrams import ngrams_at
 from token_recycling.recycling.occurrences import BREAK
 
 
@@ -17,12 +19,19 @@ def sure(following, vocab_size=64):
     return logits
 
 
+def teach(drafter, target, text, logits):
+    """The model's choice after every token of a text (length,) but the last is learned."""
+    ngrams = ngrams_at(text[None].numpy(), np.array([len(text) - 2]), np.array([len(text) - 1]), drafter.orders)
+    drafter.prepare(target).learn(ngrams, *top_candidates(logits, drafter.k))
+
+
 def drafted(text, drafter="recycling", read=True, **options):
     """What is drafted after a text that the model foresaw, token by token; the root left out."""
     made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
-    begun = runs.begun(made, ids, TreeModel(tiny.llama()))
+    target = TreeModel(tiny.llama())
     if read:
-        begun.observe_prompt(ids[:-1], sure(text[1:]))
+        teach(made, target, ids, sure(text[1:]))
+    begun = runs.begun(made, ids, target)
     return begun.draft(Context(ids, 50)).tokens[1:].tolist()
 
 
@@ -38,8 +47,9 @@ def test_the_tree_says_how_many_nodes_and_where():
 
 def test_nothing_is_drafted_beyond_the_end():
     ids = torch.tensor([*range(1, 9), 1])
-    begun = runs.begun(tr.make_drafter("recycling", tree=9, k=1), ids, TreeModel(tiny.llama()))
-    begun.observe_prompt(ids[:-1], sure(ids[1:].tolist()))
+    drafter, target = tr.make_drafter("recycling", tree=9, k=1), TreeModel(tiny.llama())
+    teach(drafter, target, ids, sure(ids[1:].tolist()))
+    begun = runs.begun(drafter, ids, target)
     for room in (1, 2, 5):
         assert begun.draft(Context(ids, room)).tokens.tolist() == list(range(1, room + 1))
 
@@ -84,55 +94,9 @@ def test_k_candidates_are_kept():
     text, logits = torch.tensor([1, 2, 1]), torch.linspace(9, 0, 64).repeat(2, 1)
     for k in (1, 2, 5):
         drafter = tr.make_drafter("recycling", tree="0 1 2 3 4 5 6 7", k=k, suffix=False)
-        begun = runs.begun(drafter, text, TreeModel(tiny.llama()))
-        begun.observe_prompt(text[:-1], logits)
+        teach(drafter, target := TreeModel(tiny.llama()), text, logits)
+        begun = runs.begun(drafter, text, target)
         assert begun.draft(Context(text, 9)).tokens.tolist() == [1, *range(k)]
-
-
-def test_rows_remember():
-    """After 1 stood 10, then 20."""
-    text = [1, 10, 30, 1, 20, 31, 1]
-    assert drafted(text, tree="0 1", k=2, orders=1, suffix=False, remembers=0.6) == [10, 20]
-    assert drafted(text, tree="0", k=1, orders=1, suffix=False) == [20]
-
-
-def test_what_was_emitted_is_favoured():
-    """The model thinks 10 likelier than 11 after 1, but 11 was said."""
-    text, logits = torch.tensor([1, 11, 1]), sure([11, 1])
-    logits[0, 10] = 20.5
-    for favours, wanted in ((0.0, 10), (0.4, 11)):
-        drafter = tr.make_drafter("recycling", tree=1, suffix=False, favours=favours)
-        begun = runs.begun(drafter, text, TreeModel(tiny.llama()))
-        begun.observe_prompt(text[:-1], logits)
-        assert begun.draft(Context(text, 9)).tokens.tolist() == [1, wanted]
-
-
-def test_a_prompt_in_pieces_is_learned_as_one():
-    text = torch.tensor([1, 2, 3, 4, 5, 6, 7])
-    whole, pieces = (tr.make_drafter("recycling", tree=4, orders=4) for _ in range(2))
-    runs.begun(whole, text, TreeModel(tiny.llama())).observe_prompt(text[:-1], sure(text[1:].tolist()))
-    begun = runs.begun(pieces, text, TreeModel(tiny.llama()))
-    for start, stop in ((0, 1), (1, 2), (2, 6)):
-        begun.observe_prompt(text[start:stop], sure(text[start + 1 : stop + 1].tolist()))
-    for ours, wanted in zip(pieces.matrix.rows, whole.matrix.rows, strict=True):
-        np.testing.assert_array_equal(ours, wanted)
-    assert whole.matrix.look_up(1, 2, 3, 4)
-
-
-def first_step(model, prompt, **options):
-    """Tokens of the first step of a new drafter that knows no suffix."""
-    drafter = tr.make_drafter("recycling", suffix=False, tree="chain:4", **options)
-    return len(next(iter(tr.stream(model, torch.tensor(prompt), drafter, max_new_tokens=9))).tokens)
-
-
-def test_the_prompts_own_candidates_are_learned(counting):
-    assert first_step(counting, [*range(16), 0], learns_prompt=True) == 5
-    assert first_step(counting, [*range(16), 0]) == 1
-
-
-def test_a_primed_drafter_knows_every_token_at_once(counting):
-    assert first_step(counting, [3]) == 1
-    assert first_step(counting, [3], primed=True) == 5
 
 
 def test_the_memory_of_a_drafter_is_bounded(model):
@@ -149,5 +113,5 @@ def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting):
     first, second = (runs.begun(drafter, text, TreeModel(counting)) for text in texts)
     assert first.draft(Context(texts[0], 9)).tokens.tolist() == [1, 2, 3, 1]
     assert second.draft(Context(texts[1], 9)).tokens.tolist() == [1, 5, 6, 1]
-    first.observe_prompt(torch.tensor([9]), sure([10], 16))
+    teach(drafter, TreeModel(counting), torch.tensor([9, 10]), sure([10], 16))
     assert second.draft(Context(torch.tensor([1, 5, 6, 1, 9]), 9)).tokens.tolist()[:2] == [9, 10]

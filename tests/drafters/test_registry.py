@@ -73,7 +73,7 @@ def test_what_is_no_name_with_options_is_refused(text):
         ({"k": "8"}, "expected a whole number for option k of recycling, got '8' of type str"),
         ({"k": True}, "got True of type bool"),
         ({"suffix": "no"}, "expected true or false for option suffix"),
-        ({"remembers": "0.1"}, "expected a number for option remembers"),
+        ({"memory": "0.1"}, "expected a number for option memory"),
         ({"tree": 3.5}, "expected a text or a whole number or Tree for option tree"),
     ],
 )
@@ -83,11 +83,15 @@ def test_options_in_python_are_of_their_kind(options, expected):
 
 
 def test_a_removed_option_says_what_to_use():
-    for spec, options in (("recycling:states=true", {}), ("recycling", {"states": True})):
-        with pytest.raises(ValueError, match=r"'states'.*eagle"):
+    for spec, options, use in (
+        ("recycling:states=true", {}, "eagle"),
+        ("recycling", {"primed": True}, "warmed=true"),
+        ("published:learns_prompt=true", {}, "matrix file"),
+    ):
+        with pytest.raises(ValueError, match=use):
             make_drafter(spec, **options)
 
 
 def test_numbers_of_other_kinds_are_numbers():
-    drafter = make_drafter("recycling", k=np.int64(4), remembers=np.float32(0.25), memory=1)
-    assert (drafter.k, drafter.memory) == (4, 1)
+    drafter = make_drafter("recycling", k=np.int64(4), memory=np.float32(0.25))
+    assert (drafter.k, drafter.memory) == (4, 0.25)

@@ -37,7 +37,7 @@ from token_recycling.loop.accept import accept_walk
 from token_recycling.trees.draft import Step
 
 VOCABULARY = 6
-DRAFTERS = {"tree": "published:learns_prompt=true,k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
+DRAFTERS = {"tree": "published:k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
 PROMPTS = [[1, 3, 2], [4], [2, 2, 5, 1, 3], [5, 1]]
 """Together a batch of four with padding, token 0, before the shorter ones."""
 PROCESSORS: dict[str, dict[str, Any]] = {

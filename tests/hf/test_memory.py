@@ -60,15 +60,6 @@ def test_the_watch_sees_logits(model):
     assert rows.most == 700
 
 
-@pytest.mark.parametrize("texts", [1, 3])
-def test_logits_of_a_prompt_are_made_in_pieces(model, texts):
-    """Where they are learned from; the pieces are of all texts of a batch together."""
-    ids = torch.cat([tiny.prompt(seed, PROMPT, VOCABULARY) for seed in range(texts)])
-    ids[1:, :100] = 0
-    most = most_rows(model, ids, "recycling:learns_prompt=true")
-    assert PIECE - texts < most <= PIECE < PROMPT
-
-
 def test_logits_that_nobody_wants_are_not_made(model):
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8") <= 9
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "plain") == 1

@@ -43,39 +43,6 @@ def test_before_the_beginning_of_a_text_there_is_no_context():
     assert matrix.look_up(0, 5) == []
 
 
-def test_a_row_remembers_a_share_of_what_it_held():
-    """Old 0.6 and 0.2 at a quarter, new 0.4 and 0.3 at three quarters; of four candidates two stay."""
-    matrix = NgramMatrix(50, k=2, orders=2)
-    learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}))
-    learn(matrix, ([1, 5], {12: 0.4, 10: 0.3}), remembers=0.25)
-    for context in ([5], [1, 5]):
-        close(found(matrix, *context), {10: 0.25 * 0.6 + 0.75 * 0.3, 12: 0.75 * 0.4})
-
-
-def test_a_new_row_has_nothing_to_remember():
-    matrix = NgramMatrix(50, k=2, orders=2)
-    learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}), remembers=0.9)
-    close(found(matrix, 1, 5), {10: 0.6, 11: 0.2})
-    # For token 5 the old row counts, for 2 5 there is none.
-    learn(matrix, ([2, 5], {10: 0.1, 11: 0.4}), remembers=0.5)
-    close(found(matrix, 2, 5), {10: 0.1, 11: 0.4})
-    close(found(matrix, 5), {10: 0.35, 11: 0.3})
-
-
-@pytest.mark.parametrize(
-    ("chosen", "favours", "wanted"),
-    [
-        (11, 0.5, {11: 0.65, 10: 0.3, 12: 0.05}),  # half of every share moves to it: 0.15 + 0.5
-        (40, 0.2, {10: 0.48, 11: 0.24, 40: 0.2}),  # no candidate: it takes the last place
-        (ABSENT, 0.5, {10: 0.6, 11: 0.3, 12: 0.1}),
-    ],
-)
-def test_an_emitted_token_is_favoured(chosen, favours, wanted):
-    matrix = NgramMatrix(50, k=3, orders=1)
-    learn(matrix, ([5], {10: 0.6, 11: 0.3, 12: 0.1}), chosen=[chosen], favours=favours)
-    close(found(matrix, 5), wanted)
-
-
 def test_a_row_of_tiny_probabilities_is_known_all_the_same():
     matrix = NgramMatrix(50, k=2, orders=1)
     learn(matrix, ([5], {10: 1e-7, 11: 1e-8}))
@@ -96,15 +63,6 @@ def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones():
     # A context that was overwritten is unknown: it does not find the other one's row.
     for first in kept:
         close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
-
-
-def test_an_overwritten_context_is_not_remembered():
-    """All contexts share one place: what another one held there is no part of the mean."""
-    matrix = NgramMatrix(50, k=1, orders=2, memory=15e-6)
-    assert len(matrix.rows.keys) == 1
-    learn(matrix, ([1, 5], {10: 0.8}), ([2, 6], {20: 0.4}), remembers=0.5)
-    close(found(matrix, 2, 6), {20: 0.4})
-    assert matrix.look_up(1, 5) == []
 
 
 @pytest.mark.parametrize(
@@ -149,28 +107,6 @@ def test_rows_are_those_of_a_dictionary(data):
         close(found(matrix, *context), row)
     assert matrix.ngrams == sum(len(context) > 1 for context in wanted)
     assert int(matrix.filled.sum()) == sum(len(context) == 1 for context in wanted)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(-1, 9)), min_size=1, max_size=20),
-    st.floats(0, 0.95),
-    st.floats(0, 0.95),
-    st.integers(0, 1000),
-)
-def test_rows_stay_in_order_and_within_one(steps, remembers, favours, seed):
-    """Whatever is averaged and favoured: probabilities descend and add up to one at most, and no token comes twice."""
-    k, generator = 4, np.random.default_rng(seed)
-    matrix = NgramMatrix(10, k=k, orders=2)
-    for first, last, chosen in steps:
-        shares = np.sort(generator.dirichlet(np.ones(10)))[::-1][:k]
-        row = dict(zip(generator.permutation(10)[:k].tolist(), shares.tolist(), strict=True))
-        learn(matrix, ([first, last], row), chosen=[chosen], remembers=remembers, favours=favours)
-    for first, last, _ in steps:
-        for context in ([last], [first, last]):
-            tokens, shares = zip(*matrix.look_up(*context), strict=True)
-            assert len(set(tokens)) == k
-            assert list(shares) == sorted(shares, reverse=True)
-            assert sum(shares) <= 1 + k * BIT
 
 
 def test_ngrams_of_places_in_rows():

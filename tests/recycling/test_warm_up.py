@@ -52,10 +52,8 @@ OPTIONS = [
     {"tree": "paper"},
     {"tree": 8, "orders": 1},
     {"tree": 8, "orders": 2},
-    {"tree": 8, "orders": 4, "k": 3, "learns_prompt": False},
-    {"tree": 8, "remembers": 0.5},
-    {"tree": 8, "favours": 0.1},
-    {"tree": "0 1 00", "remembers": 0.5, "favours": 0.1, "memory": 0},
+    {"tree": 8, "orders": 4, "k": 3},
+    {"tree": "0 1 00", "memory": 0},
     {"tree": 8, "past": 0},
     {"tree": 8, "past": 40},
 ]
@@ -73,7 +71,7 @@ def test_others_compile_nothing_later(drafter, model):
 
 def test_only_what_the_options_need_is_compiled():
     ours = forgotten()
-    warm_up(CPU, remembers=False, favours=False)
+    warm_up(CPU)
     made = {one.py_func.__name__ for one in ours if one.signatures}
     assert {"draft", "overwrite", "_top", "count_chosen", "append", "occurrences"} <= made
     assert not made & {"surprising", "ngrams_at", "_value"}

@@ -43,7 +43,7 @@ def leave(server, passes):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-@pytest.mark.parametrize("drafter", ["recycling:tree=8", "recycling:tree=8,learns_prompt=true"])
+@pytest.mark.parametrize("drafter", ["recycling:tree=8", "published"])
 def test_a_client_that_leaves_while_its_prompt_is_read_frees_the_machine(reading, concurrency, drafter):
     model, passes = reading
     with serving(model, tiny.tokenizer(), concurrency=concurrency, drafter=drafter) as server:

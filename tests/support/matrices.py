@@ -16,7 +16,7 @@ from token_recycling.recycling.recycler import Recycler
 DEEP = 99
 
 
-def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]], **how: object) -> None:
+def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]]) -> None:
     """Each row: the last tokens of a text (newest last, none before it) and its candidates."""
     ngrams = np.full((len(rows), matrix.orders), ABSENT, np.int64)
     for place, (tokens, _) in enumerate(rows):
@@ -24,8 +24,7 @@ def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]], **how:
         ngrams[place, : len(newest_first)] = newest_first
     candidates = np.array([list(found) for _, found in rows], np.int32)
     shares = np.array([list(found.values()) for _, found in rows], np.float32)
-    chosen = how.pop("chosen", None)
-    matrix.learn(ngrams, candidates, shares, None if chosen is None else np.array(chosen), **how)
+    matrix.learn(ngrams, candidates, shares)
 
 
 class Grower:

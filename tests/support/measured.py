@@ -33,7 +33,7 @@ METHODS = {
     "prompt_lookup_hf:n=10": ("transformers prompt lookup (10)", 0.42, 11),
     "assisted:models/draft": ("transformers assisted by models/draft", 0.6, 6),
     "recycling": ("recycling: 8 nodes", 0.62, 9),
-    "recycling:tree=paper,learns_prompt=false": ("recycling as published: 80 nodes", 0.66, 81),
+    "recycling:tree=paper": ("recycling as published: 80 nodes", 0.66, 81),
     "suffix": ("suffix automaton", 0.5, 9),
     "merged:nodes=16": ("merged tree of 16 nodes", 0.7, 17),
 }

@@ -32,8 +32,6 @@ PREDICTED = "predicted_tokens"
 class DrafterTraits:
     """Needs and abilities of a drafter."""
 
-    learns_prompt: bool = False
-    """Needs the logits after every token of the prompt: they cost the output layer on each, and a pass of its own."""
     hidden_states: bool = False
     """Needs the target's last hidden states of each step (`Step.hidden`)."""
     states: Callable[[int], Sequence[int]] | None = None
@@ -71,14 +69,6 @@ class TextDrafter:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         """The one that started it."""
-
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        """Learn from a piece of the prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
-        Pieces come in order.
-
-        Called only where `traits.learns_prompt` is true. The prompt's last token is not among them: it is the first
-        root.
-        """
 
     def predict(self, tokens: torch.Tensor) -> None:
         """Take what is expected to follow the prompt, tokens (n,), which the target never reads: a source of drafts.

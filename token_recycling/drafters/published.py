@@ -10,7 +10,7 @@ Cost per step: one gather per tree layer, one top-k over the logits of all nodes
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import ClassVar, get_args
 
 import torch
 
@@ -29,14 +29,16 @@ from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 class Published(Drafter):
     """Drafts from the adjacency matrix."""
 
+    removed: ClassVar[dict[str, str]] = {
+        "learns_prompt": "the paper learns from drafts alone; keep what was learned in a matrix file, or leave it out",
+    }
+
     k: int = 8
     """Candidates kept after every token."""
     tree: str | Tree = "paper"
     """A template: paper (80 nodes), chain:N, static:N, rank paths, or a file of them."""
     update: UpdateRule = "last"
     """Which node wins where a token stands at several: last, first or unordered."""
-    learns_prompt: bool = False
-    """Fill the matrix with the prompt's own candidates first; the published program does not."""
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
@@ -57,7 +59,7 @@ class Published(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(learns_prompt=self.learns_prompt, reproducible=True)
+        return DrafterTraits(reproducible=True)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedText:
         return PublishedText(self, self.prepare(target))
@@ -85,12 +87,11 @@ class PublishedText(TextDrafter):
         self.matrix = matrix
         self.retrieval = Retrieval(drafter.template, matrix, drafter.update)
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices, self.drafter.update)
-
     def draft(self, context: Context) -> Draft:
         tree = self.drafter.template
         return Draft(tree, self.matrix.fill(tree, context.root))
 
     def observe(self, step: Step) -> None:
-        self.observe_prompt(step.draft.tokens[step.learnable].to(step.logits.device), step.logits[step.learnable])
+        nodes = step.learnable
+        tokens, logits = step.draft.tokens[nodes].to(step.logits.device), step.logits[nodes]
+        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices, self.drafter.update)

@@ -14,7 +14,7 @@ from ..costs.budget import paying_size
 from ..costs.costs import Costs
 from ..drafters._base import TextDrafter
 from ..model.inspection import layer_states
-from ..model.prefill import ObservePrompt, Reading, prefill
+from ..model.prefill import Reading, prefill
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from .stats import Clock
@@ -49,24 +49,17 @@ class Run:
 
     @property
     def reads_along(self) -> bool:
-        """Whether the first step reads the prompt too: of one text whose prompt nobody learns from, where the model
-        computes alike at every length; or of any, where states over the text must be what `generate` has then.
+        """Whether the first step reads the prompt too: of one text, where the model computes alike at every length, or
+        of any, where states over the text must be what `generate` has then.
         """
         if self.target.support.recurrent:
             return True
-        return len(self.rows) == 1 and not self.rows[0].traits.learns_prompt and self.target.support.border is None
+        return len(self.rows) == 1 and self.target.support.border is None
 
     @property
     def texts(self) -> list[torch.Tensor]:
         """(length,) each: the texts so far."""
         return [row.sequence.tokens for row in self.rows]
-
-    @property
-    def observers(self) -> list[ObservePrompt] | None:
-        """For each text the drafter's `observe_prompt`; None if no drafter learns from prompts."""
-        if not self.rows[0].traits.learns_prompt:
-            return None
-        return [self.text_drafter(row).observe_prompt for row in self.rows]
 
     def text_drafter(self, row: Row) -> TextDrafter:
         """Return a text's drafter, started when it is first needed."""
@@ -83,7 +76,7 @@ class Run:
         if most is not None:
             texts = [text[: there + most + 1] for text, there in zip(texts, held, strict=True)]
         with self.states() as passes:
-            prefill(self.target, texts, self.cache, self.observers, held, self.reading)
+            prefill(self.target, texts, self.cache, held, self.reading)
         unread = [len(text) - 1 - there for text, there in zip(texts, held, strict=True)]
         # Of all that was read, and no more: a family may leave states out, or read a long prompt anew.
         if passes and sum(states.shape[1] for states in passes) == max(unread):

@@ -126,7 +126,7 @@ class TreeStepper:
         """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
         run, target, cache = self.run, self.run.target, self.run.cache
         if self._prompt_alone and target.support.recurrent:
-            logits = read_prompts(target, run.texts, cache, run.observers)
+            logits = read_prompts(target, run.texts, cache)
         elif len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
             logits = first_pass(target, run.texts[0], drafts[0], cache, run.reading)
         else:

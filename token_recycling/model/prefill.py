@@ -27,8 +27,6 @@ token. These are numbers and no times, so that a prompt is cut, and rounded, at 
 _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
-ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
-"""Called with a piece of a prompt: tokens (length,) and the logits (length, vocabulary) after each."""
 Reading = Callable[[], None]
 """Called before each piece of a prompt; what it raises ends the call that the prompt is of."""
 
@@ -44,14 +42,13 @@ def prefill(
     model: TreeModel,
     texts: Sequence[torch.Tensor],
     cache: Cache,
-    observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
     reading: Reading | None = None,
 ) -> None:
     """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right. `observe[row]` is shown the logits after every token put there; `reading` is called before pieces.
+    on the right. `reading` is called before pieces.
     """
     _begin(model, cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -61,15 +58,12 @@ def prefill(
     held = held or [slots] * len(texts)
     missing = [text[there:-1].to(model.device) for text, there in zip(texts, held, strict=True)]
     if set(held) != {slots}:
-        for pieces, logits in extend(model, missing, held, cache):
-            _show(observe, pieces, logits)
+        extend(model, missing, held, cache)
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
-    at_once = observe is None and model.leaves_logits_out
-    size = max(1, tokens.shape[1] if at_once else PIECE // len(texts))
+    size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(texts))
     for place in _pieces(model, cache, tokens.shape[1], size, reading):
-        logits = model.read(tokens[:, place], cache, last=int(at_once))
-        _show(observe, [text[place] for text in missing], logits)
+        model.read(tokens[:, place], cache, last=int(model.leaves_logits_out))
 
 
 def _pieces(model: TreeModel, cache: Cache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
@@ -91,31 +85,16 @@ def _begin(model: TreeModel, cache: Cache) -> None:
     unroll(cache)
 
 
-def _show(observe: Sequence[ObservePrompt] | None, pieces: Sequence[torch.Tensor], logits: torch.Tensor) -> None:
-    for row, show in enumerate(observe or ()):
-        if len(pieces[row]):
-            show(pieces[row], logits[row, : len(pieces[row])])
-
-
-def read_prompts(
-    model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache, observe: Sequence[ObservePrompt] | None = None
-) -> torch.Tensor:
+def read_prompts(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
     """Logits (batch, 1, vocabulary) after the last token of each of `texts` (length,), from the pass that `generate`
     makes over what the cache does not hold: shorter texts are filled up on the left, and the cache then holds each from
-    slot 0 on. `observe[row]` is shown the logits after every other token that is read.
+    slot 0 on.
     """
     _begin(model, cache)
     held, longest = cache.get_seq_length(), max(map(len, texts))
     padding = [longest - len(text) for text in texts]
     tokens = torch.stack([pad(text.to(model.device), (before, 0)) for text, before in zip(texts, padding, strict=True)])
-    at_once = observe is None or any(padding) or not model.support.reads_on
-    for piece in (tokens[:, held:],) if at_once else tokens[:, held:].split(max(1, PIECE // len(texts)), dim=1):
-        start = cache.get_seq_length()
-        logits = model.read(piece, cache, last=1 if observe is None else 0, padding=padding)
-        for row, show in enumerate(observe or ()):
-            first, end = max(start, padding[row]), min(start + piece.shape[1], longest - 1)
-            if first < end:
-                show(tokens[row, first:end], logits[row, first - start : end - start])
+    logits = model.read(tokens[:, held:], cache, last=1, padding=padding)
     if any(padding):
         TreeCache(cache).shift([-before for before in padding], longest)
     return logits[:, -1:]
@@ -145,22 +124,16 @@ def first_pass(
     return model.forward(model.inputs.of_text(text[held:-1], draft, held), cache, last=n)[:, -n:]
 
 
-def extend(
-    model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
-) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there. Yields
-    piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; pieces of shorter texts
-    are shorter, or empty.
-    """
+def extend(model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache) -> None:
+    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there."""
     kept, lengths = TreeCache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
         pieces = [text[start : start + size].to(model.device) for text in tokens]
         slots = cache.get_seq_length()
-        logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
+        model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
         kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])
         lengths = [length + len(piece) for length, piece in zip(lengths, pieces, strict=True)]
-        yield pieces, logits
 
 
 def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:

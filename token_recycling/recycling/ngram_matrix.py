@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 import os
-from typing import NamedTuple
 
 import numpy as np
 
-from .._util.compiled import compiled, compiled_part
+from .._util.compiled import compiled
 from .._util.topk import exceeded
 from .alignment import Copying
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import Sources, mixture_calibration
-from .ngrams import ABSENT, FULL, Rows, find_row, key_of
+from .ngrams import FULL, Rows, find_row, key_of
 from .occurrences import OccurrenceArrays, Occurrences
 
 MAX_ORDER = 4
@@ -98,21 +97,11 @@ class NgramMatrix:
         shares = self.rows.shares[row] / FULL
         return [(int(token), float(p)) for token, p in zip(self.rows.candidates[row], shares, strict=True)]
 
-    def learn(
-        self,
-        ngrams: np.ndarray,
-        candidates: np.ndarray,
-        probabilities: np.ndarray,
-        chosen: np.ndarray | None = None,
-        remembers: float = 0.0,
-        favours: float = 0.0,
-    ) -> None:
-        """Overwrites the rows of n n-grams, in order, so that of equal ones the last stays.
+    def learn(self, ngrams: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray) -> None:
+        """Overwrite the rows of n n-grams, in order, so that of equal ones the last stays.
 
         `ngrams` is (n, orders) int64, the newest token first, -1 before the beginning of a text; `candidates` and
-        `probabilities` (n, k), best first; `chosen` (n,) int64 the token that followed, -1 where it is not known. A row
-        keeps a share of `remembers` of what it held, and a chosen token gains a share of `favours` of the others'.
-        Raises ValueError for another number of rows or of candidates.
+        `probabilities` (n, k), best first. Raises ValueError for another number of rows or of candidates.
         """
         wanted = (len(ngrams), self.k)
         if candidates.shape != wanted or probabilities.shape != wanted:
@@ -120,12 +109,9 @@ class NgramMatrix:
                 f"expected candidates and probabilities of {wanted[0]} x {wanted[1]}, "
                 f"got {candidates.shape} and {probabilities.shape}"
             )
-        if chosen is None:
-            chosen = np.full(len(ngrams), ABSENT, np.int64)
-        # Another type or layout would be another compilation, and so would a share of a type of its own.
-        given, types = (ngrams, candidates, probabilities, chosen), (np.int64, np.int32, np.float32, np.int64)
-        seen = Observations(*map(np.ascontiguousarray, given, types))
-        overwrite(self.rows, seen, float(remembers) or None, float(favours) or None)
+        # Another type or layout would be another compilation.
+        given, types = (ngrams, candidates, probabilities), (np.int64, np.int32, np.float32)
+        overwrite(self.rows, *map(np.ascontiguousarray, given, types))
 
     def foresees(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """(n,) bool: whether the row of each n-gram (n, orders) as a whole has `chosen` (n,) first, -1 if unknown."""
@@ -171,100 +157,27 @@ class NgramMatrix:
         self.past = Occurrences(read["past"], capacity=self.past.capacity)
 
 
-class Observations(NamedTuple):
-    """What the target said after each of n n-grams; see `NgramMatrix.learn`."""
-
-    ngrams: np.ndarray
-    candidates: np.ndarray
-    probabilities: np.ndarray
-    chosen: np.ndarray
-
-
-@compiled
-def overwrite(rows: Rows, seen: Observations, remembers: float | None, favours: float | None) -> None:
-    """See `NgramMatrix.learn`. A share of None compiles nothing for it."""
+@compiled(allocates=False)
+def overwrite(rows: Rows, ngrams: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray) -> None:
+    """See `NgramMatrix.learn`."""
     vocab_size = len(rows.candidates) - len(rows.keys)
-    ngrams, candidates, probabilities, chosen = seen
-    n, k = candidates.shape
-    ids, shares = np.empty(k, np.int32), np.empty(k, np.float32)
-    merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
-    for node in range(n):
+    for node in range(len(ngrams)):
         if ngrams[node, 0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
             continue
-        for place in range(k):
-            ids[place], shares[place] = candidates[node, place], probabilities[node, place]
-        if favours is not None:  # noqa: SIM102 - numba leaves out what hangs on a None alone
-            if chosen[node] >= 0:
-                _favour(ids, shares, chosen[node], favours)
         for order in range(1, ngrams.shape[1] + 1):
             if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
                 break
-            row = find_row(rows, ngrams[node], order)
-            known = row >= 0
-            if order == 1:
-                row = ngrams[node, 0]
-            elif not known:
+            row = ngrams[node, 0]
+            if order > 1:
                 key = key_of(ngrams[node], order)
                 row = vocab_size + key % len(rows.keys)
                 rows.keys[row - vocab_size] = key
-            wanted_ids, wanted = ids, shares
-            if remembers is not None:  # noqa: SIM102
-                if known:
-                    _merge(rows, row, ids, shares, remembers, merged_ids, merged)
-                    wanted_ids, wanted = merged_ids, merged
-            for place in range(k):
-                rows.candidates[row, place] = wanted_ids[place]
-                rows.shares[row, place] = np.uint16(min(wanted[place], np.float32(1.0)) * FULL + np.float32(0.5))
+            for place in range(candidates.shape[1]):
+                share = min(probabilities[node, place], np.float32(1.0))
+                rows.candidates[row, place] = candidates[node, place]
+                rows.shares[row, place] = np.uint16(share * FULL + np.float32(0.5))
             if not rows.shares[row, 0]:
                 rows.shares[row, 0] = 1
-
-
-@compiled_part
-def _favour(ids: np.ndarray, shares: np.ndarray, chosen: int, favours: float) -> None:
-    """Moves a share of `favours` from all candidates to the emitted one, and puts it in order."""
-    k = len(ids)
-    place = k - 1
-    for rank in range(k):
-        shares[rank] *= 1 - favours
-        if ids[rank] == chosen:
-            place = rank
-    value = favours + (shares[place] if ids[place] == chosen else np.float32(0.0))
-    while place > 0 and shares[place - 1] < value:
-        ids[place], shares[place] = ids[place - 1], shares[place - 1]
-        place -= 1
-    ids[place], shares[place] = chosen, value
-
-
-@compiled_part
-def _merge(
-    rows: Rows, row: int, ids: np.ndarray, shares: np.ndarray, remembers: float, into: np.ndarray, sums: np.ndarray
-) -> None:
-    """The mean of an old row and a new one, the old weighted by `remembers`, the likeliest first."""
-    k = len(ids)
-    for place in range(k):
-        into[place], sums[place] = ids[place], (1 - remembers) * shares[place]
-    count = k
-    for place in range(k):
-        token, share = rows.candidates[row, place], remembers * rows.shares[row, place] / FULL
-        for other in range(k):
-            if into[other] == token:
-                sums[other] += share
-                break
-        else:
-            into[count], sums[count] = token, share
-            count += 1
-    _sort_descending(into, sums, count)
-
-
-@compiled_part
-def _sort_descending(ids: np.ndarray, shares: np.ndarray, count: int) -> None:
-    """Sorts the first `count` candidates, the likeliest first; equal ones stay in order."""
-    for place in range(1, count):
-        token, share, at = ids[place], shares[place], place
-        while at > 0 and shares[at - 1] < share:
-            ids[at], shares[at] = ids[at - 1], shares[at - 1]
-            at -= 1
-        ids[at], shares[at] = token, share
 
 
 @compiled

@@ -211,10 +211,10 @@ class Recycler:
             ngrams[1:, place] = ngrams[parents[1:], place - 1]
         return ngrams
 
-    def learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, **how: Any) -> None:
-        """Learns candidates (n, k) after n-grams (n, orders); `how` as of `NgramMatrix.learn`."""
+    def learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
+        """Learn candidates (n, k) after n-grams (n, orders)."""
         if self.learns and len(ngrams):
-            self.matrix.learn(ngrams, ids, probabilities, **how)
+            self.matrix.learn(ngrams, ids, probabilities)
             self.lessons += len(ngrams)
 
     def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from .._util.topk import top_candidates
@@ -13,8 +11,8 @@ from .options import Options
 from .recycler import Recycler
 
 
-def warm_up(tokens: type[np.integer], **how: Any) -> None:
-    """Compile what drafting and learning take, for texts of `tokens` of that type; `how` as of `NgramMatrix.learn`."""
+def warm_up(tokens: type[np.integer]) -> None:
+    """Compile what drafting and learning take, for texts of `tokens` of that type."""
     small = Options(k=1, orders=1, past=LONGEST)
     recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
     text = recycler.begin(ids)
@@ -23,4 +21,4 @@ def warm_up(tokens: type[np.integer], **how: Any) -> None:
     put(recycler._texts.arrays, text.slot, recycler.matrix.sources(), 0, 0, 1.0, np.zeros(0, np.int32))
     recycler.observe(text, [0] * LONGEST, ends=True)
     ngrams = recycler.ngrams(text, np.array([-1, 0]), np.zeros(2, np.int64))
-    recycler.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1), **how)
+    recycler.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1))

@@ -142,9 +142,6 @@ class _ReportedText(TextDrafter):
         """What may follow the root of the last draft."""
         self._since: float | None = None
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        self._inner.observe_prompt(tokens, logits)
-
     def predict(self, tokens: torch.Tensor) -> None:
         self._inner.predict(tokens)
 

@@ -79,7 +79,6 @@ class Fuse(Drafter):
     def traits(self) -> DrafterTraits:
         parts = [drafter.traits for drafter in self.drafters]
         return DrafterTraits(
-            learns_prompt=any(part.learns_prompt for part in parts),
             hidden_states=any(part.hidden_states for part in parts),
             states=self.states_of if any(part.states for part in parts) else None,
             on_host=all(part.on_host for part in parts),
@@ -134,11 +133,6 @@ class FuseText(TextDrafter):
         """Where each part's hidden states begin among those that are shown, and the number of all."""
         self._chosen: _Selection | None = None
         self._counts: Counter[str] = Counter()
-
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
-            if drafter.traits.learns_prompt:
-                part.observe_prompt(tokens, logits)
 
     def predict(self, tokens: torch.Tensor) -> None:
         for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):

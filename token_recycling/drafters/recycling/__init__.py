@@ -32,8 +32,8 @@ from ...recycling.warm_up import warm_up as compile_drafting
 from ...trees.templates import size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits
-from .priming import load_warmed, prime, warmed_file
 from .text import RecyclingText
+from .warmed import load_warmed, warmed_file
 
 _UNLEARNED = 8
 """Nodes of the steps that are taken to have been made as long as nothing was learned: where they cost much, rest comes
@@ -48,6 +48,10 @@ class Recycling(Drafter, Options):
     removed: ClassVar[dict[str, str]] = {
         "states": "it saved no time; train an EAGLE head (drafter eagle), or leave it out",
         "learning": "it was a part of states; leave it out",
+        "learns_prompt": "it gained 1%; teach the model's own text instead (warmed=true), or leave it out",
+        "primed": "it gained 1%; use warmed=true",
+        "remembers": "it gained 1%; leave it out",
+        "favours": "it gained 1%; leave it out",
         "draws": "sampled drafts were not faster; leave it out, or use sampled=true of draft_model",
     }
 
@@ -55,14 +59,6 @@ class Recycling(Drafter, Options):
     """auto (at each step as many nodes as pay), a number of nodes grown best first, or a template: paper, chain:N,
     static:N, rank paths, or a file of them.
     """
-    learns_prompt: bool = False
-    """Learn from the prompt's own candidates first; they take the output layer on every token of it."""
-    remembers: float = 0.0
-    """Share of a row that stays when its context is seen again; 0 keeps the last candidates alone."""
-    favours: float = 0.0
-    """Share of probability that an emitted token takes from the other candidates of its row."""
-    primed: bool = False
-    """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
     warmed: bool = False
     """Begin with what the model has taught by text of its own (`token-recycling warm`), kept in a file."""
     matrix: NgramMatrix | None = field(default=None, init=False)
@@ -71,7 +67,6 @@ class Recycling(Drafter, Options):
     @property
     def traits(self) -> DrafterTraits:
         return DrafterTraits(
-            learns_prompt=self.learns_prompt,
             on_host=True,
             top_k=self.k,
             predictions=self.suffix,
@@ -87,16 +82,13 @@ class Recycling(Drafter, Options):
         """The same of texts whose form is given: most of what is drafted for them is forced."""
         self.habits = Habits()
         """Which tokens the target takes where a grammar allows several."""
-        for name in ("remembers", "favours"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
         self._making = Lock()
 
     def warm_up(self, device: torch.device) -> None:
-        warm_up(device, self.remembers > 0, self.favours > 0)
+        warm_up(device)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingText:
         self.warm_up(target.device)
@@ -109,8 +101,6 @@ class Recycling(Drafter, Options):
                 made = self.new_matrix(target.vocab_size)
                 if self.warmed:
                     load_warmed(made, target)
-                if self.primed:
-                    prime(made, target)
                 self.matrix = made
         check_vocabulary(self.matrix.vocab_size, target.vocab_size)
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
@@ -130,15 +120,14 @@ class Recycling(Drafter, Options):
             "suffix": self.suffix,
             "earlier outputs": self.past,
             "warmed": self.warmed,
-            "primed": self.primed,
         }
         parts += [name for name, used in said.items() if used]
         return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"
 
 
 @cache
-def warm_up(device: torch.device, remembers: bool, favours: bool) -> None:
-    """Compiles what drafting for a target on `device` takes, where rows remember or favour."""
-    compile_drafting(np.int64, remembers=remembers / 2, favours=favours / 2)
+def warm_up(device: torch.device) -> None:
+    """Compile what drafting for a target on `device` takes."""
+    compile_drafting(np.int64)
     top_candidates(torch.zeros(2, 2, device=device), 1)
     NgramMatrix(2, 1, 1).foresees(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from ..._util.compiled import compiling
-from ..._util.topk import top_candidates
 from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs, paying_nodes, tokens_by_size
 from ...recycling.constrained import states_of
 from ...recycling.ngram_matrix import NgramMatrix
-from ...recycling.ngrams import ABSENT, ngrams_at
+from ...recycling.ngrams import ABSENT
 from ...recycling.nodes import GrowingTree
 from ...recycling.recycler import Recycler
 from ...trees.constraint import State
@@ -49,8 +48,6 @@ class RecyclingText(TextDrafter):
             most = int(drafter.tree)  # type: ignore[arg-type]
         self._recycler = Recycler(matrix, drafter, most, template=template)
         self._text = self._recycler.begin(prompt)
-        self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
-        """The last tokens of the prompt that were learned from."""
         self._work = drafter.work
         self._within_grammars = drafter.traits.within_grammars
         self._state: State | None = None
@@ -61,13 +58,6 @@ class RecyclingText(TextDrafter):
         self._spent = 0.0
         self._values = np.empty(0, np.float32)
         """The probabilities of this step's nodes; none where no draft was made."""
-
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        known = np.concatenate([self._prompt, tokens.cpu().numpy()])
-        self._prompt = known[len(tokens) :]
-        ngrams = ngrams_at(known[None], np.array([len(known) - 1]), np.array([len(tokens)]), self.drafter.orders)
-        chosen = np.append(known[len(known) - len(tokens) + 1 :], ABSENT)
-        self._learn(ngrams, *top_candidates(logits, self.drafter.k), chosen)
 
     def predict(self, tokens: torch.Tensor) -> None:
         self._predicted = True
@@ -131,13 +121,11 @@ class RecyclingText(TextDrafter):
         # A row that was right stays as it is.
         teaching = learnable[~self._recycler.matrix.foresees(ngrams[learnable], chosen[learnable])]
         if self._state is None:
-            self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
+            self._recycler.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
         else:
-            self._learn_within(self._state, step, teaching, ngrams, chosen)
+            self._learn_within(self._state, step, teaching, ngrams)
 
-    def _learn_within(
-        self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray, chosen: np.ndarray
-    ) -> None:
+    def _learn_within(self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray) -> None:
         """Learn what the target takes of what the grammar allows: the rest of its candidates are never text."""
         states = states_of(root, step.draft.tree.parents, step.draft.tokens.tolist())
         self.drafter.habits.learn_path([states[node] for node in step.accepted], step.tokens)
@@ -146,12 +134,7 @@ class RecyclingText(TextDrafter):
         }
         if choices:
             nodes = np.array([*choices])
-            self._learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k), chosen[nodes])
-
-    def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
-        options = self.drafter
-        how = {"chosen": chosen, "remembers": options.remembers, "favours": options.favours}
-        self._recycler.learn(ngrams, ids, probabilities, **how)
+            self._recycler.learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k))
 
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here."""

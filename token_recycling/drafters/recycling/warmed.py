@@ -1,0 +1,26 @@
+"""The file of what a model has taught by text of its own (`hf.warm`): in the cache folder, named by the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..._util.files import cache_folder
+from ...model.inspection import weights_fingerprint
+from ...model.tree_model import TreeModel
+from ...recycling.ngram_matrix import NgramMatrix
+
+
+def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
+    """Fill a matrix with what the model has taught by text of its own; raises ValueError where that was not kept."""
+    path = warmed_file(target, matrix.k, matrix.orders)
+    if not path.exists():
+        raise ValueError(
+            f"expected what this model was warmed with at {path}, for k={matrix.k}, orders={matrix.orders}, got no "
+            "file; run `token-recycling warm MODEL` first, or leave out warmed=true"
+        )
+    matrix.load(path)
+
+
+def warmed_file(target: TreeModel, k: int, orders: int) -> Path:
+    """Return where what a model has taught by text of its own is kept."""
+    return cache_folder() / "warm" / f"{weights_fingerprint(target.model)}-{k}-{orders}.safetensors"
