@@ -15,10 +15,11 @@ from token_recycling.cuda_graphs.noise import _GAMMA, _mixed, gumbel
 from token_recycling.cuda_graphs.slots import FixedCache, band_of
 from token_recycling.cuda_graphs.sources import BUCKETS, PADDING, HostSource, bucket_of, shape_of
 from token_recycling.cuda_graphs.step import Choice, Report, StepPlan, tree_masks
-from token_recycling.loop.accept import accept_greedy, greedy_path
+from token_recycling.loop.accept import GreedySteps, accept_walk
 from token_recycling.model.architectures import Reach
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.packed import send
 
 SEED = torch.tensor([12345])
 CPU = torch.device("cpu")
@@ -80,20 +81,22 @@ def test_windows_are_counted_in_positions():
     assert by_node == [[3, 4, 5], [4, 5, 6], [4, 5, 7], [5, 6, 8]]
 
 
-@given(strategies.trees(), st.integers(0, 2**32 - 1))
-def test_acceptance_is_that_of_the_ordinary_way(tree, seed):
+@given(st.lists(strategies.drafts(distinct_siblings=True), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+def test_acceptance_of_a_batch_is_that_of_each_walk(drafts, seed):
+    """Whatever trees are filled up to; candidates are those of each draft's own logits."""
     numbers = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, 3, (len(tree),), generator=numbers)
-    logits = torch.rand(len(tree), 3, generator=numbers)
-    wanted = accept_greedy(Draft(tree, tokens), logits, lambda token: False)
-    for filled in (len(tree), len(tree) + 5):
-        padded = torch.nn.functional.pad(tokens, (0, filled - len(tree)), value=PADDING)
-        parents = torch.tensor([0, *tree.parents[1:], *range(len(tree), filled)])
-        choices = torch.nn.functional.pad(logits.argmax(dim=-1), (0, filled - len(tree)))
-        found = greedy_path(padded, shape_of(parents), choices, filled)
-        number = int(found.number)
-        assert found.path[:number].tolist() == wanted.accepted
-        assert found.tokens[:number].tolist() == wanted.tokens
+    n = max(len(draft.tree) for draft in drafts) + seed % 6
+    logits = torch.rand(len(drafts), n, 16, generator=numbers)
+    found = GreedySteps(drafts, logits, send(drafts, [0] * len(drafts), n, CPU), k=2)
+    for row, draft in enumerate(drafts):
+        own = logits[row, : len(draft.tree)]
+        wanted = accept_walk(draft, own, lambda token: False, lambda scores: int(scores.argmax()))
+        step = found.step(row, lambda token: False)
+        assert (step.accepted, step.tokens) == (wanted.accepted, wanted.tokens)
+        assert torch.equal(step.logits, own)
+        ids, shares = step.top(2)
+        assert (ids == own.topk(2).indices.numpy()).all()
+        assert_close(torch.from_numpy(shares), own.softmax(-1).topk(2).values)
 
 
 def test_noise_is_never_infinite_and_draws_the_distribution():

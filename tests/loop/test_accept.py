@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from support.strategies import drafts
 
 from token_recycling import Draft
-from token_recycling.loop.accept import accept_greedy, accept_walk
+from token_recycling.loop.accept import GreedySteps, accept_walk
+from token_recycling.trees.packed import send
 from token_recycling.trees.templates import paper, parse_paths
 
 
@@ -28,6 +29,11 @@ def logits_for(choices, vocab_size=10):
 
 def draft(paths, tokens):
     return Draft(parse_paths(paths), torch.tensor(tokens))
+
+
+def accept_greedy(draft, logits, append):
+    trees = send([draft], [0], len(draft.tree), logits.device)
+    return GreedySteps([draft], logits[None], trees).step(0, append)
 
 
 WALKS = [accept_greedy, lambda draft, logits, append: accept_walk(draft, logits, append, argmax)]

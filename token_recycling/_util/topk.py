@@ -49,10 +49,29 @@ def _top_on_device(logits: torch.Tensor, k: int, rows: np.ndarray | None) -> tup
 
     if rows is not None:
         logits = logits[torch.from_numpy(rows).to(logits.device)]
-    values, found = grouped_topk(logits, k)
-    shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
-    packed = torch.cat([found.to(torch.int32), shares.view(torch.int32)], dim=1).cpu().numpy()
-    return np.ascontiguousarray(packed[:, :k]), np.ascontiguousarray(packed[:, k:]).view(np.float32)
+    ids, shares = packed_candidates(logits, k)
+    return as_candidates(torch.stack([ids, shares]).cpu().numpy(), len(logits), k)
+
+
+def packed_candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k likeliest tokens after each row of logits (..., vocabulary) and the bits of their probabilities in float32:
+    (..., k) int32 both, so that they go to the host with other numbers. For devices; nothing waits.
+    """
+    import torch
+
+    flat = logits.flatten(0, -2)
+    values, ids = grouped_topk(flat, k)
+    shares = (values.float() - flat.float().logsumexp(dim=-1, keepdim=True)).exp()
+    shape = (*logits.shape[:-1], k)
+    return ids.to(torch.int32).view(shape), shares.view(torch.int32).view(shape)
+
+
+def as_candidates(numbers: np.ndarray, n: int, k: int, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The first `rows` of what `packed_candidates` has found of n rows, from int32 numbers one after another: ids
+    (rows, k) int32 and probabilities (rows, k) float32.
+    """
+    ids, shares = np.ascontiguousarray(numbers.reshape(2, n, k)[:, :rows])
+    return ids, shares.view(np.float32)
 
 
 def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

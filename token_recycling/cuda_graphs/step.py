@@ -25,6 +25,7 @@ from ..loop.accept import GreedyPath, greedy_path
 from ..model.architectures import Reach
 from ..model.compat import told_slots
 from ..model.tree_inputs import Masks, masks
+from ..trees.packed import PackedTrees
 from ..trees.tree import TreeShape
 from .noise import gumbel
 from .slots import FixedCache
@@ -126,7 +127,8 @@ def verify(
         places = length + torch.arange(plan.depths, device=length.device)
         return gumbel(seed, places, vocabulary).index_select(0, shape.depths)
 
-    accepted = greedy_path(tokens, shape, choice(logits, noise), plan.depths)
+    trees = PackedTrees(length, tokens[None], shape.parents[None], shape.depths[None], shape.ancestors[None])
+    accepted = GreedyPath(*(part[0] for part in greedy_path(trees, choice(logits, noise)[None], plan.depths)))
     root.copy_(accepted.tokens.index_select(0, accepted.number - 1))
     parts = [accepted.number, accepted.path, accepted.tokens]
     if plan.reports_tokens:

@@ -1,7 +1,7 @@
 """Which drafted nodes the target agrees with, and where the text ends.
 
 Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
-choice. `accept_greedy` judges all nodes at once, in tensor operations that captured steps share (`greedy_path`);
+choice. `GreedySteps` judges all nodes at once, in tensor operations that captured steps share (`greedy_path`);
 `accept_walk` follows the target's choices node by node, however they are made. Both accept the longest path, and of
 several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
 
@@ -20,8 +20,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from .._util.topk import as_candidates, packed_candidates
 from ..trees.draft import Draft, Step
-from ..trees.tree import TreeShape
+from ..trees.packed import PackedTrees
 
 Append = Callable[[int], bool]
 """Appends a token to the text; True if the text ends with it."""
@@ -42,38 +43,54 @@ class Selector(Protocol):
 
 
 class GreedyPath(NamedTuple):
-    """The accepted path, on the device. The arrays are as long as a path can be."""
+    """The accepted paths of b sequences, on the device. The arrays are as long as a path can be."""
 
-    number: torch.Tensor  # (1,) int64: accepted nodes, the root among them, which is as many as emitted tokens
-    path: torch.Tensor  # (longest,) int64: the accepted nodes, then zeros
-    tokens: torch.Tensor  # (longest,) int64: the emitted tokens, then unspecified padding
+    number: torch.Tensor  # (b, 1) int64: accepted nodes, the root among them, which is as many as emitted tokens
+    path: torch.Tensor  # (b, longest) int64: the accepted nodes, then zeros
+    tokens: torch.Tensor  # (b, longest) int64: the emitted tokens, then unspecified padding
 
 
-def greedy_path(tokens: torch.Tensor, shape: TreeShape, choices: torch.Tensor, longest: int) -> GreedyPath:
-    """The longest path on which every token is the choice at its parent (Token Recycling, section 3.3), in operations
-    of known shapes. `tokens` and `choices` are (n,) int64; of paths of equal length the one whose end comes first wins.
+def greedy_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> GreedyPath:
+    """The longest path of each tree on which every token is the choice (b, n) int64 at its parent (Token Recycling,
+    section 3.3), in operations of known shapes; of paths of equal length the one whose end comes first wins.
     """
-    n = len(tokens)
-    nodes = torch.arange(n, device=tokens.device)
-    right = (tokens == choices[shape.parents]) | (nodes == 0)
-    reached = (right | ~shape.ancestors).all(dim=1)
-    preference = shape.depths * n + (n - 1 - nodes)
-    end = torch.where(reached, preference, -1).argmax(dim=0, keepdim=True)
-    lineage = shape.ancestors.index_select(0, end)[0]
+    batch, n = choices.shape
+    nodes = torch.arange(n, device=choices.device).expand(batch, -1)
+    right = (trees.tokens == choices.gather(1, trees.parents)) | (nodes == 0)
+    reached = (right[:, None] | ~trees.ancestors).all(dim=2)
+    preference = trees.depths * n + (n - 1 - nodes)
+    end = torch.where(reached, preference, -1).argmax(dim=1, keepdim=True)
+    lineage = trees.ancestors.gather(1, end[:, :, None].expand(-1, -1, n))[:, 0]
     # One place more, for the nodes that are not on the path.
-    path = nodes.new_zeros(longest + 1).scatter(0, torch.where(lineage, shape.depths, longest), nodes)[:longest]
-    return GreedyPath(shape.depths.index_select(0, end) + 1, path, choices.index_select(0, path))
+    places = torch.where(lineage, trees.depths, longest)
+    path = torch.zeros(batch, longest + 1, dtype=nodes.dtype, device=nodes.device).scatter(1, places, nodes)
+    path = path[:, :longest]
+    return GreedyPath(trees.depths.gather(1, end) + 1, path, choices.gather(1, path))
 
 
-def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, row: int = 0) -> Step:
-    """The step of a greedy text from logits (n, vocabulary); all nodes are judged at once."""
-    choices = logits.argmax(dim=-1)
-    if len(draft.tree) == 1:
-        return step_of(draft, logits, [0], choices.tolist(), append, row)
-    longest = draft.tree.depth + 1
-    found = greedy_path(draft.tokens.to(logits.device), draft.tree.on(logits.device), choices, longest)
-    number, *both = torch.cat(found).tolist()
-    return step_of(draft, logits, both[:number], both[longest : longest + number], append, row)
+class GreedySteps:
+    """The steps of greedy sequences: all nodes of all of them are judged at once, and one copy brings to the host what
+    was accepted and, if wanted, the k likeliest tokens after every node.
+    """
+
+    def __init__(self, drafts: Sequence[Draft], logits: torch.Tensor, trees: PackedTrees, k: int = 0) -> None:
+        """`logits` (b, n, vocabulary) after the nodes of `trees`, which are those of `drafts` on their device."""
+        self._drafts, self._logits, self._k = drafts, logits, k
+        self._longest = max(draft.tree.depth for draft in drafts) + 1
+        found = torch.cat(greedy_path(trees, logits.argmax(dim=-1), self._longest), dim=1).to(torch.int32)
+        parts = [found, *packed_candidates(logits, k)] if k else [found]
+        numbers = torch.cat([part.reshape(len(logits), -1) for part in parts], dim=1)
+        self._numbers = numbers.cpu().numpy()
+
+    def step(self, row: int, append: Append) -> Step:
+        """The step of one sequence."""
+        draft, logits, (number, *_) = self._drafts[row], self._logits[row], self._numbers[row]
+        end = 1 + 2 * self._longest
+        path, tokens = self._numbers[row, 1:end].reshape(2, self._longest)[:, :number].tolist()
+        own, candidates = len(draft.tree), None
+        if self._k:
+            candidates = as_candidates(self._numbers[row, end:], len(logits), self._k, own)
+        return step_of(draft, logits[:own], path, tokens, append, row, candidates)
 
 
 def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Selector, row: int = 0) -> Step:

@@ -81,7 +81,7 @@ class RunningBatch:
             raise UnsupportedModelError(reason)
         self.target = target
         self._costs = costs_of(target, 1, 1)
-        self._piece = piece_of(target, 0)
+        self._piece = piece_of(target, 0, others=True)
         self._joining: list[_Joining] = []
         """In the order in which they came."""
         self._passed_over = 0
@@ -155,7 +155,7 @@ class RunningBatch:
                 with row.guarded():
                     run.cache, row.held = row.known.prefixes.take(row.sequence.on_host)
                     row.stats.cached_tokens += row.held
-            unread, most = row.sequence.length - 1 - row.held, piece_of(self.target, row.held)
+            unread, most = row.sequence.length - 1 - row.held, piece_of(self.target, row.held, len(self.rows) > 1)
             self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
             going_on = False
             if row.error is None:

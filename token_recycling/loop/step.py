@@ -18,14 +18,16 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
+from ..model.cache_layers import takes_frames
 from ..model.inspection import hidden_states
 from ..model.kv_cache import TreeCache, slots, unroll
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, cross_border, first_pass, read_prompts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
+from ..trees.packed import PackedTrees, send
 from ..trees.templates import root_only
-from .accept import accept_greedy, accept_walk
+from .accept import GreedySteps, accept_walk
 from .known import NOTHING_KNOWN, Known
 from .run import Run, check_held, share_nodes
 from .stats import Clock, Stats
@@ -71,6 +73,8 @@ class TreeStepper:
         self._kept = TreeCache(run.cache)
         self._steps: list[Step] = []
         """Not yet learned from."""
+        self._trees: PackedTrees | None = None
+        """Those of the drafts of this step, where they were sent to the device in one copy."""
         self._prompt_alone = False
         """Whether the last pass read the prompts before any draft was made."""
         self._prompt_states: list[torch.Tensor] = []
@@ -79,7 +83,7 @@ class TreeStepper:
     def step(self, going: list[int]) -> list[Step]:
         """One pass over all texts; see `Stepper`. Whoever has taken its tokens calls `learn`."""
         clock = self.run.clock
-        self._prompt_alone = clock.reads_prompt and self.run.prompt_alone
+        self._prompt_alone, self._trees = clock.reads_prompt and self.run.prompt_alone, None
         drafts = self._draft([] if self._prompt_alone else going)
         clock.lap("retrieve")
         seen = self._forward(drafts, going)
@@ -93,7 +97,7 @@ class TreeStepper:
     def _draft(self, going: list[int]) -> list[Draft]:
         """A draft for each text that is `going`, a lone root for others; texts that share a pass share its nodes."""
         run = self.run
-        drafts = [Draft(root_only(), row.sequence.tokens[-1:]) for row in run.rows]
+        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in run.rows]
         for row in going:
             with run.rows[row].guarded():
                 drafts[row] = run.rows[row].draft(run.target, run.costs)
@@ -131,7 +135,11 @@ class TreeStepper:
             logits = first_pass(target, run.texts[0], drafts[0], cache, run.reading)
         else:
             lengths = [length if row in going else 0 for row, length in enumerate(lengths)]
-            inputs = target.inputs.of(drafts, lengths, cache.get_seq_length())
+            held = cache.get_seq_length()
+            if target.inputs.fixed_shapes and takes_frames(cache):
+                inputs, self._trees = target.inputs.of_packed(drafts, lengths, held)
+            else:
+                inputs = target.inputs.of(drafts, lengths, held)
             run.clock.lap("prepare")
             logits = target.forward(inputs, cache)
         # Whoever reads rows one by one is faster in 32 bits.
@@ -143,17 +151,21 @@ class TreeStepper:
 
     def _accept(self, drafts: list[Draft], seen: _Pass, going: list[int]) -> list[Step]:
         """The steps of the texts that are `going`, but for those whose own parts have failed."""
-        steps, at_once = [], self._at_once(seen.logits, going)
+        steps, at_once = [], None
+        if self._at_once(seen.logits, going):
+            logits = seen.logits
+            trees = self._trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
+            at_once = GreedySteps(drafts, logits, trees, max(self.run.rows[row].traits.top_k for row in going))
         for row in going:
             text, draft, n = self.run.rows[row], drafts[row], len(drafts[row].tree)
             if text.error is not None:
                 continue
             with text.guarded():
-                logits, append = seen.logits[row, :n], text.sequence.append
-                if at_once:
-                    step = accept_greedy(draft, logits, append, row)
+                append = text.sequence.append
+                if at_once is not None:
+                    step = at_once.step(row, append)
                 else:
-                    step = accept_walk(draft, logits, append, text.selector, row)
+                    step = accept_walk(draft, seen.logits[row, :n], append, text.selector, row)
                 if seen.hidden is not None:
                     step = replace(step, hidden=seen.hidden[row, :n])
                 if seen.states is not None:

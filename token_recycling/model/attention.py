@@ -41,12 +41,14 @@ class _Pass:
     """sdpa or eager."""
     grouped: bool
     """Whether the queries of one group stand side by side."""
-    masks: dict[tuple[int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """Masks by those that they were made from, which are kept beside them."""
+    masks: list[tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=list)
+    """The last masks that were repeated, how often, and the result."""
 
 
 _current: ContextVar[_Pass | None] = ContextVar("pass", default=None)
 _registering = threading.Lock()
+_MASKS_KEPT = 4
+"""One for each type of layer, and some."""
 
 
 def _pass_of(config: PretrainedConfig | None) -> _Pass | None:
@@ -135,12 +137,16 @@ def _grouped(
     return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-def _repeated(mask: torch.Tensor, times: int, made: dict[tuple[int, int], tuple[torch.Tensor, ...]]) -> torch.Tensor:
-    """The mask with its rows `times` times over; made in the first layer of a pass and kept for the others."""
-    key = id(mask), times
-    if key not in made:
-        made[key] = mask, mask.repeat(1, 1, times, 1)
-    return made[key][1]
+def _repeated(mask: torch.Tensor, times: int, made: list[tuple[torch.Tensor, int, torch.Tensor]]) -> torch.Tensor:
+    """The mask with its rows `times` times over; made in the first layer of a pass, kept for the others. Where layers
+    lie on several devices each is given a copy, of which only the last ones are kept.
+    """
+    for known, repeats, repeated in made:
+        if known is mask and repeats == times:
+            return repeated
+    made.append((mask, times, mask.repeat(1, 1, times, 1)))
+    del made[:-_MASKS_KEPT]
+    return made[-1][2]
 
 
 def _take_over(name: str) -> None:

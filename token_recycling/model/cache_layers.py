@@ -8,7 +8,9 @@ those of its own nodes back. Others keep index keys, or states over the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +36,9 @@ class SlotStore:
     @lasting()
     def _empty(self, tensors: int, batch: int, heads: int, slots: int, size: int, like: torch.Tensor) -> torch.Tensor:
         if not self.on_host:
-            return like.new_empty(tensors, batch, heads, slots, size)
+            # Passes on an accelerator attend to slots that nothing was written to, masked: zero times NaN is NaN.
+            make = like.new_empty if like.device.type == "cpu" else like.new_zeros
+            return make(tensors, batch, heads, slots, size)
         # The heads of a slot lie side by side, so that the slots of one text are one piece to copy to the device.
         pinned = torch.cuda.is_available()
         made = torch.empty(tensors, batch, slots, heads, size, dtype=like.dtype, pin_memory=pinned)
@@ -75,8 +79,42 @@ class SlotStore:
         return texts + more
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Where a forward pass of a fixed shape writes its nodes, and which slots it attends to (`shapes`)."""
+
+    places: torch.Tensor
+    """(batch, n) int64: the slot of every node."""
+    band: int
+    """Slots that attention runs over, from the first one on."""
+    end: int
+    """Slots in use afterwards."""
+
+
+@contextmanager
+def framed(cache: Cache, frame: Frame | None) -> Iterator[None]:
+    """For the length of the block, forward passes write to and attend within a frame."""
+    layers = [layer for layer in cache.layers if isinstance(layer, TreeLayer)] if frame is not None else []
+    for layer in layers:
+        layer.frame = frame
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.frame = None
+
+
+def takes_frames(cache: Cache) -> bool:
+    """Whether all layers of a cache that have slots are plain `TreeLayer`s."""
+    holders = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    return bool(holders) and all(type(layer) is TreeLayer for layer in holders)
+
+
 class TreeLayer(DynamicLayer):
     """One layer's share of the stores; a `DynamicLayer` for everybody else."""
+
+    frame: Frame | None = None
+    """That of the forward pass that runs, if its shape is fixed."""
 
     def __init__(
         self, keys: tuple[SlotStore, int], values: tuple[SlotStore, int], length: int, device: torch.device
@@ -106,7 +144,10 @@ class TreeLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append states (batch, heads, n, size) and return views of all slots."""
+        """Append states (batch, heads, n, size) and return views of all slots, or of those in the frame's band."""
+        if self.frame is not None:
+            self.length = self.frame.end
+            return self._within(self.frame, 0, key_states), self._within(self.frame, 1, value_states)
         if not self.length and self._view(0).shape[:2] != key_states.shape[:2]:
             # Emptied, and used again for another number of texts.
             self._replace(0, key_states)
@@ -118,6 +159,13 @@ class TreeLayer(DynamicLayer):
                 store.reserve(self.length)
                 store.tensors[place].narrow(2, start, n).copy_(states)
         return self._attended(0), self._attended(1)
+
+    def _within(self, frame: Frame, part: int, states: torch.Tensor) -> torch.Tensor:
+        store, place = self.parts[part]
+        store.reserve(frame.band)
+        slots = store.tensors[place][: len(states)]
+        slots.scatter_(2, frame.places[:, None, :, None].expand_as(states), states)
+        return slots.narrow(2, 0, frame.band)
 
     def _attended(self, part: int) -> torch.Tensor:
         return self._view(part)

@@ -24,6 +24,8 @@ _READ, _READ_FAR_ON_CPU, _FAR = 512, 256, 1024
 attention takes most of the time. From a few hundred rows on arithmetic bounds a pass: larger pieces gain little a
 token. These are numbers and no times, so that a prompt is cut, and rounded, at the same places whoever is beside it.
 """
+_READ_ON_DEVICE, _READ_ON_DEVICE_ALONE = 1024, 4096
+"""The same on an accelerator, which needs more rows to be busy; the latter where no other sequence waits."""
 _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
@@ -31,11 +33,13 @@ Reading = Callable[[], None]
 """Called before each piece of a prompt; what it raises ends the call that the prompt is of."""
 
 
-def piece_of(model: TreeModel, held: int) -> int:
-    """Tokens of a prompt that are read behind `held` of it before others have a turn, or it is asked whether anybody
-    still waits for it.
+def piece_of(model: TreeModel, held: int, others: bool = False) -> int:
+    """Tokens of a prompt that are read behind `held` of it before `others`, if there are any, have a turn, or it is
+    asked whether anybody still waits for it.
     """
-    return _READ_FAR_ON_CPU if model.device.type == "cpu" and held >= _FAR else _READ
+    if model.device.type != "cpu":
+        return _READ_ON_DEVICE if others else _READ_ON_DEVICE_ALONE
+    return _READ_FAR_ON_CPU if held >= _FAR else _READ
 
 
 def prefill(

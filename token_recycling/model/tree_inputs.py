@@ -12,13 +12,18 @@ from typing import Any
 import torch
 
 from ..trees.draft import Draft
+from ..trees.packed import PackedTrees, send
 from ..trees.tree import Tree
 from .architectures import Reach
+from .cache_layers import Frame
+from .shapes import band_of, rows_of
 from .support import Support
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
 """One mask for all layers, or one by type of layer."""
 _MASK_GRAIN = 256
+_ALIGNED = 8
+"""Numbers: rows of a mask begin at multiples of it, as attention kernels of accelerators require."""
 
 
 class TreeInputs:
@@ -44,6 +49,32 @@ class TreeInputs:
         if self._support.recurrent and len(draft.tree) > 1:
             inputs["parents"] = [draft.tree.parents]
         return inputs
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether passes over drafts have shapes from few (`shapes`): on an accelerator, where positions are an
+        argument.
+        """
+        support = self._support
+        return self._device.type != "cpu" and support.branches and support.key_bias is None and not support.recurrent
+
+    def of_packed(
+        self, drafts: Sequence[Draft], lengths: Sequence[int], held: int
+    ) -> tuple[dict[str, Any], PackedTrees]:
+        """As `of`, in a fixed shape, and the trees on the device; the cache must take frames."""
+        n = rows_of(max(len(draft.tree) for draft in drafts))
+        trees = send(drafts, lengths, n, self._device)
+        places = torch.arange(held, held + n, device=self._device).expand(len(drafts), -1)
+        frame = Frame(places, band_of(held + n), held + n)
+        return {**self.of_trees(trees, held, frame.band), "frame": frame}, trees
+
+    def of_trees(self, trees: PackedTrees, start: int | torch.Tensor, band: int) -> dict[str, torch.Tensor | Masks]:
+        """Inputs of a pass over packed trees whose nodes have the slots from `start`, a number or (batch, 1), on."""
+        return {
+            "input_ids": trees.tokens.clamp(min=0),
+            "attention_mask": tree_masks(self._support.layers, trees, start, band, self._dtype),
+            "position_ids": trees.positions,
+        }
 
     def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
         """Inputs of a pass over a text's tokens (m,) behind the `held` slots of the cache and a draft below them: m + n
@@ -101,7 +132,8 @@ class TreeInputs:
         if n == 1:
             return None
         shape = tree.on(self._device)
-        if any(reach.kind == "chunked" for reach in self._support.layers.values()):
+        chunked = any(reach.kind == "chunked" for reach in self._support.layers.values())
+        if chunked or self._device.type != "cpu":  # accelerators take no mask that begins anywhere
             return self._masks(shape.ancestors, shape.depths, length)
         known, room, widest = self._widest  # replaced as one, since several threads may draft with one model
         if known is not tree or room < length:
@@ -116,7 +148,7 @@ class TreeInputs:
         """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""
         n, nodes = ancestors.shape
         if all(reach == Reach() for reach in self._support.layers.values()):
-            mask = torch.zeros(1, 1, n, length + nodes, dtype=self._dtype, device=self._device)
+            mask = _zeros((1, 1, n, length + nodes), self._dtype, self._device)
             mask[0, 0, :, length:].masked_fill_(~ancestors, torch.finfo(self._dtype).min)
             return mask
         before = torch.arange(length, device=self._device)
@@ -124,6 +156,23 @@ class TreeInputs:
         positions = (depths + length)[None]
         keys = torch.cat([before[None], positions], dim=1)
         return masks(self._support.layers, visible, positions[:, -n:], keys, self._dtype)
+
+
+def tree_masks(
+    layers: Mapping[str, Reach], trees: PackedTrees, start: int | torch.Tensor, band: int, dtype: torch.dtype
+) -> Masks:
+    """Masks (batch, 1, n, band) of trees whose nodes have the slots from `start`, a number or (batch, 1), on: a node
+    sees the tokens of its sequence, in the first slots, and its ancestors.
+    """
+    n = trees.tokens.shape[1]
+    slots = torch.arange(band, device=trees.tokens.device)[None]
+    nodes = slots - start
+    drafted = (nodes >= 0) & (nodes < n)
+    nodes = nodes.clamp(0, n - 1).expand(len(trees.tokens), -1)
+    ancestors = trees.ancestors.gather(2, nodes[:, None].expand(-1, n, -1))
+    visible = (slots < trees.lengths[:, None])[:, None] | (drafted[:, None] & ancestors)
+    keys = torch.where(drafted, trees.positions.gather(1, nodes), slots)
+    return masks(layers, visible[:, None], trees.positions, keys, dtype)
 
 
 def masks(
@@ -145,11 +194,18 @@ def masks(
         if reach not in made:
             within = reach.of(query_positions, key_positions)
             seen = visible if within is None else visible & within
-            made[reach] = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            made[reach] = _zeros(seen.shape, dtype, seen.device)
             made[reach].masked_fill_(~seen, torch.finfo(dtype).min)
     if len(made) == 1:
         return next(iter(made.values()))
     return {kind: made[reach] for kind, reach in layers.items()}
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros whose rows begin at multiples of `_ALIGNED` on an accelerator."""
+    *rows, columns = shape
+    wide = columns if device.type == "cpu" else -(-columns // _ALIGNED) * _ALIGNED
+    return torch.zeros(*rows, wide, dtype=dtype, device=device)[..., :columns]
 
 
 def _columns(mask: Masks, start: int, length: int) -> Masks:

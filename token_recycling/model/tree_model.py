@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .attention import attending, biased_by_position
+from .cache_layers import framed
 from .inspection import accepts, context_length, hidden_states, input_device, uncompiled, vocabulary_size
 from .kv_cache import count
 from .prepacking import drop, prepacked_of
@@ -102,7 +103,14 @@ class TreeModel:
         of the `last` ones alone where the model can leave the others out. They are on the model's input device.
         """
         inputs = {**inputs, **self._only(last), self._cache: cache}
-        with self.attending(), self._weights(), self._key_bias(inputs, cache), self._by_node(inputs, cache):
+        frame = inputs.pop("frame", None)
+        with (
+            self.attending(),
+            framed(cache, frame),
+            self._weights(),
+            self._key_bias(inputs, cache),
+            self._by_node(inputs, cache),
+        ):
             logits = self.eager(**inputs, use_cache=True).logits
         if self.support.recurrent:
             count(cache, inputs["input_ids"].shape[1])

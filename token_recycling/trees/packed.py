@@ -1,0 +1,80 @@
+"""Draft trees of a batch, sent to the device in one copy.
+
+Everything that a forward pass over drafts and their acceptance need lies in one buffer of bytes: lengths, tokens,
+parents, depths, ancestors. Trees are filled up to one number of nodes with nodes that are never accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .draft import Draft
+
+PADDING = -1
+"""The token of a node that only fills up a tree: a root of its own, at the position of the root, never accepted."""
+_CPU = torch.device("cpu")
+
+
+class PackedTrees(NamedTuple):
+    """Trees of b sequences, filled up to n nodes each, on one device."""
+
+    lengths: torch.Tensor
+    """(b,) int64: tokens of each sequence before its root."""
+    tokens: torch.Tensor
+    """(b, n) int64; `PADDING` where there is no node."""
+    parents: torch.Tensor
+    """(b, n) int64; a root is its own parent."""
+    depths: torch.Tensor
+    """(b, n) int64."""
+    ancestors: torch.Tensor
+    """(b, n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """(b, n) int64: the place of every node in its sequence."""
+        return self.depths + self.lengths[:, None]
+
+
+def packed_size(batch: int, nodes: int) -> int:
+    """Bytes of a buffer for `batch` trees of up to `nodes` nodes."""
+    return 8 * batch * (1 + 3 * nodes) + batch * nodes * nodes
+
+
+def pack(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, buffer: torch.Tensor) -> None:
+    """Write drafts below the first `lengths[row]` tokens of each sequence into a buffer (packed_size,) uint8 on the
+    host.
+    """
+    batch, whole = len(drafts), buffer.numpy()
+    end = 8 * batch * (1 + 3 * nodes)
+    numbers = whole[:end].view(np.int64).reshape(batch, 1 + 3 * nodes)
+    ancestors = whole[end:].view(np.bool_).reshape(batch, nodes, nodes)
+    numbers[:, 0] = lengths
+    ancestors[:] = np.eye(nodes, dtype=bool)
+    for row, draft in enumerate(drafts):
+        own = len(draft.tree)
+        tokens, parents, depths = numbers[row, 1:].reshape(3, nodes)
+        tokens[:own], tokens[own:] = draft.tokens.cpu().numpy(), PADDING
+        parents[:] = np.arange(nodes)
+        parents[1:own] = draft.tree.parents[1:]
+        depths[:own], depths[own:] = draft.tree.depths, 0
+        ancestors[row, :own, :own] = draft.tree.on(_CPU).ancestors.numpy()
+
+
+def unpack(buffer: torch.Tensor, batch: int, nodes: int) -> PackedTrees:
+    """The trees in a buffer (packed_size,) uint8, as views of it, on its device."""
+    end = 8 * batch * (1 + 3 * nodes)
+    numbers = buffer[:end].view(torch.int64).view(batch, 1 + 3 * nodes)
+    tokens, parents, depths = numbers[:, 1:].view(batch, 3, nodes).unbind(1)
+    return PackedTrees(numbers[:, 0], tokens, parents, depths, buffer[end:].view(torch.bool).view(batch, nodes, nodes))
+
+
+def send(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, device: torch.device) -> PackedTrees:
+    """The trees of `drafts` on `device`, from one copy that the host does not wait for."""
+    size = packed_size(len(drafts), nodes)
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    pack(drafts, lengths, nodes, buffer)
+    return unpack(buffer.to(device, non_blocking=True), len(drafts), nodes)
