@@ -87,12 +87,12 @@ def test_few_shapes_recur_in_many_steps(attended):
     model, shapes = llama(num_hidden_layers=1, max_position_embeddings=8192), set()
     with PretendCard():
         stream = tr.stream(model.to(CARD), tiny.prompt(0, 40).to(CARD), "recycling", max_new_tokens=6000)
-        for _, _ in zip(range(501), stream, strict=False):
-            shapes |= {(query.shape[2], key.shape[2]) for query, key, mask in attended if query.shape[0] == 1}
+        next(stream)  # with the prompt
+        attended.clear()
+        for _, _ in zip(range(500), stream, strict=False):
+            shapes |= {(query.shape[2], key.shape[2]) for query, key, _ in attended}
             attended.clear()
-    first = {shape for shape in shapes if shape[1] != band_of(shape[1])}
-    assert len(first) == 1  # the prompt with the first draft
-    assert len(shapes) <= 12
+    assert 1 < len(shapes) <= 12
 
 
 def test_masks_of_a_prompt_with_a_draft_are_aligned():
