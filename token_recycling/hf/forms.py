@@ -9,10 +9,14 @@ import json
 import re
 from typing import Any
 
+import numpy as np
+
 from .._util.text_stream import one_line
 
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
 """A string or a class of characters in a grammar of xgrammar."""
+_SOURCE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (?:Check failed: \(.*\) is false: )?")
+"""Where in its C++ sources xgrammar raised an error."""
 _CHARACTER, _JSON_CHARACTER = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"
 """xgrammar's class for a character of a string whose length is limited, and without what JSON leaves out of it too:
 control characters.
@@ -39,7 +43,23 @@ def compiled(compiler: Any, name: str, form: Any, strict: bool = True) -> Any:
             return compiler.compile_structural_tag(form)
         return compiler.compile_regex(form) if name == "regex" else compiler.compile_grammar(form)
     except (RuntimeError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"expected a {name} that can be compiled, got: {one_line(error)}") from error
+        raise ValueError(f"cannot compile the {name}: {_SOURCE.sub('', one_line(error))}") from error
+
+
+def check_output(grammar: Any, name: str) -> None:
+    """Raise ValueError for a compiled grammar whose only output is the empty one, or that has none, such as a schema
+    that refers to itself or `a ::= b` with `b ::= a`.
+    """
+    import xgrammar
+
+    known = grammar.tokenizer_info
+    mask = xgrammar.allocate_token_bitmask(1, known.vocab_size)
+    xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(mask)
+    allowed = mask.numpy().view("uint32")[0]
+    for token in known.stop_token_ids:
+        allowed[token // 32] &= ~np.uint32(1 << token % 32)
+    if not allowed.any():
+        raise ValueError(f"the {name} admits no output but the empty one; check its references")
 
 
 def _grammar(schema: str, **how: Any) -> Any:

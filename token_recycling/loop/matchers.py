@@ -134,7 +134,8 @@ class GrammarProcessor(LogitsProcessor):
         if self._matcher.is_terminated():
             return scores
         self._matcher.fill_next_token_bitmask(self._mask)
-        if not self._mask.any():  # there is no way on: the text ends
+        if not self._mask.any():
+            self.dead_end()
             for token in self._matcher.stop_token_ids:
                 self._mask[0, token // 32] |= torch.tensor(1 << token % 32).to(torch.int32)
         allowed = scores.clone()
@@ -143,6 +144,9 @@ class GrammarProcessor(LogitsProcessor):
             allowed, self._mask.to(scores.device), vocab_size=min(allowed.shape[1], 32 * self._mask.shape[1])
         )
         return allowed
+
+    def dead_end(self) -> None:
+        """Called where no token may follow; then the text ends."""
 
 
 def _of_xgrammar(compiled: Any) -> tuple[Matcher, int]:

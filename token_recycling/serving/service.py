@@ -64,7 +64,7 @@ class Service:
         self.worker = Worker(self.places.texts)
         self.metrics.generating.set_function(lambda: self.worker.running)
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
-        self.grammars = Grammars(loaded, settings.isolation, len(settings.keys))
+        self.grammars = Grammars(loaded, settings.isolation, len(settings.keys), settings.grammar_seconds)
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
         self._lock = threading.Lock()

@@ -73,6 +73,7 @@ class Settings:
     max_requests: int = _limit(32, "Requests that run or wait; more are refused.", 1)
     max_requests_per_key: int | None = _limit(None, "The same of one key.", 1)
     max_body: float = _limit(2.0, "Megabytes of a request.", 0.001)
+    grammar_seconds: float = _limit(2.0, "Seconds of processor time in which a grammar must compile.", 0.1)
     timeout: float | None = _limit(None, "Seconds for a request, waiting included.", 0.001)
 
     def __post_init__(self) -> None:

@@ -1,13 +1,17 @@
 """Answers of a given form."""
 
 import asyncio
+import collections
 import json
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.functions import HELD
 from support.openai_answers import chat, completion
-from support.serving import serving
+from support.serving import keys, serving, wait_for
+from support.speaking import speaking_llama
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
@@ -18,13 +22,40 @@ def compiled_by(monkeypatch, size):
     """Forms as they are compiled from now on, in a list; each takes so many bytes."""
     compiled, grammar = [], types.SimpleNamespace(memory_size_bytes=size)
 
-    async def compiling(self, form, gone):
+    def compiling(self, form, gone):
         compiled.append(form[1])
-        return ""
+        return grammar
 
-    monkeypatch.setattr(grammars.CompilingProcess, "compiled", compiling)
-    monkeypatch.setattr(grammars.Grammars, "_read", lambda self, written: grammar)
+    monkeypatch.setattr(grammars.Grammars, "_compile", compiling)
     return compiled
+
+
+def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model, tokenizer, monkeypatch):
+    running, release = collections.Counter(), threading.Event()
+
+    def compiling(self, form, gone):
+        if form[1] == "[a-c]{3}":
+            return usual(self, form, gone)
+        running[form[1][0]] += 1
+        release.wait(120)
+        return grammars.TooDearError()
+
+    usual = grammars.Grammars._compile
+    monkeypatch.setattr(grammars.Grammars, "_compile", compiling)
+    with serving(model, tokenizer, keys=keys("a", "b")) as server, ThreadPoolExecutor(24) as pool:
+        try:
+
+            def ask(key, pattern):
+                form = {"prompt": "a", "response_format": {"type": "regex", "value": pattern}}
+                return server.post("/v1/completions", form, f"secret-{key}")
+
+            asking = [pool.submit(ask, "a", f"a{number}") for number in range(20)]
+            wait_for(lambda: server.service.running == 20 and running["a"] == 2)
+            assert server.complete("secret-a", temperature=0).usage.completion_tokens == 8
+            assert ask("b", "[a-c]{3}").status_code == 200
+        finally:
+            release.set()
+        assert {one.result().status_code for one in asking} == {400}
 
 
 @pytest.mark.parametrize("isolation", Isolation)
@@ -157,6 +188,31 @@ def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
         assert completion(plain, **body).choices[0].text == drafted.choices[0].text
 
 
-def test_a_form_that_cannot_be_compiled(server):
-    answer = server.post("/v1/completions", {"prompt": "a", "response_format": {"type": "regex", "value": "(["}})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+CYCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+WRONG = [
+    {"response_format": {"type": "regex", "value": "(["}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "bad"}}}},
+    {"structured_outputs": {"grammar": "{bad"}},
+    # No output, or none but the empty one:
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": CYCLE}}},
+    {"structured_outputs": {"grammar": "root ::= a\na ::= b\nb ::= a"}},
+    {"structured_outputs": {"grammar": 'root ::= ""'}},
+    # No complete output:
+    {"structured_outputs": {"grammar": 'root ::= "x" a\na ::= a'}},
+]
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_a_form_that_cannot_be_compiled_or_has_no_output(server, body):
+    answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 8, **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, next(iter(body)), "invalid_value")
+    assert ".cc:" not in error["message"], "not the source lines of xgrammar"
+
+
+def test_a_model_without_a_token_to_end_a_text_has_no_forms(tokenizer):
+    with serving(speaking_llama(), tokenizer) as server:
+        for _ in range(2):
+            answer = server.post("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object"}})
+            assert (answer.status_code, "eos_token_id" in answer.text) == (400, True)
