@@ -76,11 +76,6 @@ package: setup   ## wheel and source distribution in dist, built and checked as 
 
 # The real model: one path, downloaded on first use.
 REAL = $(shell $(RUN)/python -m benchmarks.real_model)
-METHODS := generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=16 recycling:tree=32 suffix prompt_lookup \
-	lookahead rest:datastore=build/library.datastore,nodes=8 layer_skip assistant:model=models/draft
-SIZES := recycling:tree=8 recycling:tree=16 recycling:tree=32 recycling:tree=64 recycling:tree=80 published
-ON_REAL = $(RUN)/token-recycling bench $(REAL) $(addprefix --data ,$(or $(DATA),spec_bench mbpp)) --limit 8 --repeats 1 \
-	--no-replay --threads 1
 
 # Past text for the drafter rest: modules of Python's own library.
 LIBRARY := . asyncio collections concurrent email http importlib json logging multiprocessing unittest urllib xml
@@ -89,14 +84,17 @@ build/library.datastore: $(VENV)/.ready
 	library=$$($(RUN)/python -c "import sysconfig; print(sysconfig.get_path('stdlib'))"); \
 	$(RUN)/token-recycling datastore build $(foreach part,$(LIBRARY),$$library/$(part)/*.py) --model $(REAL) --output $@
 
-bench: setup build/library.datastore ## all methods on SmolLM2-135M, Spec-Bench and MBPP (DATA='spec_bench=FILE ...'), 6 hours, into docs/results; goes on where it was stopped
-	for dtype in float32 bfloat16; do $(ON_REAL) --dtype $$dtype --output docs/results/$$dtype \
-		$(foreach method,$(METHODS),--method '$(method)') || exit 1; \
-		$(RUN)/token-recycling report docs/results/$$dtype --clock processor || exit 1; done
+SCENARIO ?= all
+RESULTS ?= build/bench/$(SCENARIO)
+BENCH = $(RUN)/token-recycling bench $(REAL) --scenario benchmarks/scenarios/$(SCENARIO).yaml --output $(RESULTS)
+bench: setup build/library.datastore ## the real model on benchmarks/scenarios/SCENARIO=all.yaml (hours; it says first how many), into build/bench; resumes
+	$(BENCH)
+	$(RUN)/token-recycling report $(RESULTS) --clock processor
 
-bench-sizes: setup ## tokens a step by size of tree on the same questions, the same on every machine, into docs/results/sizes
-	$(ON_REAL) --output docs/results/sizes $(foreach method,$(SIZES),--method '$(method)')
-	$(RUN)/token-recycling report docs/results/sizes --clock processor
+bench-quick: SCENARIO = quick
+bench-quick: setup ## every row of the README's table with wider intervals, 15 minutes on two cores
+	$(BENCH)
+	$(RUN)/token-recycling report $(RESULTS) --clock processor
 
 ON_GPU = $(RUN)/token-recycling bench --data models/prompts --device cuda --repeats 1 \
 	$(foreach method,generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=80,--method $(method))
@@ -190,6 +188,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
-.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-sizes \
+.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
 	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx bench-many test-real

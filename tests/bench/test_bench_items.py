@@ -13,9 +13,7 @@ def test_replay_takes_the_second_half_of_a_text(tmp_path):
     question = benching.questions(1)
     ids = where.ids(benching.TEXTS[0])
     (found,) = [
-        one
-        for one in benching.run(where, session.plan(session.methods(["plain"]), question), tmp_path)
-        if one["mode"] == "replay"
+        one for one in benching.run(where, benching.plan(["plain"], question), tmp_path) if one["mode"] == "replay"
     ]
     assert found["prompt_tokens"] == len(ids) // 2
     assert found["tokens"] == min(24, len(ids) - len(ids) // 2)
@@ -27,7 +25,7 @@ def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
     assert session.what_does_not_fit(where, long) == [
         "1 of 2 questions are longer than the model's context of 32 tokens and count as failures"
     ]
-    found = benching.run(where, session.plan(session.methods(["plain"]), long, False), tmp_path)
+    found = benching.run(where, benching.plan(["plain"], long, False), tmp_path)
     assert [one["failure"] is None for one in found] == [False, False, True, True]
     assert found[0]["failure"].startswith("PromptTooLongError: expected a prompt of fewer tokens")
     assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < 24
@@ -38,7 +36,7 @@ def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_
     assert session.what_does_not_fit(where, benching.questions(1)) == [
         "1 of 1 texts are continued from an earlier place, so that they fit"
     ]
-    found = benching.run(where, session.plan(session.methods(["plain"]), benching.questions(1)), tmp_path)
+    found = benching.run(where, benching.plan(["plain"], benching.questions(1)), tmp_path)
     assert {(one["mode"], one["prompt_tokens"], one["tokens"]) for one in found} == {
         ("generate", 6, 4),
         ("replay", 6, 4),
@@ -51,7 +49,7 @@ def test_conversations_go_on_with_the_methods_own_answers(tmp_path):
     first = where.ids("User: import os\nAssistant:")[None]
     answer = where.model.generate(first, max_new_tokens=5, do_sample=False)[0, first.shape[1] :].tolist()
     said = f"User: import os\nAssistant: {where.decoded(answer).strip()}\nUser: import sys\nAssistant:"
-    found = benching.run(where, session.plan(session.methods(["plain"]), [question]), tmp_path)
+    found = benching.run(where, benching.plan(["plain"], [question]), tmp_path)
     assert {one["prompt_tokens"] for one in found[:2]} == {first.shape[1] + len(where.ids(said))}
     assert (found[2]["mode"], found[2]["prompt_tokens"]) == ("replay", first.shape[1])
     assert found[2]["tokens"] == len(where.ids(" 1 2"))
@@ -74,7 +72,7 @@ def test_a_chat_template_writes_the_conversation():
 
 def test_batches_have_a_row_each(tmp_path):
     where = benching.setup(max_new_tokens=8)
-    made = session.plan(session.methods(["recycling:tree=2"]), benching.questions(3), sizes=[1, 2])
+    made = benching.plan(["recycling:tree=2"], benching.questions(3), sizes=[1, 2])
     assert [len(workload.items) for workload in made.workloads] == [3, 2]
     found = benching.run(where, made, tmp_path)
     assert [(one["method"], one["batch"]) for one in found] == [
@@ -89,16 +87,16 @@ def test_batches_have_a_row_each(tmp_path):
 
 
 def test_batches_leave_out_what_decodes_one_text():
-    made = session.plan(session.methods(["prompt_lookup_hf", "plain"]), benching.questions(2), sizes=[2])
+    made = benching.plan(["prompt_lookup_hf", "plain"], benching.questions(2), sizes=[2])
     assert [one.method.spec for one in made.workloads[0].entries] == ["generate", "plain"]
     assert made.notes == ["prompt_lookup_hf decodes one text at a time: left out of batches"]
-    with pytest.raises(ValueError, match="expected --replay without --batch"):
-        session.plan([], benching.questions(2), True, sizes=[2])
+    with pytest.raises(ValueError, match="--replay"):
+        benching.plan([], benching.questions(2), True, sizes=[2])
 
 
 def test_what_cannot_be_replayed_is_said():
     asked = [*benching.questions(2), Question("q/1", "q", ("Why?",), "turns")]
-    made = session.plan(session.methods(["assisted:model=x", "recycling"]), asked)
+    made = benching.plan(["assisted:model=x", "recycling"], asked)
     assert [workload.mode for workload in made.workloads] == ["generate", "replay"]
     assert [one.method.spec for one in made.workloads[0].entries] == ["generate", "assisted:model=x", "recycling"]
     assert [one.method.spec for one in made.workloads[1].entries] == ["plain", "recycling"]
@@ -107,5 +105,5 @@ def test_what_cannot_be_replayed_is_said():
         "assisted:model=x decodes by itself and cannot replay a text: left out there",
         "1 of 3 questions have no known answer and are not replayed",
     ]
-    unknown = session.plan(session.methods(["plain"]), asked[2:])
+    unknown = benching.plan(["plain"], asked[2:])
     assert [workload.mode for workload in unknown.workloads] == ["generate"]

@@ -16,7 +16,6 @@ from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import DEFAULT, Drafted, parse
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.runners import DraftedRunner
-from token_recycling.bench.run.session import methods as named
 from token_recycling.model.support import UnsupportedModelError
 from token_recycling.trees.templates import chain, root_only
 
@@ -145,7 +144,7 @@ def test_a_new_drafter_is_a_method(model, monkeypatch):
 
 
 def test_labels_are_for_people():
-    labels = [one.label for one in named(DEFAULT)]
+    labels = [parse(spec).label for spec in DEFAULT]
     assert labels == [
         "transformers generate",
         "transformers prompt lookup (10)",
@@ -189,11 +188,6 @@ def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch):
 def test_what_is_wrong_with_a_method_is_said(spec, words):
     with pytest.raises(ValueError, match=words):
         parse(spec)
-
-
-def test_a_method_is_named_once():
-    with pytest.raises(ValueError, match="expected every method once, got 'plain' twice"):
-        named(["plain", "generate", "plain"])
 
 
 def test_options_besides_the_spec_go_to_the_drafter(model, tmp_path):

@@ -9,7 +9,7 @@ from support import benching, tiny
 from support.benching import decoded
 
 from token_recycling.bench.report import page
-from token_recycling.bench.run import session, studies
+from token_recycling.bench.run import studies
 from token_recycling.bench.run.methods import Oracle, parse
 
 THREE = torch.tensor([[3]])
@@ -77,8 +77,8 @@ def test_the_future_of_drawn_texts_is_not_known(counting, folder):
 
 
 def test_the_study_of_when_to_stop():
-    methods = session.methods(["specdec_pp:threshold=0.3,model=x,max_length=9"])
-    made = session.plan(methods, benching.questions(2), studies=["specdec-pp"])
+    methods = ["specdec_pp:threshold=0.3,model=x,max_length=9"]
+    made = benching.plan(methods, benching.questions(2), studies=["specdec-pp"])
     for workload in made.workloads:
         specs = {one.point: one.method.spec for one in workload.entries}
         assert {specs[f"length {length}"] for length in studies.FIXED_LENGTHS} == {"draft_model:mode=sequence,model=x"}
@@ -86,7 +86,7 @@ def test_the_study_of_when_to_stop():
         assert specs["oracle"] == "oracle:model=x"
         assert specs[None] == ("generate" if workload.mode == "generate" else "plain")
     with pytest.raises(ValueError, match=r"specdec_pp:model=FOLDER for the study specdec-pp, .* got suffix"):
-        session.plan(session.methods(["suffix"]), benching.questions(1), studies=["specdec-pp"])
+        benching.plan(["suffix"], benching.questions(1), studies=["specdec-pp"])
 
 
 def test_the_study_is_measured_and_drawn(tmp_path, monkeypatch):
@@ -101,8 +101,8 @@ def test_the_study_is_measured_and_drawn(tmp_path, monkeypatch):
     head = AcceptanceHead(output_width(where.model), 1)
     head.reset()
     save_head(tmp_path / "draft" / "specdec_pp", head, where.model, {})
-    methods = session.methods([f"specdec_pp:model={tmp_path / 'draft'}"])
-    made = session.plan(methods, benching.questions(2), True, studies=["specdec-pp"])
+    methods = [f"specdec_pp:model={tmp_path / 'draft'}"]
+    made = benching.plan(methods, benching.questions(2), True, studies=["specdec-pp"])
     found = benching.run(where, made, tmp_path / "rows")
     assert [row["failure"] for row in found] == [None] * len(found)
     assert all(row["identical"] in (True, None) for row in found)

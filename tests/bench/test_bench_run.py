@@ -21,7 +21,7 @@ SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")
 
 
 def plan(number=4, replay=True, specs=SPECS, **more):
-    return session.plan(session.methods(specs), benching.questions(number), replay, **more)
+    return benching.plan(specs, benching.questions(number), replay, **more)
 
 
 def test_a_row_for_every_method_and_prompt(tmp_path):
@@ -119,7 +119,7 @@ def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path):
     """What the test before relies on: the last prompt alone takes other steps than after the others."""
     where, spec = benching.setup(), "recycling:tree=chain:3"
     last = benching.run(where, plan(replay=False, specs=("generate", spec)), tmp_path / "all")[-1]
-    alone = session.plan(session.methods([spec]), benching.questions()[-1:], False)
+    alone = benching.plan([spec], benching.questions()[-1:], False)
     assert last["method"] == spec
     assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] > last["steps"]
 

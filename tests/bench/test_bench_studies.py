@@ -3,7 +3,7 @@
 import pytest
 from support import benching
 
-from token_recycling.bench.run import session, studies
+from token_recycling.bench.run import studies
 from token_recycling.bench.run.data import Question
 from token_recycling.bench.run.studies import STUDIES, template
 from token_recycling.trees.templates import paper
@@ -43,7 +43,7 @@ def asked(*categories):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_has_entries_and_a_baseline(name):
     named = ["specdec_pp:model=FOLDER"] if name == "specdec-pp" else []
-    made = session.plan(session.methods(named), asked("a", "b"), studies=[name])
+    made = benching.plan(named, asked("a", "b"), studies=[name])
     for workload in made.workloads:
         assert workload.study == name
         plain = "generate" if workload.mode == "generate" else "plain"
@@ -56,7 +56,7 @@ def test_every_study_has_entries_and_a_baseline(name):
 
 
 def points(name, *methods, mode="generate"):
-    made = session.plan(session.methods(methods), asked("a", "b"), studies=[name])
+    made = benching.plan(methods, asked("a", "b"), studies=[name])
     return [
         (one.method.spec, one.point) for workload in made.workloads if workload.mode == mode for one in workload.entries
     ]
@@ -80,30 +80,30 @@ def test_the_points_of_the_studies():
 
 def test_order_takes_the_questions_together_and_mixed():
     mixed = asked(*"abababab")
-    made = session.plan(session.methods(["published"]), mixed, False, studies=["order"])
+    made = benching.plan(["published"], mixed, False, studies=["order"])
     consecutive, shuffled = ([item.category for item in workload.items] for workload in made.workloads)
     assert consecutive == [*"aaaabbbb"]
     assert sorted(shuffled) == consecutive != shuffled
-    again = session.plan(session.methods(["published"]), mixed, False, studies=["order"])
+    again = benching.plan(["published"], mixed, False, studies=["order"])
     assert [item.category for item in again.workloads[1].items] == shuffled
     assert [one.point for one in made.workloads[1].entries] == ["shuffled", "shuffled"]
     with pytest.raises(ValueError, match="two categories or more for the study order, got a only"):
-        session.plan([], asked("a", "a"), studies=["order"])
+        benching.plan([], asked("a", "a"), studies=["order"])
 
 
 def test_what_a_study_cannot_do_is_said():
     with pytest.raises(ValueError, match=r"expected a study of breadth, depth.*got 'width'"):
-        session.plan([], asked("a"), studies=["width"])
+        benching.plan([], asked("a"), studies=["width"])
     with pytest.raises(ValueError, match="expected drafters to study, got prompt_lookup_hf"):
-        session.plan(session.methods(["prompt_lookup_hf", "published"]), asked("a"), studies=["hot"])
+        benching.plan(["prompt_lookup_hf", "published"], asked("a"), studies=["hot"])
     with pytest.raises(ValueError, match="a drafter with the option tree for the study breadth, got plain"):
-        session.plan(session.methods(["plain"]), asked("a"), studies=["breadth"])
+        benching.plan(["plain"], asked("a"), studies=["breadth"])
 
 
 def test_cold_forgets_and_hot_remembers(tmp_path):
     where = benching.setup()
     same = [Question(f"a/{place}", "a", (benching.TEXTS[0],), "text") for place in range(3)]
-    made = session.plan(session.methods(["published:tree=chain:3"]), same, False, studies=["hot"])
+    made = benching.plan(["published:tree=chain:3"], same, False, studies=["hot"])
     found = benching.run(where, made, tmp_path)
     steps = {point: [one["steps"] for one in found if one["point"] == point] for point in ("cold", "hot")}
     assert len(set(steps["cold"])) == 1
@@ -112,7 +112,7 @@ def test_cold_forgets_and_hot_remembers(tmp_path):
 
 def test_temperature_is_measured_with_the_same_draws(tmp_path):
     where = benching.setup(max_new_tokens=12, repeats=2)
-    made = session.plan(session.methods(["published:tree=chain:3"]), asked("a"), studies=["temperature"])
+    made = benching.plan(["published:tree=chain:3"], asked("a"), studies=["temperature"])
     found = benching.run(where, made, tmp_path)
     assert [one["temperature"] for one in found[::2]] == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert [one["identical"] for one in found] == [None, True] + [None] * 10
@@ -123,9 +123,7 @@ def test_temperature_is_measured_with_the_same_draws(tmp_path):
 
 def test_the_varied_option_reaches_the_drafter(tmp_path):
     where = benching.setup(max_new_tokens=8)
-    made = session.plan(
-        session.methods(["published:update=first,tree=static:3"]), asked("a"), False, studies=["breadth"]
-    )
+    made = benching.plan(["published:update=first,tree=static:3"], asked("a"), False, studies=["breadth"])
     found = benching.run(where, made, tmp_path)[1:]
     assert [max(map(int, one["nodes"])) for one in found] == [nodes + 1 for nodes in studies.BREADTHS]
     assert {one["label"] for one in found} == {"published (update=first)"}

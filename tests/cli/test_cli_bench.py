@@ -115,6 +115,7 @@ def test_bench_goes_on_where_it_stopped(tiny_model_dir, texts, tmp_path, monkeyp
     result = run(*asked)
     assert result.exit_code == 130
     assert "stopped with 4 of 6 prompts" in result.stderr
+    assert "this takes 1 min at most" in result.stderr
     before = rows(tmp_path)
     assert len(before) == 8
     monkeypatch.setattr(WorkloadRun, "rows_of", measured)
@@ -158,20 +159,61 @@ def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir, texts, tmp_p
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), ["expected --data", "spec_bench"]),
+        ((), ["--data", "spec_bench"]),
         (("--data", "nothing.jsonl"), ["spec_bench, mbpp", "no such path"]),
-        (("--data", "{texts}", "--method", "nothing"), ["a method of generate", "nothing"]),
+        (("--data", "{texts}", "--method", "nothing"), ["generate, oracle", "nothing"]),
         (("--data", "{texts}", "--method", "assisted:model={texts}"), ["config.json"]),
         (("--data", "{texts}", "--method", "plain", "--method", "plain"), ["once", "plain"]),
         (("--data", "{texts}", "--study", "width"), ["expected a study", "width"]),
         (("--data", "{texts}", "--study", "order"), ["two categories"]),
-        (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay without --batch"]),
+        (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay", "--batch"]),
         (("--data", "{texts}", "--repeats", "0"), ["--repeats"]),
         (("--data", "{texts}", "--chat"), ["--raw"]),
-        (("--data", "{texts}", "--device", "nowhere"), ["expected a device"]),
+        (("--scenario", "{texts}/a.py"), ["a.py"]),
+        (("--data", "{texts}", "--device", "nowhere"), ["nowhere"]),
     ],
 )
 def test_bench_refuses_in_one_line(tiny_model_dir, texts, tmp_path, options, words):
     given = [option.format(texts=texts) for option in options]
     assert_refused(run("bench", tiny_model_dir, *given, "--output", tmp_path / "out"), *words)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_scenario_has_runs_in_folders_of_their_own(tiny_model_dir, texts, tmp_path, report):
+    (tmp_path / "own.yaml").write_text(
+        f"data: [{texts}]\nmethods: [generate, 'recycling:tree=2']\nrepeats: 1\nmax_new_tokens: 9\nlimit: 1\n"
+        "runs:\n  long: {replay: false}\n  replayed: {generate: false}\n  sampled: {temperature: 0.7, limit: 2}\n"
+    )
+    asked = ("bench", tiny_model_dir, "--scenario", tmp_path / "own.yaml", "--output", tmp_path / "out")
+    result = run(*asked, "--max-new-tokens", 4)
+    assert result.exit_code == 0, result.stderr
+    assert report == [tmp_path / "out"]
+    found = {name: rows(tmp_path / "out" / name) for name in ("long", "replayed", "sampled")}
+    assert {name: {row["mode"] for row in own} for name, own in found.items()} == {
+        "long": {"generate"},
+        "replayed": {"replay"},
+        "sampled": {"generate"},
+    }
+    assert {name: len(own) for name, own in found.items()} == {"long": 2, "replayed": 2, "sampled": 4}
+    assert {row["temperature"] for row in found["sampled"]} == {0.7}
+    assert all(row["max_new_tokens"] == 4 for own in found.values() for row in own)
+    assert "6 of 6" not in result.stderr
+    assert "4 of 4 prompts are measured" in run(*asked, "--max-new-tokens", 4).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("nope: 1", "nope"),
+        ("limit: many", "many"),
+        ("- a", "list"),
+        ("data: [x", "YAML"),
+        ("data: [x]\nruns: [a]", "runs"),
+        ("data: [x]\nmethods: [plain, plain]", "plain"),
+        ("data: [x]\nmethods: ['suffix:nope=1']", "nope"),
+        ("data: [x]\nrepeats: 0", "0"),
+    ],
+)
+def test_a_wrong_scenario_is_refused(tiny_model_dir, tmp_path, text, value):
+    (tmp_path / "own.yaml").write_text(text)
+    assert_refused(run("bench", tiny_model_dir, "--scenario", tmp_path / "own.yaml"), value)

@@ -9,7 +9,7 @@ from support.commandline import PROMPT, assert_refused, run, run_json
 
 from token_recycling import __version__, drafter_names
 from token_recycling.bench.run import methods
-from token_recycling.cli.commands.bench import TRANSFORMERS_METHODS
+from token_recycling.bench.scenario import OWN_METHODS
 
 
 def completed(line):
@@ -31,8 +31,8 @@ def test_drafters_are_completed():
 
 
 def test_methods_are_completed():
-    assert completed("token-recycling bench m --method ") == [*TRANSFORMERS_METHODS, *drafter_names()]
-    assert set(TRANSFORMERS_METHODS) == set(methods._NAMED)
+    assert completed("token-recycling bench m --method ") == [*OWN_METHODS, *drafter_names()]
+    assert set(OWN_METHODS) == set(methods._NAMED)
 
 
 def test_commands_and_options_are_completed():

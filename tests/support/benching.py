@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from token_recycling.bench.run.outcome import Outcome
 from token_recycling.bench.run.plan import BenchmarkPlan
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.store import Store
+from token_recycling.bench.scenario import RunOptions
 from token_recycling.model.tree_model import TreeModel
 
 TEXTS = (
@@ -35,6 +36,19 @@ TIMES = {"seconds", "prefill_seconds", "total_seconds", "processor_seconds", "pa
 
 def questions(number: int = len(TEXTS), form: str = "text", references: tuple[str, ...] = ()) -> list[Question]:
     return [Question(f"texts/{place}", "texts", (text,), form, references) for place, text in enumerate(TEXTS[:number])]
+
+
+def plan(
+    methods: Sequence[str],
+    asked: Sequence[Question],
+    replay: bool | None = None,
+    studies: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    **more: Any,
+) -> BenchmarkPlan:
+    """What `token-recycling bench` would measure."""
+    options = RunOptions(("texts",), None, tuple(methods), replay=replay, studies=tuple(studies), batches=tuple(sizes))
+    return session.plan(options, [parse(spec) for spec in methods], asked, **more)
 
 
 def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

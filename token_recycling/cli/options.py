@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
+from ..drafters._declared import check_spec
 from ..drafters._registry import drafter_names
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
@@ -19,6 +20,12 @@ def completed_drafters(typed: str) -> list[str]:
     return [name for name in drafter_names() if name.startswith(typed)]
 
 
+def checked_drafter(spec: str) -> str:
+    """A drafter whose name and options are right, as far as that can be told without importing torch."""
+    check_spec(spec)
+    return spec
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, .gguf file, or name on the hub.")]
 Drafting = Annotated[
     str,
@@ -27,6 +34,7 @@ Drafting = Annotated[
         metavar="SPEC",
         help="Drafter with options, such as recycling:k=16,tree=paper.",
         autocompletion=completed_drafters,
+        callback=checked_drafter,
     ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
@@ -46,20 +54,20 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default t
 Prepack = Annotated[
     bool | None,
     typer.Option(
-        help="Lay weights out for short passes on a CPU, in a copy; default where a quarter of memory holds it."
+        help="Prepack CPU weights (doubles weight memory); default where the copy takes a quarter of memory at most."
     ),
 ]
 Chat = Annotated[
     bool | None,
-    typer.Option("--chat/--raw", help="Put prompts into the chat template; default if the tokenizer has one."),
+    typer.Option("--chat/--raw", help="Apply the chat template; default if the tokenizer has one."),
 ]
-Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy; above, tokens are drawn.")]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest with this share.")]
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the draws.")]
+Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus (top-p) sampling threshold.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Sample from this many most probable tokens.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the samples.")]
 Reproducible = Annotated[
     bool,
-    typer.Option("--reproducible", help="Equal requests give equal texts in 16 bits too, whatever came before."),
+    typer.Option("--reproducible", help="Give equal requests equal outputs in 16 bits too, whatever came before."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

@@ -3,7 +3,8 @@
 Three kinds of fields are understood in a line of JSON: `turns`, what a person says in a conversation; `prompt`, what a
 user gives to a model once; `text`, a text to continue as it is. A text file is a `text`, or for a model that chats a
 `prompt`. What is known to follow, where anything is, serves for replay: `reference` (one for all turns or one a turn),
-`answer`, `completion` or `code`; of a `text` its own second half.
+`answer`, `completion` or `code`; of a `text` its own second half. A `json_schema`, `regex` or `grammar` is the form
+that outputs are held to.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Form = Literal["turns", "prompt", "text"]
 _FORMS: tuple[Form, ...] = ("turns", "prompt", "text")
 _REFERENCES = ("reference", "answer", "completion", "code")
 _IDS = ("question_id", "task_id", "id")
+_GRAMMARS = ("json_schema", "regex", "grammar")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Question:
     form: Form
     references: tuple[str, ...] = ()
     """Known answers of the first turns."""
+    grammar: tuple[str, str] | None = None
+    """The form of outputs, if one is given: `json_schema`, `regex` or `grammar`, and its text."""
 
 
 def load(specs: Sequence[str], limit: int | None = None, files: Form = "text") -> list[Question]:
@@ -129,7 +133,9 @@ def _question(name: str, number: int, line: str, where: str) -> Question:
         raise ValueError(f"expected text in {form}, a list of texts in turns, got {str(row[form])[:40]!r} ({where})")
     own = next((str(row[field]) for field in _IDS if row.get(field) is not None), str(number))
     category = str(row.get("category") or name)
-    return Question(f"{name}/{own}", category, tuple(turns), form, tuple(_known(row, len(turns))))
+    held = next(((kind, row[kind]) for kind in _GRAMMARS if row.get(kind)), None)
+    grammar = None if held is None else (held[0], held[1] if isinstance(held[1], str) else json.dumps(held[1]))
+    return Question(f"{name}/{own}", category, tuple(turns), form, tuple(_known(row, len(turns))), grammar)
 
 
 def _numbered(questions: list[Question]) -> list[Question]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import LogitsProcessor
 
 from .data import Question
 from .outcome import Outcome
@@ -48,7 +49,8 @@ class Conversation(Item):
         outcomes = []
         for _ in question.turns:
             ids, room = prompt(config, question, answers)
-            outcomes.append(runner.generate(arguments(config, [ids], room, sampling)))
+            held = {} if question.grammar is None else {"logits_processor": [_processor(config, *question.grammar)]}
+            outcomes.append(runner.generate({**arguments(config, [ids], room, sampling), **held}))
             answers.append(config.decoded(outcomes[-1].tokens[0]))
         return outcomes
 
@@ -68,6 +70,13 @@ class Batch(Item):
         prompts = [prompt(config, question) for question in self.questions]
         room = min(room for _, room in prompts)
         return [runner.generate(arguments(config, [ids for ids, _ in prompts], room, sampling))]
+
+
+def _processor(config: BenchmarkConfig, kind: str, text: str) -> LogitsProcessor:
+    """A new one for each output, of a grammar that is compiled once."""
+    from ...hf.constrain import constrain
+
+    return constrain(config.tokenizer, **{kind: text})
 
 
 def arguments(

@@ -1,16 +1,24 @@
-"""From the options of a user to a plan, and the settings that a resumed run must share."""
+"""One run: from its options to a plan, how long it will take, and its measurement into a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from .data import Question, digest
-from .methods import DEFAULT, Method, parse
-from .plan import BenchmarkPlan, Entry, batches, comparison
+from ...model import loading, sources
+from ..scenario import RunOptions
+from .data import Question, digest, load
+from .environment import environment
+from .estimate import seconds_of
+from .measure import Hook, measure
+from .methods import DEFAULT, Assisted, Method, Oracle, parse
+from .plan import BenchmarkPlan, Entry, batches, comparison, replays
 from .prompts import BenchmarkConfig, PromptTooLongError, prompt
+from .store import Store, whole_items
 from .studies import study
 
 _SHARED = (
@@ -23,37 +31,83 @@ _NO_CHOICES = {"_from_model_config", "transformers_version", "use_cache", "outpu
 """Of a generation configuration, what says nothing of how tokens are chosen."""
 
 
-def methods(specs: Sequence[str]) -> list[Method]:
-    """The methods that a user names; raises ValueError for one named twice, and as `parse` does."""
-    doubled = next((spec for place, spec in enumerate(specs) if spec in specs[:place]), None)
-    if doubled is not None:
-        raise ValueError(f"expected every method once, got {doubled!r} twice")
-    return [parse(spec) for spec in specs]
+class Prepared(NamedTuple):
+    """A run with its model loaded."""
+
+    config: BenchmarkConfig
+    plan: BenchmarkPlan
+    environment: dict[str, Any]
+    settings: dict[str, Any]
 
 
-def plan(
-    named: Sequence[Method],
-    questions: Sequence[Question],
-    replay: bool | None = None,
-    studies: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    seed: int = 0,
-) -> BenchmarkPlan:
-    """The workloads of the studies and batches, if any, else of the main comparison; raises ValueError.
-
-    `replay` None means where it is possible: everywhere but in batches.
+class Session:
+    """One run. Its model is loaded for the estimate and again for the measurement, and held for as long as the next run
+    shares it: models of several dtypes are never held at once.
     """
-    if sizes and not studies and replay:
-        raise ValueError("expected --replay without --batch: texts are replayed one at a time")
-    made = BenchmarkPlan()
-    for name in dict.fromkeys(studies):
-        made.add(study(name, named, questions, replay is not False, seed))
-    if sizes:
-        made.add(batches(named or [one for one in map(parse, DEFAULT) if one.batches], questions, sizes))
-    if not studies and not sizes:
-        entries = [Entry(method) for method in named or map(parse, DEFAULT)]
-        made.add(comparison(None, entries, questions, replay is not False))
-    return made
+
+    def __init__(self, model: str, options: RunOptions, folder: Path, device: str | None, fresh: bool) -> None:
+        """Raises ValueError or OSError for what cannot be measured, and for a folder with the rows of another run."""
+        self.folder, self.options = folder, options
+        self._model, self._device, self._fresh = model, device, fresh
+        self.notes: list[str] = []
+        """What was chosen or left out."""
+        found = self._prepared()
+        self.items = sum(1 for _ in found.plan.items())
+        self.done = 0 if fresh else whole_items(folder, found.settings, found.plan)
+        self.seconds_left = seconds_of(found.config, found.plan, self.done)
+        """As if no method were faster than plain decoding."""
+
+    def measure(self, hook_of: Callable[[BenchmarkPlan, int], Hook] = lambda plan, done: lambda event: None) -> None:
+        """Measure what is missing in the folder; `hook_of` makes what is called before and after every call."""
+        found = self._prepared()
+        store = Store(self.folder, found.settings, found.plan, self._fresh)
+        try:
+            measure(found.config, found.plan, store, found.environment, hook_of(found.plan, store.done))
+        finally:
+            self.done = store.done
+
+    def _prepared(self) -> Prepared:
+        options = self.options
+        named = [parse(spec) for spec in options.methods]
+        for one in named:
+            if isinstance(one, (Assisted, Oracle)):
+                sources.check_source(one.folder)
+        # Data and plan are tried before the model is loaded: what is wrong with them is quick to find.
+        plan(options, named, load(options.data, options.limit))
+        loaded = _loaded(self._model, options.dtype, self._device, options.threads, options.prepack)
+        chat = loading.uses_chat(loaded, options.chat)
+        questions = load(options.data, options.limit, files="prompt" if chat else "text")
+        made = plan(options, named, questions)
+        config = BenchmarkConfig(loaded.model, loaded.tokenizer, options.max_new_tokens, chat, options.repeats)
+        if chat and options.chat is None:
+            self.notes.append("prompts go through the tokenizer's chat template; --raw gives them as they are")
+        if own := without_own_choices(loaded.model):
+            self.notes.append(f"left out of the model's own generation configuration: {', '.join(own)}")
+        self.notes += [*made.notes, *what_does_not_fit(config, questions)]
+        where = environment(loaded.model, self._model)
+        return Prepared(config, made, where, settings(config, questions, made, where))
+
+
+@lru_cache(maxsize=1)
+def _loaded(
+    model: str, dtype: str | None, device: str | None, threads: int | None, prepack: bool | None
+) -> loading.Loaded:
+    return loading.load(model, dtype, device, threads, prepack)
+
+
+def plan(options: RunOptions, named: Sequence[Method], questions: Sequence[Question], seed: int = 0) -> BenchmarkPlan:
+    """The workloads of the studies and batches, if any, else of the main comparison; raises ValueError."""
+    made, replay = BenchmarkPlan(), options.replay is not False
+    for name in dict.fromkeys(options.studies):
+        made.add(study(name, named, questions, replay, seed))
+    if options.batches:
+        made.add(batches(named or [one for one in map(parse, DEFAULT) if one.batches], questions, options.batches))
+    if options.studies or options.batches:
+        return made
+    entries = [Entry(method, temperature=options.temperature) for method in named or map(parse, DEFAULT)]
+    if not options.generate:
+        return replays(None, entries, questions)
+    return comparison(None, entries, questions, replay and not options.temperature)
 
 
 def without_own_choices(model: PreTrainedModel) -> list[str]:

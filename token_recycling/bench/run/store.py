@@ -17,6 +17,23 @@ from ..row_format import ROWS, SETTINGS
 from .plan import BenchmarkPlan
 
 
+def whole_items(folder: Path, settings: dict[str, Any], plan: BenchmarkPlan) -> int:
+    """How many items of the plan have all their rows in the folder; raises ValueError if there are rows of another
+    run. Nothing is changed.
+    """
+    path = folder / ROWS
+    if not path.exists() or not path.stat().st_size:
+        return 0
+    _compare(folder, folder / SETTINGS, settings)
+    lines, items = path.read_bytes().count(b"\n"), 0
+    for workload, _ in plan.items():
+        lines -= len(workload.entries)
+        if lines < 0:
+            break
+        items += 1
+    return items
+
+
 class Store:
     """The rows of one run."""
 

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..._util.extras import lacking
 from ..._util.text_stream import one_line
-from ...model import loading, sources
+from ...bench.report import LIBRARIES
+from ...bench.row_format import ROWS
+from ...bench.scenario import OWN_METHODS, runs_of
+from ...model import sources
 from .. import console, running
 from ..options import Chat, Device, DType, Json, Model, Prepack, Threads, completed_drafters
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TaskID
+
     from ...bench.run.measure import Event
     from ...bench.run.plan import BenchmarkPlan
-
-TRANSFORMERS_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
 
 
 def completed_methods(typed: str) -> list[str]:
     """What a shell offers for a method: transformers' own too."""
-    return [name for name in TRANSFORMERS_METHODS if name.startswith(typed)] + completed_drafters(typed)
+    return [name for name in OWN_METHODS if name.startswith(typed)] + completed_drafters(typed)
 
 
 def bench(
     model: Model,
+    scenario: Annotated[
+        Path | None, typer.Option(help="YAML file of runs with the options below; those given here count first.")
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,10 +52,15 @@ def bench(
             "oracle:model=FOLDER; repeatable.",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is measured; medians are reported.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate for a turn.")] = 128,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="How often each prompt is measured; medians are reported; default 3.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of new tokens of a turn; default 128.")
+    ] = None,
     replay: Annotated[
-        bool | None, typer.Option("--replay/--no-replay", help="Also take held-out text as the output; default yes.")
+        bool | None,
+        typer.Option("--replay/--no-replay", help="Also replay reference text; default where there is any."),
     ] = None,
     study: Annotated[
         list[str] | None,
@@ -59,11 +69,12 @@ def bench(
             "--method specdec_pp:model=FOLDER."
         ),
     ] = None,
-    batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="So many prompts at once instead; may be given repeatedly.")
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batches of this size instead; repeatable.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature; 0, the default, is greedy.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of results; default results/MODEL. A run that stopped goes on there.")
+        Path | None, typer.Option(help="Folder of results; default results/MODEL. A run that stopped is resumed.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the rows of an earlier run in the folder.")] = False,
     dtype: DType = None,
@@ -73,57 +84,48 @@ def bench(
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Measures methods against each other on the same prompts, and writes a report; Ctrl-C loses nothing."""
-    if not data:
-        raise ValueError("expected --data, such as spec_bench, mbpp, a .jsonl file or a folder of texts, got none")
+    """Measures methods against each other on the same prompts, and writes a report. It says first how long it takes;
+    Ctrl-C loses nothing.
+    """
+    repeated = {"data": data, "methods": method, "studies": study, "batches": batch}
+    given = {
+        **{name: tuple(value) if value else None for name, value in repeated.items()},
+        **{"limit": limit, "repeats": repeats, "max_new_tokens": max_new_tokens, "replay": replay},
+        **{"temperature": temperature, "dtype": dtype, "threads": threads, "prepack": prepack, "chat": chat},
+    }
+    runs = runs_of(scenario, given)
     sources.check_source(model)
-    with running.loading_shown(model):
-        from ...bench.run import session
-        from ...bench.run.data import load
-        from ...bench.run.environment import environment
-        from ...bench.run.methods import Assisted, Oracle
-        from ...bench.run.prompts import BenchmarkConfig
-
-        methods = session.methods(method or [])
-        for one in methods:
-            if isinstance(one, (Assisted, Oracle)):
-                sources.check_source(one.folder)
-        questions = load(data, limit)
-        plan = session.plan(methods, questions, replay, study or [], batch or [])
-        loaded = loading.load(model, dtype, device, threads, prepack)
-        through_template = loading.uses_chat(loaded, chat)
-        if through_template:  # a file is a prompt then, as `compare` takes it
-            questions = load(data, limit, files="prompt")
-            plan = session.plan(methods, questions, replay, study or [], batch or [])
-        config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
-        where = environment(loaded.model, model)
-    if through_template and chat is None:
-        running.note_template()
-    if own := session.without_own_choices(loaded.model):
-        console.note(f"left out of the model's own generation configuration: {', '.join(own)}")
-    if missing := lacking("bench", "pandas", "tabulate", "scipy", "matplotlib"):
-        console.note(f"writing the report's files {missing}")
-    for text in (*plan.notes, *session.what_does_not_fit(config, questions)):
-        console.note(text)
-
-    from ...bench.run.measure import measure
-    from ...bench.run.store import Store
-
     folder = output or Path("results") / Path(sources.title(model)).name
-    store = Store(folder, session.settings(config, questions, plan, where), plan, fresh)
-    total = len(list(plan.items()))
-    if store.done:
-        console.note(f"going on in {folder}: {store.done} of {total} prompts are measured")
+    with running.loading_shown(model):
+        from ...bench.run.session import Session
+
+        # In reverse, so that the first run finds its model loaded.
+        sessions = [Session(model, runs[name], folder / name, device, fresh) for name in reversed(runs)][::-1]
+    if missing := lacking("bench", *LIBRARIES):
+        console.note(f"writing the report {missing}")
+    for text in dict.fromkeys(note for one in sessions for note in one.notes):
+        console.note(text)
+    items, done = (sum(getattr(one, name) for one in sessions) for name in ("items", "done"))
+    if done:
+        console.note(f"resumed in {folder}: {done} of {items} prompts are measured")
+    seconds = sum(one.seconds_left for one in sessions)
+    console.note(f"this takes {_duration(seconds)} at most, which is where no method is faster than generate")
     try:
-        with _measuring(plan, repeats, store.done) as on_event:
-            measure(config, plan, store, where, on_event)
+        for one in sessions:
+            with console.progress_bar("", 1, 0, *_columns()) as (progress, task):
+                one.measure(partial(_hook, progress, task, one.options.repeats))
     except KeyboardInterrupt:
-        console.note(f"stopped with {store.done} of {total} prompts; the same command goes on there")
+        console.note(f"stopped with {sum(one.done for one in sessions)} of {items} prompts; the same command resumes")
         raise typer.Exit(130) from None
-    _report(folder, store.path, as_json)
+    _report(folder, [one.folder for one in sessions], as_json)
 
 
-def _report(folder: Path, rows: Path, as_json: bool) -> None:
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(1, minutes)} min"
+
+
+def _report(folder: Path, runs: Sequence[Path], as_json: bool) -> None:
     from ...bench.report import require_extra
 
     require_extra()
@@ -134,7 +136,8 @@ def _report(folder: Path, rows: Path, as_json: bool) -> None:
         print(text)
         console.note(f"wrote {written[0]} and {len(written) - 1} plots")
         return
-    measured = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    lines = (line for run in runs for line in (run / ROWS).read_text(encoding="utf-8").splitlines())
+    measured = [json.loads(line) for line in lines]
     counts = {
         "rows": len(measured),
         "failures": sum(row["failure"] is not None for row in measured),
@@ -143,36 +146,27 @@ def _report(folder: Path, rows: Path, as_json: bool) -> None:
     console.print_json({"folder": str(folder), **counts, "written": [str(path) for path in written]})
 
 
-@contextmanager
-def _measuring(plan: BenchmarkPlan, repeats: int, done: int) -> Iterator[Callable[[Event], None]]:
-    """A bar on standard error, if that is a terminal; the function it gives is called with every event. It also notes
-    what fails early. `done` items of the plan are measured already.
-    """
+def _columns() -> tuple[ProgressColumn, ...]:
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+    return BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+
+
+def _hook(progress: Progress, task: TaskID, repeats: int, plan: BenchmarkPlan, done: int) -> Callable[[Event], None]:
+    """Moves a bar with every call, with the remaining time, and notes what fails in the warm-up."""
     from ...bench.run.measure import calls
 
     total = calls(plan, repeats)
-    tokens: dict[Any, int] = defaultdict(int)
-    seconds: dict[Any, float] = defaultdict(float)
-    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    measured = total - calls(plan, repeats, done)
-    with console.progress_bar("", total, measured, *columns) as (progress, task):
+    progress.update(task, total=total, completed=total - calls(plan, repeats, done))
 
-        def on_event(event: Event) -> None:
-            key = event.workload.mode, event.entry
-            if event.found is None:
-                rate = f", {tokens[key] / seconds[key]:.0f} tokens/s" if seconds[key] else ""
-                phase = "" if event.phase == "measuring" else f" ({event.phase})"
-                point = "" if event.entry.point is None else f" at {event.entry.point}"
-                text = f"{event.workload.title}: {event.entry.method.label}{point}{rate}{phase}"
-                progress.update(task, description=text)
-            elif event.phase == "measuring":
-                progress.advance(task)
-                if not isinstance(event.found, Exception):
-                    tokens[key] += sum(len(text) for outcome in event.found for text in outcome.tokens)
-                    seconds[key] += sum(outcome.total_seconds for outcome in event.found)
-            elif event.phase == "warming up" and isinstance(event.found, Exception):
-                console.note(f"{event.entry.method.spec} fails: {one_line(event.found)}")
+    def on_event(event: Event) -> None:
+        if event.found is None:
+            phase = "" if event.phase == "measuring" else f" ({event.phase})"
+            point = "" if event.entry.point is None else f" at {event.entry.point}"
+            progress.update(task, description=f"{event.workload.title}: {event.entry.method.label}{point}{phase}")
+        elif event.phase == "measuring":
+            progress.advance(task)
+        elif event.phase == "warming up" and isinstance(event.found, Exception):
+            console.note(f"{event.entry.method.spec} fails: {one_line(event.found)}")
 
-        yield on_event
+    return on_event

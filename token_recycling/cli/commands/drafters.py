@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ...drafters._registry import check_name
 from .. import console
 from ..options import Json, completed_drafters
 
@@ -21,6 +22,8 @@ def drafters(
     as_json: Json = False,
 ) -> None:
     """Lists the drafters and their options, as --drafter NAME:OPTION=VALUE,... takes them."""
+    for name in names or ():
+        check_name(name)
     with console.working("looking for drafters"):
         from ...drafters import _listing as listing
 

@@ -1,0 +1,98 @@
+"""A scenario: what to measure, as a YAML file that `token-recycling bench --scenario` reads.
+
+Top-level keys are the options of every run; `runs` names several runs, each with its own. Without `runs` there is one.
+
+    methods: [generate, recycling]
+    runs:
+      float32: {dtype: float32}
+      bfloat16: {dtype: bfloat16}
+
+Imports neither torch nor transformers, so that a wrong file is refused at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._util.options import options_of, read_options
+from ..drafters._declared import check_spec
+
+OWN_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
+"""Methods that are no drafters: transformers' own, and a bound."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What one run measures; see `token-recycling bench --help`."""
+
+    data: tuple[str, ...] = ()
+    limit: int | None = None
+    """Questions of every category."""
+    methods: tuple[str, ...] = ()
+    repeats: int = 3
+    max_new_tokens: int = 128
+    generate: bool = True
+    """Whether outputs are generated; without it reference text is replayed only."""
+    replay: bool | None = None
+    """Whether reference text is replayed; None where there is any."""
+    studies: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    temperature: float = 0.0
+    dtype: str | None = None
+    threads: int | None = None
+    prepack: bool | None = None
+    chat: bool | None = None
+    """Whether the chat template is used; None where there is one."""
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not self.data:
+            raise ValueError(
+                "no data to measure with: give --data, such as spec_bench, mbpp, a .jsonl file or a folder"
+            )
+        doubled = next((spec for place, spec in enumerate(self.methods) if spec in self.methods[:place]), None)
+        if doubled is not None:
+            raise ValueError(f"every method may be given once, got {doubled!r} twice")
+        for spec in self.methods:
+            if spec.partition(":")[0] not in OWN_METHODS:
+                check_spec(spec, "method", OWN_METHODS)
+        if self.batches and not self.studies and self.replay:
+            raise ValueError("--replay and --batch cannot be combined: texts are replayed one at a time")
+
+
+def read_scenario(path: Path) -> dict[str, dict[str, Any]]:
+    """The options of each run of a file by the run's name, empty for a single one; raises ValueError."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold options such as `data` and `methods`, got {type(found).__name__}")
+    runs = found.pop("runs", {"": {}})
+    if not isinstance(runs, dict) or not all(isinstance(own, dict) for own in runs.values()):
+        raise ValueError(f"`runs` of {path} must hold names with options, got {str(runs)[:60]!r}")
+    return {
+        str(name): _options({**found, **own}, f"{path}, run {name}" if name else str(path))
+        for name, own in runs.items()
+    }
+
+
+def _options(given: dict[str, Any], owner: str) -> dict[str, Any]:
+    try:
+        read = read_options(RunOptions, owner, given=given)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+
+
+def runs_of(path: Path | None, given: dict[str, Any]) -> dict[str, RunOptions]:
+    """The runs of a scenario, or one without a name; `given` are the user's options, which count before the file's."""
+    chosen = {name: value for name, value in given.items() if value is not None and name in options_of(RunOptions)}
+    runs = {"": {}} if path is None else read_scenario(path)
+    return {name: RunOptions(**{**options, **chosen}) for name, options in runs.items()}
