@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,9 +28,8 @@ from ..trees.draft import Context, Draft
 from ..trees.templates import root_only, tree_of
 from ..trees.tree import RankPath
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
-from ._shared.last_layer import Said, TextLessons
 from ._shared.product import product_draft
-from ._shared.states import StatesDrafter, StatesText, UnreadStates
+from ._shared.states import REMOVED, StatesDrafter, StatesText, UnreadStates
 
 _OWN = "own"
 _PIECE = 512
@@ -40,6 +39,8 @@ _PIECE = 512
 class Mtp(StatesDrafter[MtpModel]):
     """Drafts with the MTP layers of the target."""
 
+    removed: ClassVar[dict[str, str]] = REMOVED
+
     layers: str | MtpModel = _OWN
     """own: those in the files of the target; in Python also a MtpModel made for it."""
     tree: int | Literal["auto"] = "auto"
@@ -48,8 +49,6 @@ class Mtp(StatesDrafter[MtpModel]):
     """Candidates of each place; 1 for a chain."""
     depth: int = 4
     """Places at most; beyond the number of layers the last one reads its own output."""
-    learn: bool = False
-    """Let a layer behind the last one learn from what the target accepts, for 2% of the time of passes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,8 +66,7 @@ class Mtp(StatesDrafter[MtpModel]):
         return DrafterTraits(states=lambda layers: [layers])
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MtpText:
-        lessons = self.lessons(target, len(prompt))
-        return MtpText(self, MtpReader(self.placed(target), len(prompt), lessons), costs, lessons)
+        return MtpText(self, MtpReader(self.placed(target), len(prompt)), costs)
 
     def place(self, target: TreeModel) -> MtpModel:
         made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
@@ -80,11 +78,6 @@ class Mtp(StatesDrafter[MtpModel]):
                 "recycling"
             )
         return made
-
-    def said(self, target: TreeModel) -> Said:
-        layers = self.placed(target)
-        divisor = getattr(layers.config, "logits_mup_width_multiplier", None) or 1.0  # as in its own `forward`
-        return Said(layers.shared_head, lambda outputs: outputs / divisor, target.vocab_size)
 
     def describe(self) -> str:
         return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {self.tree_in_words()}"
@@ -130,9 +123,9 @@ class MtpReader(UnreadStates):
     is forgotten before the next pass and read again: such states (n, hidden) count as unread.
     """
 
-    def __init__(self, layers: MtpModel, prompt: int, lessons: TextLessons | None = None) -> None:
+    def __init__(self, layers: MtpModel, prompt: int) -> None:
         super().__init__(prompt)
-        self._layers, self._lessons = layers, lessons
+        self._layers = layers
         self._new_cache()
 
     def _new_cache(self) -> None:
@@ -177,19 +170,10 @@ class MtpReader(UnreadStates):
         self._hidden = self._layers.forward_layer(
             number, self._hidden, self._places, self._cache, input_ids=self._tokens
         )
-        if self._lessons is not None and number == len(self._layers.layers) - 1:
-            self._hidden = self._learned(self._lessons, self._hidden)
         logits = self._layers._project_to_logits(self._hidden[:, -1])
         self._tokens = torch.cat([self._tokens[:, 1:], logits.argmax(dim=-1, keepdim=True)], dim=1)
         self._places = self._places + 1
         return logits
-
-    def _learned(self, lessons: TextLessons, outputs: torch.Tensor) -> torch.Tensor:
-        """The last layer's outputs (1, n, width) with what was learned; notes those behind tokens of the text."""
-        others = len(self._layers.layers) - 1
-        if not self._beyond:
-            lessons.read(self._next + 1 + others, outputs[0, : max(0, outputs.shape[1] - others)])
-        return lessons.behind(outputs)
 
     @torch.no_grad()
     def read_on(self) -> torch.Tensor:
@@ -204,8 +188,8 @@ class MtpText(StatesText):
 
     drafter: Mtp
 
-    def __init__(self, drafter: Mtp, reader: MtpReader, costs: Costs, lessons: TextLessons | None) -> None:
-        super().__init__(drafter, reader, costs, lessons)
+    def __init__(self, drafter: Mtp, reader: MtpReader, costs: Costs) -> None:
+        super().__init__(drafter, reader, costs)
         self._reader = reader
 
     def draft(self, context: Context) -> Draft:

@@ -4,7 +4,6 @@ where it stands, what it has not read yet, and when drafting rests.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -16,16 +15,15 @@ from typing_extensions import Self
 
 from ...costs.costs import Costs, Work
 from ...model.device_map import Placed
-from ...model.inspection import processes
 from ...model.tree_model import TreeModel
 from ...trees.draft import Step
 from ...trees.templates import size_in_words
 from ...trees.tree import Tree
 from .._base import Drafter, TextDrafter
-from .last_layer import LastLayer, Said, TextLessons
-from .pairing import Pairs
 
 Module = TypeVar("Module")
+REMOVED = {"learn": "learning while decoding did not raise acceptance; leave it out, or train a head for such text"}
+"""Former options of heads and layers, and what to use instead."""
 
 
 class UnreadStates:
@@ -63,15 +61,11 @@ class StatesDrafter(Drafter, Generic[Module]):
     k: int
     template: Tree | None = None
     """The tree that the option gives; None where it grows."""
-    learn: bool = False
-    """Whether a layer behind the module's last one goes on learning from what the target accepts."""
 
     def __post_init__(self) -> None:
         self.work = Work()
         """What a pass of the module takes, and the steps of all texts, where the tree is to pay."""
         self._placed = Placed[Module]()
-        self._last = Pairs[LastLayer]()
-        """What learns for each target."""
 
     def placed(self, target: TreeModel) -> Module:
         """The module where the target is, and of its type; checked once."""
@@ -93,37 +87,9 @@ class StatesDrafter(Drafter, Generic[Module]):
                 f"{given.breadth - 1}; give a smaller tree, or larger options"
             )
 
-    def said(self, target: TreeModel) -> Said:
-        """How tokens are read from what the module's last layer gives."""
-        raise NotImplementedError(f"{type(self).__name__} must define said()")
-
-    def lessons(self, target: TreeModel, prompt: int) -> TextLessons | None:
-        """Create what learns from a text whose prompt has so many tokens; None where nothing learns."""
-        if not self.learn:
-            return None
-        if processes(target.model) > 1:
-            raise ValueError(
-                f"expected a model in one process for learn=true, got one in {processes(target.model)}: what is "
-                "learned depends on the time, and all processes must draft alike; leave out learn=true"
-            )
-        with self._last.making:
-            layer = self._last.get(target.model)
-            if layer is None:
-                layer = self._last[target.model] = LastLayer(self.said(target), target.device, target.dtype)
-            elif not layer.serves(target):
-                layer = self._last[target.model] = layer.placed(self.said(target), target.device, target.dtype)
-        return TextLessons(layer, prompt)
-
     def fork(self) -> Self:
-        """The same where nothing is learned; else another one that shares the module."""
-        if not self.learn:
-            return self
-        other = copy.copy(self)
-        other.work, other._last = copy.deepcopy(self.work), Pairs[LastLayer]()
-        with self._last.making:
-            for model, layer in self._last.items():
-                other._last[model] = layer.fork()
-        return other
+        """Return this drafter: nothing is learned, and the module is shared."""
+        return self
 
     def tree_in_words(self) -> str:
         """What is verified."""
@@ -140,10 +106,9 @@ class StatesText(TextDrafter):
         drafter: StatesDrafter[Any],
         unread: UnreadStates,
         costs: Costs,
-        lessons: TextLessons | None = None,
     ) -> None:
         super().__init__(drafter)
-        self._unread, self._costs, self._lessons = unread, costs, lessons
+        self._unread, self._costs = unread, costs
         self._tree, self._work = drafter.tree, drafter.work
         self._rest = 0
         """Steps for which nothing is to be drafted, where the tree is to pay."""
@@ -181,11 +146,7 @@ class StatesText(TextDrafter):
             own = passes * self._work.step
             taken = self._costs.of(self._costs.nodes) + own
             self._rest = self._costs.rest(self._work, len(step.tokens), taken, own)
-        if self._lessons is not None:
-            self._lessons.observe(step, self._costs.seconds / self._costs.texts)
-            if step.finished:
-                self._lessons.learn()
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
-        return counts if self._lessons is None else {**counts, **self._lessons.statistics()}
+        return counts

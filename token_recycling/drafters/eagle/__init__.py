@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,8 +28,7 @@ from ...trees.templates import parse_paths, root_only, template_from
 from ...trees.tree import Tree
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
-from .._shared.last_layer import Said, TextLessons
-from .._shared.states import StatesDrafter, StatesText
+from .._shared.states import REMOVED, StatesDrafter, StatesText
 from .._shared.training.saved import TrainedPartError, check_model
 from .formats import load_head
 from .reader import HeadReader, PlacedHead
@@ -42,6 +42,8 @@ _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000
 class Eagle(StatesDrafter[PlacedHead]):
     """Drafts with an EAGLE head: a tree that grows by the head's probabilities, or a given one."""
 
+    removed: ClassVar[dict[str, str]] = REMOVED
+
     head: str | Path
     """Folder of a head for this target: from `token-recycling train eagle`, or one of EAGLE-1, -2 or -3."""
     tree: str | int = "auto"
@@ -52,8 +54,6 @@ class Eagle(StatesDrafter[PlacedHead]):
     """Candidates after a node, and nodes that are followed in a layer, at most."""
     depth: int = 8
     """Layers at most."""
-    learn: bool = False
-    """Let a layer behind the head's last one learn from what the target accepts, for 2% of the time of passes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,8 +67,7 @@ class Eagle(StatesDrafter[PlacedHead]):
         return DrafterTraits(states=self._saved.head.shape.states_of)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> EagleText:
-        lessons = self.lessons(target, len(prompt))
-        return EagleText(self, HeadReader(self.placed(target), len(prompt), lessons), target, costs, lessons)
+        return EagleText(self, HeadReader(self.placed(target), len(prompt)), target, costs)
 
     def check(self, target: TreeModel) -> None:
         """Raises TrainedPartError unless the head fits the target."""
@@ -102,10 +101,6 @@ class Eagle(StatesDrafter[PlacedHead]):
         head, output = placed_copy(self._saved.head, target.device, target.dtype), output_layer(target.model)
         return PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
 
-    def said(self, target: TreeModel) -> Said:
-        placed = self.placed(target)
-        return Said(placed.head.output(placed.output), placed.head.normed, target.vocab_size, placed.head.ids)
-
     def describe(self) -> str:
         return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.tree_in_words()}"
 
@@ -115,10 +110,8 @@ class EagleText(StatesText):
 
     drafter: Eagle
 
-    def __init__(
-        self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: Costs, lessons: TextLessons | None
-    ) -> None:
-        super().__init__(drafter, reader, costs, lessons)
+    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: Costs) -> None:
+        super().__init__(drafter, reader, costs)
         self._reader, self._target = reader, target
 
     def draft(self, context: Context) -> Draft:

@@ -14,7 +14,6 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from .._shared.last_layer import TextLessons
 from .._shared.states import UnreadStates
 from .head import EagleHead
 
@@ -51,9 +50,9 @@ class PlacedHead:
 class HeadReader(UnreadStates):
     """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
-    def __init__(self, placed: PlacedHead, prompt: int, lessons: TextLessons | None = None) -> None:
+    def __init__(self, placed: PlacedHead, prompt: int) -> None:
         super().__init__(prompt)
-        self._placed, self._lessons = placed, lessons
+        self._placed = placed
         self._cache = DynamicCache()
         self._outputs = torch.empty(0)
         """(nodes, width): what the head made of the nodes that were read; of the text's last token first."""
@@ -87,13 +86,8 @@ class HeadReader(UnreadStates):
         mask = torch.ones(1, 1, n, held + n, dtype=torch.bool, device=placed.device).tril(held) if n > 1 else None
         fused = placed.head.fused(states[None].to(placed.dtype))
         outputs = placed.head(placed.embed(tokens), fused, places, mask, self._cache)
-        if self._lessons is not None:
-            self._lessons.read(self._next + 1, outputs[0])
         self._next += n
-        return self._behind(outputs[0])
-
-    def _behind(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs if self._lessons is None else self._lessons.behind(outputs)
+        return outputs[0]
 
     @torch.no_grad()
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
@@ -105,7 +99,7 @@ class HeadReader(UnreadStates):
         mask = pad(seen, (self._next - self.begin, 0), value=True)[None, None]
         states = placed.head.fed(self._outputs[below])[None]
         embedded = placed.embed(torch.tensor(tokens))
-        outputs = self._behind(placed.head(embedded, states, (depths + self._next - 1)[None], mask, self._cache)[0])
+        outputs = placed.head(embedded, states, (depths + self._next - 1)[None], mask, self._cache)[0]
         self._outputs = torch.cat([self._outputs, outputs])
         self._seen = torch.cat([pad(self._seen, (0, n)), seen])
         self._depths = torch.cat([self._depths, depths])
