@@ -15,7 +15,7 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, check_same, depths_that_pay, drafts_of
+from support.runs import check_perfect, depths_that_pay, drafts_of
 
 import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
@@ -258,12 +258,6 @@ def test_parts_of_a_fusion_have_the_states_of_their_own(deep, tmp_path):
         drafted = {int(step.draft.tokens[node]) for node in step.draft.tree.children[0]}
         for config, tensors in ((EAGLE_1, of_one), (EAGLE_3, of_three)):
             assert drafted > set(wanted_logits(deep, config, tensors, text, []).topk(2).indices.tolist())
-
-
-def test_a_fused_head_learns_from_steps_for_which_it_was_not_asked(deep, tmp_path):
-    parts = ["suffix", Eagle(head_in(tmp_path, EAGLE_3)[0], tree="0 1 2")]
-    drafter = tr.make_drafter("fuse", parts=parts, asks="paying")
-    check_same(deep, drafter, tiny.prompt(2, 6).repeat(1, 3), max_new_tokens=20)
 
 
 def test_a_head_of_16_bits_keeps_its_positions(tmp_path):

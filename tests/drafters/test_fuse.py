@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import token_recycling as tr
 from token_recycling import Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
 from token_recycling.drafters.fuse import Fuse
-from token_recycling.drafters.fuse.payoff import Forecast, MarginalValue
 from token_recycling.trees.templates import parse_paths
 
 NAMES = tr.drafter_names()
@@ -215,8 +213,7 @@ def test_it_is_a_method_of_the_bench():
         ("fuse:recycling+draft_model", "required option of draft_model, got none for model"),
         ("fuse:recycling+suffix,nodes=0", "expected auto or 1 node or more, got nodes=0"),
         ("fuse:recycling+suffix,nodes=some", "a whole number or auto for option nodes of fuse, got 'some'"),
-        ("fuse:recycling+suffix,asks=none", "expected all or paying for option asks of fuse, got 'none'"),
-        ("fuse:recycling+suffix,asks=paying,nodes=3", "got asks=paying, nodes=3"),
+        ("fuse:recycling+suffix,asks=paying", "no longer has the option 'asks'"),
         ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', of parts, nodes, asks, got '32'"),
     ],
 )
@@ -231,51 +228,10 @@ def test_one_drafter_cannot_be_two_parts():
         Fuse([drafter, drafter])
 
 
-# Whom to ask
-
-
-def test_asked_is_who_adds_more_than_decoding_gives():
-    """Decoding gives a token a pass. Part 1 adds half a token for a tenth of a pass where little is expected, and a
-    tenth of a token for half a pass where much is.
-    """
-    marginal = MarginalValue(2)
-    little, much = Forecast(1.3, 1.0), Forecast(5.0, 5.0)
-    for _ in range(4):
-        assert marginal.pays(1, little)
-        assert marginal.pays(1, much)
-        marginal.count(1, little, Forecast(1.8, 1.1))
-        marginal.count(1, much, Forecast(5.1, 5.5))
-        marginal.count_step(Forecast(1.0, 1.0))
-    assert all(marginal.pays(1, little) for _ in range(40))
-    # It is tried again now and then.
-    assert [marginal.pays(1, much) for _ in range(32)] == ([False] * 15 + [True]) * 2
-    # What is learned of another number of expected tokens says nothing here.
-    assert marginal.pays(1, Forecast(20.0, 5.0))
-    # Where it has become better, it is asked.
-    for _ in range(8):
-        marginal.count(1, much, Forecast(7.0, 5.1))
-    assert marginal.pays(1, much)
-
-
-@pytest.mark.parametrize("asks", ["all", "paying"])
-def test_parts_that_are_not_asked_lose_nothing(model, asks, monkeypatch):
-    """Every other time the later parts are left out; the text stays the same, and whoever is asked learns."""
-    turns = itertools.cycle([True, False])
-    monkeypatch.setattr(MarginalValue, "pays", lambda *_: next(turns))
-    parts = ["suffix", "recycling:tree=8", tr.make_drafter("draft_model", model=related(model), nodes=8), "lookahead"]
-    drafter, stats = Fuse(parts, asks=asks), tr.Stats()
-    for seed in range(4):
-        check_same(model, drafter, tiny.prompt(seed, 6).repeat(1, 2), stats, max_new_tokens=30)
-    drafts = stats.drafter_statistics["draft_model.draft_forwards"]
-    assert drafts
-    assert (stats.drafter_statistics["recycling.proposed"] < 7 * stats.steps) == (asks == "paying")
-
-
-@pytest.mark.parametrize("asks", ["all", "paying"])
-def test_where_no_node_pays_none_is_verified(counting, asks, monkeypatch):
+def test_where_no_node_pays_none_is_verified(counting, monkeypatch):
     """Not even those of the first part, which drafts more than the curve knows of."""
     fix_costs(monkeypatch, (1, 2, 8), (1.0, 90.0, 99.0))
-    drafter = Fuse(["published:tree=paper", "suffix"], asks=asks)
+    drafter = Fuse(["published:tree=paper", "suffix"])
     stats = check_same(counting, drafter, torch.arange(20)[None] % 16, max_new_tokens=30)
     assert stats.drafter_statistics["published.proposed"] > 1000
     assert stats.nodes == {1: 30}

@@ -96,8 +96,7 @@ class TextDrafter:
         """Learn from a verified draft; called once a step, after `draft`, when the cache has kept the accepted nodes.
 
         Where the drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
-        own: find them by their tokens, as `Draft.places_in` does, not by number. Only there may be steps for which it
-        was not asked for a draft.
+        own: find them by their tokens, as `Draft.places_in` does, not by number.
         """
 
     def statistics(self) -> Mapping[str, float]:

@@ -29,7 +29,6 @@ from ...trees.templates import root_only
 from .._base import PREDICTED, Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
 from .._registry import make_drafter
 from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts, warm_up
-from .payoff import Forecast, MarginalValue
 
 _MOST_PARTS = 6
 """What is learned of parts together has a cell for every combination of them."""
@@ -40,6 +39,9 @@ class Fuse(Drafter):
     """Drafts with several drafters at once: the most promising nodes of all."""
 
     unnamed: ClassVar[str] = "parts"
+    removed: ClassVar[dict[str, str]] = {
+        "asks": "every part drafts at every step; leave it out, and leave out parts that are too slow"
+    }
 
     parts: str | Sequence[str | Drafter]
     """The drafters, such as recycling+draft_model(model=FOLDER,nodes=16), with options in parentheses; in Python also a
@@ -47,19 +49,11 @@ class Fuse(Drafter):
     """
     nodes: int | Literal["auto"] = "auto"
     """Drafted nodes at most, the best of all parts; auto: as many of them as pay on this machine."""
-    asks: Literal["all", "paying"] = "all"
-    """all: every part drafts at every step; paying: a part after the first only where what it adds is worth the time
-    that it takes on this machine.
-    """
     drafters: list[Drafter] = field(default_factory=list, init=False)
     """The parts, as they were made."""
 
     def __post_init__(self) -> None:
         check_auto_or_nodes(self, "nodes")
-        if self.asks not in ("all", "paying") or (self.asks == "paying" and self.nodes != "auto"):
-            raise ValueError(
-                f"expected asks=all, or asks=paying with nodes=auto, got asks={self.asks}, nodes={self.nodes}"
-            )
         self.drafters = [make_drafter(part) for part in _written(self.parts)]
         if not 2 <= len(self.drafters) <= _MOST_PARTS:
             raise ValueError(
@@ -71,9 +65,8 @@ class Fuse(Drafter):
         self.labels = _labels(self.drafters)
         """A name for each part."""
         self.calibration = FuseCalibration.empty(len(self.drafters))
-        self.marginal = MarginalValue(len(self.drafters))
         self.learning = Lock()
-        """Held where these two are read or learn."""
+        """Held where it is read or learns."""
 
     @property
     def traits(self) -> DrafterTraits:
@@ -95,7 +88,7 @@ class Fuse(Drafter):
     def fork(self) -> Fuse:
         """Forks every part: what they share with their own forks stays shared."""
         other = replace(self, parts=[drafter.fork() for drafter in self.drafters])
-        other.calibration, other.marginal = copy.deepcopy((self.calibration, self.marginal))
+        other.calibration = copy.deepcopy(self.calibration)
         return other
 
     def warm_up(self, device: torch.device) -> None:
@@ -154,32 +147,11 @@ class FuseText(TextDrafter):
         return states[:, begin * width : end * width]
 
     def draft(self, context: Context) -> Draft:
-        nothing = Draft(root_only(), context.root)
-        drafts, spent, chosen = [nothing] * len(self._parts), 0.0, None
-        learning, marginal, asks_all = self.drafter.learning, self.drafter.marginal, self.drafter.asks == "all"
-        for number, part in enumerate(self._parts):
-            before = chosen
-            if before is not None:
-                with learning:
-                    if not marginal.pays(number, before.expected):
-                        continue
-            began = time.perf_counter()
-            drafts[number] = part.draft(context).cut(context.room - 1)
-            spent += time.perf_counter() - began
-            if asks_all:
-                continue
-            chosen = self._select(drafts, context, spent)
-            if before is not None:
-                with learning:
-                    marginal.count(number, before.expected, chosen.expected)
-        if chosen is None:
-            chosen = self._select(drafts, context, spent)
-        else:
-            with learning:
-                marginal.count_step(chosen.expected)
-        self._chosen = chosen
+        began = time.perf_counter()
+        drafts = [part.draft(context).cut(context.room - 1) for part in self._parts]
+        chosen = self._chosen = self._select(drafts, context, time.perf_counter() - began)
         if len(chosen.kept) == 1:
-            return nothing
+            return Draft(root_only(), context.root)
         return chosen.merged.draft(chosen.kept, chosen.drawn, context, chosen.valued.values)
 
     def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
@@ -197,8 +169,7 @@ class FuseText(TextDrafter):
             kept, drawn = np.zeros(1, np.int64), frozenset()
         else:
             kept = best(valued.values, first, most, by_nodes, spent)
-        taken = 0.0 if self._costs is None else spent + by_nodes[len(kept) - 1]
-        return _Selection(merged, valued, kept, drawn, Forecast(valued.values[kept].sum(), taken))
+        return _Selection(merged, valued, kept, drawn)
 
     def observe(self, step: Step) -> None:
         chosen, self._chosen = self._chosen, None
@@ -239,7 +210,6 @@ class _Selection(NamedTuple):
     """The nodes that are verified."""
     drawn: frozenset[int]
     """Those of them that count as drawn."""
-    expected: Forecast
 
 
 def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:
