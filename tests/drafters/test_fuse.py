@@ -214,7 +214,7 @@ def test_it_is_a_method_of_the_bench():
         ("fuse:recycling+suffix,nodes=0", "expected auto or 1 node or more, got nodes=0"),
         ("fuse:recycling+suffix,nodes=some", "a whole number or auto for option nodes of fuse, got 'some'"),
         ("fuse:recycling+suffix,asks=paying", "no longer has the option 'asks'"),
-        ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', of parts, nodes, asks, got '32'"),
+        ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', of parts, nodes, got '32'"),
     ],
 )
 def test_what_cannot_be_fused_is_refused(spec, message):
