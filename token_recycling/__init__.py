@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .hf.stream import stream
     from .hf.warm import warm
     from .loop.stats import Stats
+    from .model.info import ModelInfo, UnsupportedModelError
     from .model.loading import load
     from .model.self_test import unsupported
-    from .model.support import Support, UnsupportedModelError
     from .recycling.matrix import AdjacencyMatrix
     from .recycling.matrix_file import MatrixFileError, fingerprint
     from .trees.draft import Context, Draft, Step
@@ -42,10 +42,10 @@ __all__ = [
     "Drafter",
     "DrafterTraits",
     "MatrixFileError",
+    "ModelInfo",
     "NoFastPathError",
     "Stats",
     "Step",
-    "Support",
     "TextDrafter",
     "Tree",
     "UnsupportedModelError",
@@ -82,7 +82,7 @@ _MODULES = {
     "loop.stats": ("Stats",),
     "model.loading": ("load",),
     "model.self_test": ("unsupported",),
-    "model.support": ("Support", "UnsupportedModelError"),
+    "model.info": ("ModelInfo", "UnsupportedModelError"),
     "recycling.matrix": ("AdjacencyMatrix",),
     "recycling.matrix_file": ("MatrixFileError", "fingerprint"),
     "trees.draft": ("Context", "Draft", "Step"),

@@ -107,7 +107,7 @@ def _forward(target: TreeModel, context: int, nodes: int) -> Row:
     cache, tree = runner.cache, star(nodes)
     cache.shared.band = band_of(context + nodes)
     shape = tree.on(target.device)
-    mask = tree_masks(target.support.layers, shape, cache.shared.length, cache.shared.band, target.dtype)
+    mask = tree_masks(target.info.layers, shape, cache.shared.length, cache.shared.band, target.dtype)
     tokens = torch.zeros(1, nodes, dtype=torch.long, device=target.device)
     positions = (shape.depths + cache.shared.length)[None]
     cache.aim(nodes)

@@ -16,7 +16,7 @@ from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import DEFAULT, Drafted, parse
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.runners import DraftedRunner
-from token_recycling.model.support import UnsupportedModelError
+from token_recycling.model.info import UnsupportedModelError
 from token_recycling.trees.templates import chain, root_only
 
 

@@ -65,7 +65,7 @@ class Ready:
         target, steps = self.target, self.steps
         with target.attending():
             verified = function(
-                target.model, steps.cache, target.support.layers, self.plan, self.source, choice, steps.root, steps.seed
+                target.model, steps.cache, target.info.layers, self.plan, self.source, choice, steps.root, steps.seed
             )
         after = [verified.report, verified.logits, *(tensor.clone() for tensor in state)]
         for tensor, value in zip(state, before, strict=True):

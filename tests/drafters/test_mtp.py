@@ -78,7 +78,7 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piec
     model = model_of(case)
     layers, prompt, new = layers_of(case, model), tiny.prompt(2, 9, VOCABULARY), 30
     depth = len(layers.layers) if len(layers.layers) > 1 else 3
-    text, k = prompt[0].tolist(), 30 if TreeModel(model).support.branches else 1
+    text, k = prompt[0].tolist(), 30 if TreeModel(model).info.branches else 1
     steps = list(tr.stream(model, prompt, Mtp(layers, tree=60, k=k, depth=depth), max_new_tokens=new))
     assert len(steps[0].draft.tree) == 1, "no state is known before the first pass"
     for number, step in enumerate(steps):

@@ -48,7 +48,7 @@ def test_the_families_that_count_as_tested_are_those_tested_here():
 @pytest.mark.parametrize("case", [*WINDOWS, *FURTHER_WINDOWS], ids=str)
 def test_without_its_windows_a_tree_is_wrong(case):
     target = TreeModel(model_of(case))
-    target.inputs = TreeInputs(replace(target.support, layers={"full_attention": Reach()}), HERE, target.dtype)
+    target.inputs = TreeInputs(replace(target.info, layers={"full_attention": Reach()}), HERE, target.dtype)
     text = random_text(target, 27)
     assert largest_difference(target, text, TREES["a random tree"])[0] > 1e-3
 
@@ -57,13 +57,13 @@ def test_without_its_windows_a_tree_is_wrong(case):
 def test_without_its_exception_a_tree_is_wrong(case):
     target = TreeModel(model_of(case))
     if case in KEY_POSITIONS:
-        target.support = replace(target.support, key_bias=replace(target.support.key_bias, argument="not_there"))
+        target.info = replace(target.info, key_bias=replace(target.info.key_bias, argument="not_there"))
         with pytest.raises(KeyError):
             largest_difference(target, random_text(target, 27), TREES["a chain"])
         return
     length = {"llama4_text": 10}.get(case.family, 28)
     tree = TREES["a random tree"]
-    assert not target.support.fits(length, len(tree))
+    assert not target.info.fits(length, len(tree))
     text = random_text(target, length + 1)
     assert largest_difference(target, text, tree)[0] > 1e-4
 

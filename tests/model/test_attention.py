@@ -83,6 +83,6 @@ def test_nothing_is_kept_after_a_pass():
 def test_the_logits_are_those_of_transformers_own_attention(heads):
     target = TreeModel(tiny.llama(context=1, num_key_value_heads=heads))
     ours, _, _ = passed(target)
-    target.support = replace(target.support, named_attention=False)
+    target.info = replace(target.info, named_attention=False)
     wanted, _, _ = passed(target)
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)

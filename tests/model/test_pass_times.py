@@ -11,8 +11,9 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling._util.files import cache_folder
-from token_recycling.model import kept, pass_times
-from token_recycling.model.pass_times import PassTimes, prior, setting, weights_read
+from token_recycling.model import pass_times, remembered
+from token_recycling.model.info import model_info
+from token_recycling.model.pass_times import PassTimes, prior, setting
 from token_recycling.model.tree_model import TreeModel
 
 DEAR = 1 + 0.5 * np.arange(8)
@@ -25,7 +26,7 @@ def target():
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    kept._say.cache_clear()
+    remembered.say.cache_clear()
 
 
 def new(target):
@@ -46,14 +47,14 @@ def test_a_pass_begins_with_what_is_usual(target):
     """It reads the weights once; with two rows and more it takes a little longer each."""
     times = prior(target)
     assert len(times) == 64
-    assert times[0] == pytest.approx(weights_read(target.model) / 1e10)
+    assert times[0] == pytest.approx(target.info.bytes_read / 1e10)
     assert (np.diff(times) > 0).all()
     assert 1.4 < times[7] / times[0] < 1.8
 
 
 def test_weights_that_are_looked_up_are_not_read():
     tied, apart = tiny.llama(tie_word_embeddings=True), tiny.llama(tie_word_embeddings=False)
-    assert weights_read(tied) == weights_read(apart)
+    assert model_info(tied).bytes_read == model_info(apart).bytes_read
 
 
 def test_nothing_is_measured(target, monkeypatch):
@@ -85,7 +86,7 @@ def test_a_text_leaves_what_it_taught(model, own_cache):
 
 def test_it_is_written_once_a_minute_at_most(target, monkeypatch):
     known, written = taught(target), []
-    monkeypatch.setattr(kept, "write", lambda *_: written.append(1))
+    monkeypatch.setattr(remembered, "write", lambda *_: written.append(1))
     for now, count in ((1000.0, 1), (1059.0, 1), (1061.0, 2)):
         monkeypatch.setattr(pass_times.time, "monotonic", lambda now=now: now)
         known.keep()
@@ -100,7 +101,7 @@ def test_a_slow_disk_holds_up_no_other_thread(target, monkeypatch):
         with ThreadPoolExecutor(1) as pool:
             lengths.append(len(pool.submit(known.curve, 2, 4000).result(timeout=60).seconds))
 
-    monkeypatch.setattr(kept, "write", write)
+    monkeypatch.setattr(remembered, "write", write)
     known.keep()
     assert lengths == [4]
 
@@ -168,7 +169,7 @@ def test_another_number_of_threads_has_times_of_its_own(target, monkeypatch):
     "text", ["", "{", "[]", "{}", '{"curves": 3}', '{"curves": [3]}', '{"curves": [{"texts": 1, "length": 256}]}']
 )
 def test_a_damaged_file_is_noticed_once_and_replaced(target, caplog, text):
-    path = kept.file_of("costs", setting(target))
+    path = remembered.file_of("costs", setting(target))
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
@@ -183,7 +184,7 @@ def test_a_damaged_file_is_noticed_once_and_replaced(target, caplog, text):
 @pytest.mark.parametrize("relative", [[1, 2], [1] * 7 + [0.5], [2] * 8, [1] * 7 + [1e9], [1, "much", *[2] * 6]])
 def test_a_shape_that_cannot_be_true_is_not_used(target, relative):
     held = {"curves": [{"texts": 1, "length": 256, "relative": relative}]}
-    kept.write(kept.file_of("costs", setting(target)), held)
+    remembered.write(remembered.file_of("costs", setting(target)), held)
     assert new(target).curve(1, 10).relative == pytest.approx(np.linspace(1, 2, 8))
 
 

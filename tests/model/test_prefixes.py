@@ -58,15 +58,15 @@ def test_a_text_goes_on_from_what_is_kept_as_from_its_own_cache(case):
     text = torch.randint(0, target.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
     kept.keep(text[:20], read(target, text[:20]), "")
     for _ in range(2):  # what is kept does not change
-        longer = text if target.support.reads_on else text[:21]
+        longer = text if target.info.reads_on else text[:21]
         cache, n = kept.take(longer, "")
         assert n == slots(cache) == 20
         wanted = after(target, longer)
         torch.testing.assert_close(after(target, longer, cache), wanted, atol=1e-4, rtol=1e-4)
-    assert target.support.reads_on or kept.take(text, "")[1] == 0
+    assert target.info.reads_on or kept.take(text, "")[1] == 0
     other = torch.cat([text[:12], text[:9]])
     cache, n = kept.take(other, "")
-    assert n == slots(cache) == (0 if target.support.recurrent else 12)
+    assert n == slots(cache) == (0 if target.info.recurrent else 12)
     wanted = after(target, other)
     torch.testing.assert_close(after(target, other, cache), wanted, atol=1e-4, rtol=1e-4)
 

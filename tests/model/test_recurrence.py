@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, unroll
 from token_recycling.model.prefill import prefill, read_prompts
-from token_recycling.model.recurrence import Mixer, keep_states, mixers_of, node_by_node, recurrent_layers
+from token_recycling.model.recurrence import Mixer, keep_states, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import chain, root_only
@@ -62,7 +62,7 @@ def hybrid():
 
 @torch.no_grad()
 def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_nothing(target):
-    tree = BRANCHED if target.support.branches else chain(4)
+    tree = BRANCHED if target.info.branches else chain(4)
     tokens = torch.randint(1, 96, (len(tree),), generator=torch.Generator().manual_seed(2))
     for node in range(len(tree)):
         cache = target.new_cache()
@@ -165,7 +165,7 @@ def test_another_thread_reads_as_before_meanwhile(hybrid):
     plain = hybrid.model(input_ids=TEXT[None]).logits
     alone = hybrid.forward(dict(inputs), copy.deepcopy(cache))
     inputs.pop("parents")
-    with node_by_node(mixers_of(hybrid.model), cache, [BRANCHED.parents]):
+    with node_by_node(hybrid.info.mixers, cache, [BRANCHED.parents]):
         thread = threading.Thread(target=lambda: others.append(hybrid.model(input_ids=TEXT[None]).logits))
         thread.start()
         thread.join()

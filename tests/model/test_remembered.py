@@ -17,7 +17,7 @@ from support import tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.remembered import forget, remembered, say_once
+from token_recycling.model.remembered import forget, kept_of, remembered
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def test_a_warning_is_given_once(model, caplog):
     """A training step is no reason to say it again."""
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         for _ in range(2):
-            say_once(model, "one")
-            say_once(model, "two")
+            kept_of(model).say_once("one")
+            kept_of(model).say_once("two")
             trained(model)
-        say_once(tiny.llama(), "one")
+        kept_of(tiny.llama()).say_once("one")
     assert [record.getMessage() for record in caplog.records] == ["one", "two", "one"]
 
 

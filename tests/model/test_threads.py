@@ -222,7 +222,7 @@ def test_one_thread_makes_what_several_want(model):
 @pytest.mark.parametrize("case", BORDERS, ids=str)
 def test_runs_take_turns_where_passes_change_the_model(case):
     target = TreeModel(model_of(case))
-    entered, border = threading.Event(), target.support.border
+    entered, border = threading.Event(), target.info.border
 
     def enter():
         with TreeModel(target.model).alone():

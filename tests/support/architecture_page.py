@@ -40,7 +40,7 @@ up the rounding of all tokens before: in float64 there is no more than 1e-13.
 class Result:
     """What a case showed."""
 
-    support: tr.Support
+    support: tr.ModelInfo
     difference: float
     """The largest between logits of trees and of linear decoding."""
     identical: int
@@ -95,9 +95,9 @@ def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) 
     """The largest difference of logits over several trees and lengths of text, where the library would draft."""
     target, worst = TreeModel(model), 0.0
     for shape in TREES.values():
-        tree = shape if target.support.branches else chain(shape.depth)
+        tree = shape if target.info.branches else chain(shape.depth)
         for length in lengths:
-            if target.support.fits(length, len(tree)):
+            if target.info.fits(length, len(tree)):
                 text = random_text(target, length + 1, seed=length)
                 worst = max(worst, largest_difference(target, text, tree)[0])
     return worst

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
     from ..loop.stats import Stats
-    from ..model.support import Support
+    from ..model.info import ModelInfo
 
 TINTS = ("black on bright_cyan", "black on bright_yellow")
 """Two styles in turn, readable on dark and light terminals and different on one of 16 colours."""
@@ -172,7 +172,7 @@ def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
     console.print(table)
 
 
-def print_support(console: Console, found: Support) -> None:
+def print_support(console: Console, found: ModelInfo) -> None:
     """Whether and how a model is supported, a line for each thing known."""
     lines = [
         ("model", f"{found.model}, family {found.family}"),

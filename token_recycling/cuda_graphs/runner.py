@@ -27,7 +27,7 @@ _AHEAD = 2048
 
 def state_of(target: TreeModel) -> State:
     """Equal as long as captured steps of the model can be replayed."""
-    return State(target.model, target.support.attention)
+    return State(target.model, target.info.attention)
 
 
 class StepRunner:
@@ -149,7 +149,7 @@ class StepRunner:
         self, target: TreeModel, plan: StepPlan, source: Source, choice: Choice
     ) -> tuple[torch.Tensor, torch.Tensor]:
         verified: Verified = verify(
-            target.model, self.cache, target.support.layers, plan, source, choice, self.root, self.seed
+            target.model, self.cache, target.info.layers, plan, source, choice, self.root, self.seed
         )
         self.cache.commit(verified.accepted.path, verified.accepted.number)
         if self.device.type != "cuda":

@@ -108,7 +108,7 @@ def verify(
     seed: torch.Tensor,
 ) -> Verified:
     """Everything of a step but the move of the accepted slots, as one graph; `root` (1,) int64 becomes the next root.
-    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in `Support`.
+    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in `ModelInfo`.
     """
     tokens, shape = source.draft(root)
     length = cache.shared.length

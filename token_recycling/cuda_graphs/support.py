@@ -16,11 +16,11 @@ from ..drafters._base import Drafter
 from ..loop.processors import Scope, scope
 from ..loop.text import Sequence, TokenSelector
 from ..model.compat import DynamicIndexedLayer
+from ..model.info import ModelInfo
 from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
 from ..model.remembered import remembered
 from ..model.state import State, hooks_of
-from ..model.support import Support
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from ..trees.templates import root_only
@@ -37,7 +37,7 @@ ones.
 """
 
 
-def by_configuration(known: Support) -> str | None:
+def by_configuration(known: ModelInfo) -> str | None:
     """Why fast steps do not hold for a model, by what is known of it without its weights, or None."""
     if not known.supported:
         return known.reason
@@ -86,7 +86,7 @@ class _Found:
 
 def runner_or_reason(target: TreeModel) -> StepRunner | str:
     """What runs the model's fast steps, made once for as long as a step stays the same, or why it has none."""
-    reason = by_configuration(target.support) or _by_surroundings(target.device)
+    reason = by_configuration(target.info) or _by_surroundings(target.device)
     return reason or remembered(target.model, "captured steps", _Found).of(target)
 
 

@@ -18,8 +18,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
+from ..model.info import UnsupportedModelError
 from ..model.loading import tokenizer_beside
-from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from ._shared.base import CausalDrafter
 from ._shared.pairing import DraftModelOption, Pairs, config_of, drafting_beside

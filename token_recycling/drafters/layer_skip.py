@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from .._util.locks import Lock
 from ..costs.costs import Costs
-from ..model.inspection import decoder_layers, input_device
+from ..model.info import UnsupportedModelError, model_info
+from ..model.inspection import decoder_layers
 from ..model.prefill import continued
-from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from ._shared.base import CausalDrafter, Mode, ModelText
 from ._shared.pairing import Pairs
@@ -126,10 +126,10 @@ class _Skipped(torch.nn.Module):
 
 def why_not(target: TreeModel) -> str | None:
     """Why no layers of a model can be skipped, or None if they can."""
-    model, config, border = target.model, target.config, target.support.border
+    model, config, border = target.model, target.config, target.info.border
     if border is not None and border.changes_model:
         return f"expected rotary positions that no other pass over the model changes, got {type(model).__name__}"
-    if target.support.recurrent:
+    if target.info.recurrent:
         return f"expected layers that attend, got {type(model).__name__}, of which some keep states over the text"
     if config.num_hidden_layers < 2:
         return "expected a model of two layers or more, got one of one"
@@ -169,7 +169,7 @@ def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
     seen = []
     hook = layer.register_forward_hook(lambda module, args, output: seen.append(isinstance(output, tuple)))
     try:
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(model)), use_cache=False)
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model_info(model).device), use_cache=False)
     finally:
         hook.remove()
     return seen[0]

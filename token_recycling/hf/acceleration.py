@@ -30,7 +30,7 @@ from ..drafters._base import Drafter
 from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..model.compat import with_cache
-from ..model.support import UnsupportedModelError
+from ..model.info import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from .generate_call import GenerateCall
 from .run_call import run_call

@@ -7,18 +7,18 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from ..cuda_graphs.support import by_configuration, runner_or_reason
+from ..model.info import ModelInfo, model_info
 from ..model.self_test import tested
-from ..model.support import Support, support
 from ..model.tree_model import TreeModel
 
 
-def check(model: PreTrainedModel, self_test: bool = False) -> Support:
+def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
     """Whether and how a model can be accelerated, and why not; never raises for a model.
 
     `self_test` also compares the logits of a tree with those of linear decoding, and watches whether a step would make
     the host wait: some fifteen short forward passes.
     """
-    found = support(model)
+    found = model_info(model)
     if not found.supported:
         return found
     found = replace(found, no_fast_path=by_configuration(found))

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LogitsProcessor, PreTrainedModel, PreTra
 
 from .._util.extras import lacking
 from ..loop.matchers import GrammarProcessor
-from ..model.inspection import vocabulary_size
+from ..model.info import model_info
 from .forms import compiled
 
 _compilers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -54,7 +54,7 @@ def _compiler(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
     import xgrammar
 
     if isinstance(model, PreTrainedModel):
-        tokenizer, words = AutoTokenizer.from_pretrained(model.name_or_path), vocabulary_size(model)
+        tokenizer, words = AutoTokenizer.from_pretrained(model.name_or_path), model_info(model).vocab_size
         stop = model.generation_config.eos_token_id
     else:
         tokenizer, words, stop = model, len(model), model.eos_token_id

@@ -22,7 +22,6 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.known import Known
 from ..loop.stats import Stats
-from ..model.inspection import context_length
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
@@ -137,7 +136,7 @@ class Conversation:
     def _asked(self, ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments of `model.generate` for a prompt; at most as many new tokens as the model's context holds."""
         asked = {**self.arguments, **arguments}
-        context = context_length(self.model)
+        context = self._target.max_length
         if context is not None:
             if len(ids) >= context:
                 raise ValueError(

@@ -25,11 +25,10 @@ from transformers.generation.streamers import BaseStreamer
 from ..loop.matchers import for_text
 from ..loop.processors import Scope, scope
 from ..model.compat import is_callers
-from ..model.inspection import prepares_inputs_elsewhere
+from ..model.info import ModelInfo, UnsupportedModelError
 from ..model.kv_cache import slots
 from ..model.prefill import Reading
 from ..model.self_test import ready
-from ..model.support import Support, UnsupportedModelError
 from ..model.tree_model import TreeModel
 from .cache_handover import unsupported_handover
 
@@ -89,7 +88,7 @@ class GenerateCall:
         if reason is not None:
             raise UnsupportedModelError(reason)
         target = known if known is not None else ready(model)
-        reason = self._why_not_with(target.support)
+        reason = self._why_not_with(target.info)
         if reason is not None:
             raise UnsupportedModelError(reason)
         return target
@@ -108,7 +107,7 @@ class GenerateCall:
             return f"expected token ids only, got {', '.join(others)}"
         if config.is_assistant:
             return "expected a call of its own, got one that drafts for another model (assisted generation)"
-        if prepares_inputs_elsewhere(model):
+        if _prepares_inputs_elsewhere(model):
             return (
                 f"expected {type(model).__name__} to prepare its own inputs, got another object's "
                 "prepare_inputs_for_generation set on it (prompt learning?)"
@@ -122,7 +121,7 @@ class GenerateCall:
             return "expected positions that count from 0, got others in position_ids"
         return None
 
-    def _why_not_with(self, known: Support) -> str | None:
+    def _why_not_with(self, known: ModelInfo) -> str | None:
         """Return why this call cannot be accelerated with what the model supports, or None."""
         alone = len(self.input_ids) == 1
         return (
@@ -132,7 +131,7 @@ class GenerateCall:
             or unsupported_handover(self.cache, (self.config.max_length or 0) - 1, known.border)
         )
 
-    def _why_not_recurrent(self, known: Support) -> str | None:
+    def _why_not_recurrent(self, known: ModelInfo) -> str | None:
         """Return why this call cannot be accelerated with a model that keeps states over the text, or None."""
         held = slots(self.cache)
         if type(self.cache) is StaticCache:
@@ -219,6 +218,13 @@ class GenerateCall:
         if len(self.input_ids) == 1:
             return self.processors
         return LogitsProcessorList([_for_text(processor, row) for processor in self.processors])
+
+
+def _prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
+    """Whether a function set on the object, not its class's own, prepares its inputs, as for peft's prompt learning."""
+    own = type(model).prepare_inputs_for_generation
+    prepare = vars(model).get("prepare_inputs_for_generation", own)
+    return getattr(prepare, "__func__", prepare) is not own
 
 
 def _name(function: Any) -> str:

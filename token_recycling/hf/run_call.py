@@ -15,9 +15,7 @@ from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..loop.step import decode
 from ..loop.text import Sequence, TokenSelector
-from ..model.inspection import is_compiled
 from ..model.kv_cache import slots
-from ..model.remembered import say_once
 from ..model.tree_model import TreeModel
 from .batch_stopping import BatchStopping
 from .cache_handover import CacheHandover, fill_up
@@ -44,14 +42,12 @@ def run_call(
     are drawn from `generator`, or torch's own.
     """
     if type(call.cache) is StaticCache:
-        say_once(
-            target.model,
+        target.kept.say_once(
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )
-    if is_compiled(target.model):
-        say_once(
-            target.model,
+    if target.info.compiled:
+        target.kept.say_once(
             f"{type(target.model).__name__} is compiled: accelerated calls pass its graphs by, since torch would "
             "compile trees, whose shapes change, for minutes; calls that are left to transformers use them",
         )

@@ -18,10 +18,10 @@ from ..loop.run import check_held
 from ..loop.stats import Stats
 from ..loop.step import decode
 from ..loop.text import Sequence, TokenSelector
+from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt
 from ..model.self_test import ready
-from ..model.support import UnsupportedModelError
 from ..trees.draft import Step
 
 
@@ -59,7 +59,7 @@ def stream(
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
     cache = target.new_cache() if past_key_values is None else past_key_values
-    reason = unsupported_cache(cache) or target.support.cannot_read_on(slots(cache), len(prompt))
+    reason = unsupported_cache(cache) or target.info.cannot_read_on(slots(cache), len(prompt))
     if reason is not None:
         raise UnsupportedModelError(reason)
     check_held(slots(cache), len(prompt))

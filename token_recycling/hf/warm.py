@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
-from ..model.inspection import context_length
+from ..model.info import model_info
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from ..recycling.matrix_file import fingerprint
@@ -110,7 +110,7 @@ def _written(
     after: list[int],
 ) -> int:
     """Writes some texts; returns how many tokens they have."""
-    room = context_length(model)
+    room = model_info(model).max_length
     longest = _ANSWER if room is None else min(_ANSWER, room - len(before) - len(after) - _QUESTION)
     drawn: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
     starts = torch.tensor([before] * _AT_ONCE, device=model.device)

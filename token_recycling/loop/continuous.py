@@ -20,10 +20,9 @@ import torch
 from transformers.cache_utils import Cache
 
 from .._util.device import synchronize
-from ..model.inspection import processes
+from ..model.info import UnsupportedModelError
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, piece_of
-from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
 from .run import Run
@@ -38,12 +37,12 @@ _MOST_PASSED_OVER = 8
 
 def why_not_batched(target: TreeModel) -> str | None:
     """Why the texts of a model cannot share passes as they come and go, or None if they can."""
-    if processes(target.model) > 1:
+    if target.info.processes > 1:
         return (
-            f"expected a model in one process, got one in {processes(target.model)}: texts would join at other steps "
+            f"expected a model in one process, got one in {target.info.processes}: texts would join at other steps "
             "in each"
         )
-    return target.support.batch_reason
+    return target.info.batch_reason
 
 
 @dataclass(eq=False)
@@ -161,7 +160,7 @@ class RunningBatch:
             if row.error is None:
                 self._costs.share(1, row.sequence.length)
                 try:
-                    going_on = unread > most and self.target.support.reads_on
+                    going_on = unread > most and self.target.info.reads_on
                     if going_on:
                         run.clock.restart()
                         run.prefill(most=most)

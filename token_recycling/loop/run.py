@@ -45,16 +45,16 @@ class Run:
         """Whether the first step verifies no draft: its token is waited for, or the model reads drafts otherwise."""
         unread = self.rows[0].sequence.length - self.rows[0].held
         waited_for = self.streamed and self.reads_along and unread > _SHORT_PROMPT
-        return waited_for or self.target.support.recurrent
+        return waited_for or self.target.info.recurrent
 
     @property
     def reads_along(self) -> bool:
         """Whether the first step reads the prompt too: of one text, where the model computes alike at every length, or
         of any, where states over the text must be what `generate` has then.
         """
-        if self.target.support.recurrent:
+        if self.target.info.recurrent:
             return True
-        return len(self.rows) == 1 and self.target.support.border is None
+        return len(self.rows) == 1 and self.target.info.border is None
 
     @property
     def texts(self) -> list[torch.Tensor]:

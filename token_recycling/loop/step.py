@@ -108,7 +108,7 @@ class TreeStepper:
     def _forward(self, drafts: list[Draft], going: list[int]) -> _Pass:
         """One forward pass over all trees. Finished rows may have no position left: they are fully masked."""
         run, rows = self.run, self.run.rows
-        if run.target.support.border is not None:
+        if run.target.info.border is not None:
             cross_border(run.target, run.texts, run.cache)
         lengths = [row.sequence.length - 1 for row in rows]
         needs_hidden = any(row.traits.hidden_states for row in rows)
@@ -129,7 +129,7 @@ class TreeStepper:
     def _logits(self, drafts: list[Draft], lengths: list[int], going: list[int]) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
         run, target, cache = self.run, self.run.target, self.run.cache
-        if self._prompt_alone and target.support.recurrent:
+        if self._prompt_alone and target.info.recurrent:
             logits = read_prompts(target, run.texts, cache)
         elif len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
             logits = first_pass(target, run.texts[0], drafts[0], cache, run.reading)

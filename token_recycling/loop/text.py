@@ -241,7 +241,7 @@ class Row:
 
     def draft(self, target: TreeModel, costs: Costs) -> Draft:
         """Ask for a draft; cut it to the depth that can be of use, and to what the target verifies exactly."""
-        sequence, support = self.sequence, target.support
+        sequence, support = self.sequence, target.info
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
         draft = self.ask(target, costs, tokens, sequence.room)
         root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])

@@ -1,5 +1,4 @@
-"""Looks into a model and at what others put around it: objects that hold it, hooks in it, its output layer, and by what
-it is known again.
+"""Looks into a model: hidden states of its layers, its output layer, and a fingerprint of its weights.
 
 The last hidden states are what the output layer is given, after the last norm and whatever scaling a family has: a hook
 sees them exactly as they are turned into logits. Where a family scales or caps the logits afterwards, the order of
@@ -10,75 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import hashlib
-import inspect
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from .info import is_compiled
+
 _SAMPLED = 64
 """Numbers of a parameter that its fingerprint reads."""
 _CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Entries of a configuration that say nothing of the weights, or differ with how they were loaded."""
-
-
-def held_by(wrapper: Any) -> str:
-    """A remedy for something that is no transformers model itself: which model inside it to pass instead."""
-    is_module = isinstance(wrapper, torch.nn.Module)
-    for path, held in wrapper.named_modules() if is_module else getattr(wrapper, "__dict__", {}).items():
-        if isinstance(held, PreTrainedModel) and held.can_generate():
-            return f"pass the {type(held).__name__} in its .{path}, with which calls of the wrapper are accelerated too"
-    return "load it with AutoModelForCausalLM"
-
-
-def parts_of(model: torch.nn.Module) -> Iterable[torch.nn.Module]:
-    """The model and all modules in it, each once, in a fifth of the time that `modules()` takes to name them."""
-    found, left = {id(model): model}, [model]
-    while left:
-        for part in left.pop()._modules.values():
-            if part is not None and id(part) not in found:
-                found[id(part)] = part
-                left.append(part)
-    return found.values()
-
-
-@functools.cache
-def _arguments(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
-
-
-def accepts(model: PreTrainedModel, argument: str) -> bool:
-    """Whether the model's forward names this argument."""
-    wrapped = "forward" in vars(model)  # wrapped for this object alone: not to be kept
-    return argument in (_arguments.__wrapped__(model.forward) if wrapped else _arguments(type(model).forward))
-
-
-def prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
-    """Whether a function set on the object, not its class's own, prepares its inputs, as for peft's prompt learning."""
-    own = type(model).prepare_inputs_for_generation
-    prepare = vars(model).get("prepare_inputs_for_generation", own)
-    return getattr(prepare, "__func__", prepare) is not own
-
-
-def processes(model: PreTrainedModel) -> int:
-    """Number of processes that hold a part of the model each (tensor parallelism)."""
-    return getattr(model, "_tp_size", None) or 1
-
-
-def input_device(model: PreTrainedModel) -> torch.device | None:
-    """Return the device of the embedding, or where accelerate's hook brings it; None if it has no weights."""
-    embedding = model.get_input_embeddings()
-    if embedding.weight.device.type != "meta":
-        return embedding.weight.device
-    hook = getattr(embedding, "_hf_hook", None)  # may stand for several
-    devices = (getattr(one, "execution_device", None) for one in (hook, *getattr(hook, "hooks", ())))
-    return next((torch.device(device) for device in devices if device is not None), None)
 
 
 class NoHiddenStatesError(ValueError):
@@ -160,11 +106,6 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
             hook.remove()
 
 
-def is_compiled(part: torch.nn.Module) -> bool:
-    """Whether calls of a module go to a graph that torch.compile made."""
-    return bool(part._compiled_call_impl) or hasattr(part.forward, "_torchdynamo_orig_callable")
-
-
 def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
     """The model with its calls as they were before torch.compile of it or of its `forward`: the same parts and weights
     in another object. The model itself where it is not compiled; parts that are compiled stay so.
@@ -191,21 +132,6 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
     for name, module in sorted(lists, key=lambda found: id(found[1]) not in decoder):
         return name, module
     raise NoHiddenStatesError(f"model must have a list of {layers} decoder layers, got {type(model).__name__}")
-
-
-def context_length(model: PreTrainedModel) -> int | None:
-    """Tokens of the longest text that a model was made for, the shorter one if its configuration says it twice."""
-    config = model.config.get_text_config(decoder=True)
-    said = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
-    return min(filter(None, said), default=None)
-
-
-def vocabulary_size(model: PreTrainedModel) -> int:
-    """Return the number of tokens that a model has logits for."""
-    head = model.get_output_embeddings()
-    if head is None:
-        return model.config.get_text_config(decoder=True).vocab_size
-    return getattr(head, "out_features", None) or head.weight.shape[0]  # packed weights have another shape, or none
 
 
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:

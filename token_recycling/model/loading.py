@@ -32,9 +32,9 @@ class Loaded(NamedTuple):
     @property
     def context(self) -> int | None:
         """Number of tokens the model was made for, if its configuration says so."""
-        from .inspection import context_length
+        from .info import model_info
 
-        return context_length(self.model)
+        return model_info(self.model).max_length
 
 
 class Prompt(NamedTuple):
@@ -62,8 +62,8 @@ def load(
     them. Raises ValueError with what is wrong, and UnsupportedModelError for a model that cannot be accelerated.
     """
     from . import prepacking
+    from .info import UnsupportedModelError
     from .self_test import unsupported
-    from .support import UnsupportedModelError
 
     name = os.fspath(name)
     tokenizer = load_tokenizer(name)

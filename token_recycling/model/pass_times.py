@@ -22,9 +22,7 @@ from transformers import PreTrainedModel
 from .._util.locks import Lock
 from ..costs.costs import Costs, OnlineCurve, band, shared_by
 from ..costs.fixed import FixedCosts
-from . import kept
-from .inspection import processes
-from .remembered import remembered
+from . import remembered
 from .tree_model import TreeModel
 
 _MOST_ON_CPU, _MOST = 64, 256
@@ -49,7 +47,7 @@ class PassTimes:
         self._prior, self._setting = prior, setting
         self._curves: dict[tuple[int, int], OnlineCurve] = {}
         """By number of texts and band of length."""
-        self._path = None if setting is None else kept.file_of("costs", setting)
+        self._path = None if setting is None else remembered.file_of("costs", setting)
         self._written = -math.inf
         self._choosing = Lock()
 
@@ -72,7 +70,7 @@ class PassTimes:
 
     def _kept(self) -> dict[tuple[int, int], np.ndarray]:
         """The shapes on disk that can be believed."""
-        return {} if self._path is None else kept.read(self._path, self._parsed, {})
+        return {} if self._path is None else remembered.read(self._path, self._parsed, {})
 
     def _parsed(self, held: dict[str, Any]) -> dict[tuple[int, int], np.ndarray]:
         found = {(one["texts"], one["length"]): np.asarray(one["relative"], dtype=np.float64) for one in held["curves"]}
@@ -102,7 +100,7 @@ class PassTimes:
             {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
             for (texts, length), shape in sorted(shapes.items())
         ]
-        kept.write(self._path, {"setting": self._setting, "curves": curves})
+        remembered.write(self._path, {"setting": self._setting, "curves": curves})
 
 
 def _plausible(shape: np.ndarray) -> bool:
@@ -116,7 +114,7 @@ def _plausible(shape: np.ndarray) -> bool:
 def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
     """What is known of a model's passes in this process; `kind`: how steps are made, if not by ordinary passes."""
     key: Hashable = ("costs", kind, torch.get_num_threads(), target.prepacked is not None)
-    return remembered(target.model, key, partial(_new, target, kind), values_matter=False)
+    return target.kept.get(key, partial(_new, target, kind), values_matter=False)
 
 
 def _agreed(model: PreTrainedModel, seconds: float) -> float:
@@ -134,23 +132,23 @@ def costs_of(target: TreeModel, texts: int, length: int, kind: str = "", fixed: 
         # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
         times = np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
         return FixedCosts(times, texts, length)
-    alone = processes(target.model) < 2
+    alone = target.info.processes < 2
     return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(_agreed, target.model))
 
 
 def _new(target: TreeModel, kind: str) -> PassTimes:
     # Processes that share a model must begin alike, and may see different disks.
-    return PassTimes(prior(target), setting(target, kind) if processes(target.model) < 2 else None)
+    return PassTimes(prior(target), setting(target, kind) if target.info.processes < 2 else None)
 
 
 def setting(target: TreeModel, kind: str = "") -> dict[str, str]:
     """What t(n) depends on, besides texts and length."""
     return {
         "model": type(target.model).__name__,
-        "shape": kept.shape_of(target.config),
-        "attention": target.support.attention,
+        "shape": remembered.shape_of(target.config),
+        "attention": target.info.attention,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "machine": kept.machine(target.device),
+        "machine": remembered.machine(target.device),
         "threads": str(torch.get_num_threads()) if target.device.type == "cpu" else "",
         **({"steps": kind} if kind else {}),
         **({"weights": "prepacked"} if target.prepacked is not None else {}),
@@ -170,11 +168,4 @@ def prior(target: TreeModel) -> np.ndarray:
     if target.prepacked is not None and target.prepacked.eight is not None:
         more *= min(_STEEPEST, max(_FLATTEST, (target.prepacked.eight - 1) / more[7]))
     shape = 1 + more
-    return weights_read(target.model) / (_BYTES_ON_CPU if on_cpu else _BYTES) * shape
-
-
-def weights_read(model: PreTrainedModel) -> float:
-    """Bytes that a pass reads: of all weights, but for embeddings that are no output layer too."""
-    embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    unread = 0 if head is None or head.weight is embeddings else embeddings.nbytes
-    return max(1, sum(weight.nbytes for weight in model.parameters()) - unread)
+    return target.info.bytes_read / (_BYTES_ON_CPU if on_cpu else _BYTES) * shape

@@ -55,7 +55,7 @@ def prefill(
     on the right. `reading` is called before pieces.
     """
     _begin(model, cache)
-    slots, border = cache.get_seq_length(), model.support.border
+    slots, border = cache.get_seq_length(), model.info.border
     if border is not None and border.at_once and len(texts[0]) > border.at:
         _read_at_once(model, texts[0], cache)
         return
@@ -142,7 +142,7 @@ def extend(model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[i
 
 def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:
     """Read a text again if the model does so at its length."""
-    border = model.support.border
+    border = model.info.border
     if border is not None and border.reread and len(texts[0]) == border.at + 1:
         _read_at_once(model, texts[0], cache)
 
@@ -161,7 +161,7 @@ def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tens
 
 def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
     """Read a text whole, with its last token, as `generate` reads a prompt whose length decides how it is read."""
-    border = model.support.border
+    border = model.info.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
         cache.crop(-cache.get_seq_length())
     model.read(text[None, cache.get_seq_length() :], cache, last=1)

@@ -100,7 +100,7 @@ class PrefixCache:
 
     def _found(self, ids: torch.Tensor, key: str) -> tuple[list[_Segment], int]:
         """The segments that a text can begin with, the last one perhaps in part, and how many of its tokens."""
-        support, border = self.target.support, self.target.support.border
+        support, border = self.target.info, self.target.info.border
         path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get(key))
         if support.recurrent:
             while path and (path[-1].end is None or n < sum(len(one.tokens) for one in path)):
@@ -114,7 +114,7 @@ class PrefixCache:
         """Keep what a cache holds of `ids` (length,), all of them, as text number `row`. What was used least recently
         makes room; what is larger than the limit is not kept.
         """
-        border, tokens = self.target.support.border, ids.cpu().numpy().copy()
+        border, tokens = self.target.info.border, ids.cpu().numpy().copy()
         if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):
             return
         held = TreeCache(cache)
@@ -125,7 +125,7 @@ class PrefixCache:
                 path[-1] = self._split(path[-1], n - sum(len(one.tokens) for one in path[:-1]))
             self._use(path)
             of_slot = sum(part[..., :1, :].nbytes for part in held.parts(row, 0, 1))
-            ends = self.target.support.recurrent and not (path and n == len(tokens) and path[-1].end)
+            ends = self.target.info.recurrent and not (path and n == len(tokens) and path[-1].end)
             end = self._without_slots(cache, held, row) if ends else None
             end_bytes = 0 if end is None else bytes_of_states(_of_layers(cache, end))
             if not self._make_room((len(tokens) - n) * of_slot + end_bytes, path):

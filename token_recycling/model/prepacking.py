@@ -31,8 +31,7 @@ from transformers import PreTrainedModel
 
 from .._util.device import memory
 from ..costs.costs import TICK
-from .inspection import parts_of
-from .remembered import forget, place, recalled, remembered
+from .remembered import forget, parts_of, place, recalled, remembered
 
 _LEAST_BYTES = 4_000_000
 """Weights that a core keeps at hand anyway are not packed, where nobody asked for it."""
@@ -51,7 +50,7 @@ _LAID_OUT_FOR = 16
 """Rows that the weights are laid out for; others take the same."""
 _PATIENCE = 1.0
 """Seconds that nothing is said of."""
-_PREPACKED = "prepacked"
+PREPACKED = "prepacked"
 
 logger = logging.getLogger("token_recycling")
 
@@ -211,7 +210,7 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
         return known
     drop(model)
     began = time.perf_counter()
-    made = remembered(model, _PREPACKED, lambda: Prepacked(modules, fixed))
+    made = remembered(model, PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
         logger.warning("weights laid out for short passes: %.1f s, once", time.perf_counter() - began)
     return made
@@ -219,7 +218,7 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
 
 def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
     """What `prepack` has made of the weights as they are."""
-    return recalled(model, _PREPACKED)
+    return recalled(model, PREPACKED)
 
 
 def drop(model: PreTrainedModel) -> None:
@@ -228,7 +227,7 @@ def drop(model: PreTrainedModel) -> None:
         layer = vars(module).get("forward")
         if isinstance(layer, _Layer):
             layer._owner.drop()
-    forget(model, _PREPACKED)
+    forget(model, PREPACKED)
 
 
 def _layers_of(model: PreTrainedModel) -> tuple[list[nn.Linear], str | None]:

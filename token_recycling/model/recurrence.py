@@ -15,17 +15,15 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .compat import LinearAttentionCacheLayerMixin
-from .inspection import parts_of
 
 _OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
 """Methods of a cache that a layer with a state calls."""
@@ -199,9 +197,9 @@ def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
     return (output,) if isinstance(output, torch.Tensor) else tuple(output)
 
 
-def mixers_of(model: PreTrainedModel) -> list[Mixer]:
-    """The layers of a model that keep a state over the text."""
-    return [Mixer(part) for part in parts_of(model) if _keeps_state(type(part).forward)]
+def mixers_among(parts: Iterable[torch.nn.Module]) -> tuple[Mixer, ...]:
+    """The layers among a model's parts that keep a state over the text."""
+    return tuple(Mixer(part) for part in parts if _keeps_state(type(part).forward))
 
 
 @functools.cache

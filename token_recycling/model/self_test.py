@@ -23,14 +23,11 @@ from .._util.versions import installed
 from ..trees.draft import Draft
 from ..trees.templates import chain, star
 from ..trees.tree import Tree
-from . import kept
-from .inspection import accepts, parts_of
+from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on_rows, model_info
 from .kv_cache import unroll
 from .prefill import cross_border, prefill
 from .recurrence import bytes_of_states
-from .refusal import MASKED_ATTENTION
-from .remembered import forget, recalled, remembered, say_once
-from .support import Support, UnsupportedModelError, depends_on_rows, support
+from .remembered import Kept, file_of, kept_of, machine, parts_of, read, shape_of, write
 from .tree_model import TreeModel
 
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
@@ -47,15 +44,14 @@ logger = logging.getLogger("token_recycling")
 def ready(model: PreTrainedModel) -> TreeModel:
     """The model, ready to read trees; raises UnsupportedModelError where they are not exact."""
     made = TreeModel(model)
-    reason = _found_out(model, made.support)
+    reason = _found_out(made.kept, model, made.info)
     if reason is not None:
         raise UnsupportedModelError(reason)
-    wanted, used = made.config._attn_implementation, made.support.attention
+    wanted, used = made.config._attn_implementation, made.info.attention
     if wanted not in MASKED_ATTENTION:
-        say_once(
-            model,
+        made.kept.say_once(
             f"{wanted} takes no tree mask: accelerated calls use {used}; all others, and the model after them, "
-            f"keep {wanted}",
+            f"keep {wanted}"
         )
     return made
 
@@ -64,24 +60,25 @@ def unsupported(model: PreTrainedModel) -> str | None:
     """Why a tree cannot be verified with this model, or None if it can. A model of an unknown family is tested once, on
     a short text.
     """
-    known = support(model)
-    return known.reason if not known.supported else _found_out(model, known)
+    known = model_info(model)
+    return known.reason if not known.supported else _found_out(kept_of(model), model, known)
 
 
-def _found_out(model: PreTrainedModel, known: Support) -> str | None:
+def _found_out(kept: Kept, model: PreTrainedModel, known: ModelInfo) -> str | None:
     """What the self-test has against a supported model; a family tested before needs none."""
     if known.tested and not known.quantised:
-        made = recalled(model, _SELF_TEST)
+        made = kept.recall(_SELF_TEST)
         return None if made is None else made.reason
-    return remembered(model, _SELF_TEST, lambda: _kept_verdict(model, known)).reason
+    return kept.get(_SELF_TEST, lambda: _kept_verdict(model, known)).reason
 
 
-def tested(model: PreTrainedModel, known: Support) -> Support:
+def tested(model: PreTrainedModel, known: ModelInfo) -> ModelInfo:
     """`known` of a supported model, completed by a self-test made now, which counts for later calls; never raises for a
     model.
     """
-    forget(model, _SELF_TEST)
-    made = remembered(model, _SELF_TEST, lambda: _verdict(model, known))
+    kept = kept_of(model)
+    kept.forget(_SELF_TEST)
+    made = kept.get(_SELF_TEST, lambda: _verdict(model, known))
     return replace(known, reason=made.reason, difference=made.difference, notes=(*known.notes, *made.notes))
 
 
@@ -94,19 +91,19 @@ class _Verdict:
     notes: tuple[str, ...] = ()
 
 
-def _kept_verdict(model: PreTrainedModel, known: Support) -> _Verdict:
+def _kept_verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
     """The verdict of this process or of an earlier one. What fails is tried anew by each: other weights may pass."""
     setting = None if known.quantised else _setting(model, known)
-    path = None if setting is None else kept.file_of("self-tests", setting)
-    if path is not None and kept.read(path, lambda held: held["setting"], None) == setting:
+    path = None if setting is None else file_of("self-tests", setting)
+    if path is not None and read(path, lambda held: held["setting"], None) == setting:
         return _Verdict(None)
     found = _verdict(model, known)
     if path is not None and found.reason is None:
-        kept.write(path, {"setting": setting, "difference": found.difference})
+        write(path, {"setting": setting, "difference": found.difference})
     return found
 
 
-def _setting(model: PreTrainedModel, known: Support) -> dict[str, str] | None:
+def _setting(model: PreTrainedModel, known: ModelInfo) -> dict[str, str] | None:
     """What the verdict depends on: sources of all parts and all that they are told; None where they have no files."""
     files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in parts_of(model)}
     sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
@@ -114,16 +111,16 @@ def _setting(model: PreTrainedModel, known: Support) -> dict[str, str] | None:
         return None
     return {
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "shape": kept.shape_of(model.config),
+        "shape": shape_of(model.config),
         "attention": f"{model.config._attn_implementation} {known.attention}",
         "dtype": str(model.dtype),
-        "machine": kept.machine(model.device),
+        "machine": machine(model.device),
         "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],
         "versions": " ".join(str(installed(name)) for name in ("torch", "transformers", "token-recycling")),
     }
 
 
-def _verdict(model: PreTrainedModel, known: Support) -> _Verdict:
+def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
     length, began = _LENGTH, time.perf_counter()
     notes: tuple[str, ...] = ()
     windows = [reach.size for reach in known.layers.values() if reach.kind != "full"]
@@ -189,7 +186,7 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
     for nodes in sorted(set(map(len, paths))):
         alike = torch.tensor([path for path in paths if len(path) == nodes], device=target.device)
         before = text[:-1].expand(len(alike), -1)
-        if target.support.recurrent:
+        if target.info.recurrent:
             wanted[alike] = _one_by_one(target, before, tokens[alike])
         else:
             ids = torch.cat([before, tokens[alike]], dim=1)
@@ -209,7 +206,7 @@ def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor)
 
 def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
-    if not accepts(target.model, "position_ids"):
+    if "position_ids" not in target.info.arguments:
         return {}
     return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
 
@@ -222,12 +219,12 @@ def by_rows(target: TreeModel, text: torch.Tensor, behind_cache: bool = False) -
     """
     length, found = len(text) - 1 if behind_cache else 0, []
     for rows in (1, *_ROWS):
-        if not target.support.fits(length, rows) or length + rows > (target.max_length or math.inf):
+        if not target.info.fits(length, rows) or length + rows > (target.max_length or math.inf):
             continue
         if behind_cache:
             cache = target.new_cache()
             prefill(target, [text], cache)
-            shape = star(rows) if target.support.branches or rows == 1 else chain(rows - 1)
+            shape = star(rows) if target.info.branches or rows == 1 else chain(rows - 1)
             draft = Draft(shape, torch.cat([text[-1:], random_text(target, rows - 1)]))
             logits = target.forward(target.inputs.of([draft], [length], length), cache)
         else:

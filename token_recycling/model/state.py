@@ -34,7 +34,7 @@ class State:
     """Equal to a later one as long as a forward pass runs the same operations on the same tensors."""
 
     def __init__(self, model: PreTrainedModel, attention: str) -> None:
-        """`attention`: the implementation of the model's passes (`Support.attention`)."""
+        """`attention`: the implementation of the model's passes (`ModelInfo.attention`)."""
         self._parts: list[Any] = [attention, *_options()]
         """Plain values; of all else the identity, a number that is its own while it lives."""
         self._lives: list[weakref.ref] = []

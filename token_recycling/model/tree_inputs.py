@@ -16,8 +16,8 @@ from ..trees.packed import PackedTrees, send
 from ..trees.tree import Tree
 from .architectures import Reach
 from .cache_layers import Frame
+from .info import ModelInfo
 from .shapes import band_of, rows_of
-from .support import Support
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
 """One mask for all layers, or one by type of layer."""
@@ -29,8 +29,8 @@ _ALIGNED = 8
 class TreeInputs:
     """Ids, masks and positions of one model's passes."""
 
-    def __init__(self, support: Support, device: torch.device, dtype: torch.dtype) -> None:
-        self._support, self._device, self._dtype = support, device, dtype
+    def __init__(self, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
+        self._info, self._device, self._dtype = info, device, dtype
         self._widest: tuple[Tree | None, int, Masks] = None, 0, {}
         """The last tree, a length of text, and the tree's mask for it."""
 
@@ -46,7 +46,7 @@ class TreeInputs:
             "attention_mask": self._mask(draft.tree, held),
             "position_ids": (draft.tree.on(self._device).depths + held)[None],
         }
-        if self._support.recurrent and len(draft.tree) > 1:
+        if self._info.recurrent and len(draft.tree) > 1:
             inputs["parents"] = [draft.tree.parents]
         return inputs
 
@@ -55,8 +55,8 @@ class TreeInputs:
         """Whether passes over drafts have shapes from few (`shapes`): on an accelerator, where positions are an
         argument.
         """
-        support = self._support
-        return self._device.type != "cpu" and support.branches and support.key_bias is None and not support.recurrent
+        info = self._info
+        return self._device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
 
     def of_packed(
         self, drafts: Sequence[Draft], lengths: Sequence[int], held: int
@@ -72,7 +72,7 @@ class TreeInputs:
         """Inputs of a pass over packed trees whose nodes have the slots from `start`, a number or (batch, 1), on."""
         return {
             "input_ids": trees.tokens.clamp(min=0),
-            "attention_mask": tree_masks(self._support.layers, trees, start, band, self._dtype),
+            "attention_mask": tree_masks(self._info.layers, trees, start, band, self._dtype),
             "position_ids": trees.positions,
         }
 
@@ -100,7 +100,7 @@ class TreeInputs:
             "attention_mask": self._masks(ancestors, depths, length),
             "position_ids": (depths[-n:] + length)[None],
         }
-        if self._support.key_bias is not None:
+        if self._info.key_bias is not None:
             before = torch.arange(length, device=self._device)
             inputs["key_positions"] = torch.cat([before, depths[:-n] + length])[None]
         return inputs
@@ -116,9 +116,9 @@ class TreeInputs:
             positions[row, :nodes] += shape.depths
             visible[row, :nodes, held : held + nodes] |= shape.ancestors
         keys = torch.cat([torch.arange(held, device=device).expand(len(drafts), held), positions], dim=1)
-        mask = masks(self._support.layers, visible[:, None], positions, keys, self._dtype)
+        mask = masks(self._info.layers, visible[:, None], positions, keys, self._dtype)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        if self._support.recurrent:
+        if self._info.recurrent:
             inputs["parents"] = [[*draft.tree.parents, *[0] * (n - len(draft.tree))] for draft in drafts]
         return inputs
 
@@ -132,7 +132,7 @@ class TreeInputs:
         if n == 1:
             return None
         shape = tree.on(self._device)
-        chunked = any(reach.kind == "chunked" for reach in self._support.layers.values())
+        chunked = any(reach.kind == "chunked" for reach in self._info.layers.values())
         if chunked or self._device.type != "cpu":  # accelerators take no mask that begins anywhere
             return self._masks(shape.ancestors, shape.depths, length)
         known, room, widest = self._widest  # replaced as one, since several threads may draft with one model
@@ -147,7 +147,7 @@ class TreeInputs:
     def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
         """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""
         n, nodes = ancestors.shape
-        if all(reach == Reach() for reach in self._support.layers.values()):
+        if all(reach == Reach() for reach in self._info.layers.values()):
             mask = _zeros((1, 1, n, length + nodes), self._dtype, self._device)
             mask[0, 0, :, length:].masked_fill_(~ancestors, torch.finfo(self._dtype).min)
             return mask
@@ -155,7 +155,7 @@ class TreeInputs:
         visible = torch.cat([ancestors.new_ones(n, length), ancestors], dim=1)[None, None]
         positions = (depths + length)[None]
         keys = torch.cat([before[None], positions], dim=1)
-        return masks(self._support.layers, visible, positions[:, -n:], keys, self._dtype)
+        return masks(self._info.layers, visible, positions[:, -n:], keys, self._dtype)
 
 
 def tree_masks(

@@ -19,12 +19,12 @@ from transformers.cache_utils import Cache
 
 from .attention import attending, biased_by_position
 from .cache_layers import framed
-from .inspection import accepts, context_length, hidden_states, input_device, uncompiled, vocabulary_size
+from .info import UnsupportedModelError, model_info
+from .inspection import hidden_states, uncompiled
 from .kv_cache import count
-from .prepacking import drop, prepacked_of
-from .recurrence import mixers_of, node_by_node
-from .remembered import turns
-from .support import UnsupportedModelError, support
+from .prepacking import PREPACKED, drop
+from .recurrence import node_by_node
+from .remembered import kept_of, turns
 from .tree_inputs import TreeInputs
 
 
@@ -33,43 +33,36 @@ class TreeModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises UnsupportedModelError as far as it shows without trying, as `self_test.ready` does."""
-        self.support = support(model)
-        if self.support.reason is not None:
-            raise UnsupportedModelError(self.support.reason)
-        device = input_device(model)
-        if device is None:
+        if not isinstance(model, PreTrainedModel):
+            raise UnsupportedModelError(model_info(model).reason)
+        self.kept = kept_of(model)
+        """What was found out about it as it is."""
+        self.info = info = model_info(model, self.kept)
+        """What is known about it."""
+        if info.reason is not None:
+            raise UnsupportedModelError(info.reason)
+        if info.device is None or info.config is None:
             raise UnsupportedModelError(
                 f"expected a model with its weights, got {type(model).__name__} with an embedding on the meta device"
             )
-        self.model, self.device, self.dtype = model, device, model.dtype
+        self.model, self.device, self.dtype, self.config = model, info.device, info.dtype, info.config
         self.eager = uncompiled(model)
         """What its passes call: torch would compile trees, whose shapes change, again and again."""
-        self.config = model.config.get_text_config(decoder=True)
-        self.max_length = context_length(model)
-        """Tokens of the longest text that it was made for; None if its configuration does not say."""
-        self.inputs = TreeInputs(self.support, device, model.dtype)
+        self.inputs = TreeInputs(info, self.device, self.dtype)
         """Ids, masks and positions of its passes."""
-        self.prepacked = prepacked_of(model)
+        self.prepacked = self.kept.recall(PREPACKED)
         """Weights laid out for short passes, where `prepack` was called before."""
-        self._takes_positions, self._takes_mask = (accepts(model, name) for name in ("position_ids", "attention_mask"))
-        self._cache = "cache_params" if accepts(model, "cache_params") else "past_key_values"
-        self._mixers = mixers_of(model) if self.support.recurrent else []
-        self.leaves_logits_out = accepts(model, "logits_to_keep")
+        self.vocab_size, self.embedded, self.max_length = info.vocab_size, info.embedded, info.max_length
+        self._takes_positions, self._takes_mask = (
+            name in info.arguments for name in ("position_ids", "attention_mask")
+        )
+        self._cache = "cache_params" if "cache_params" in info.arguments else "past_key_values"
+        self.leaves_logits_out = "logits_to_keep" in info.arguments
         """Whether it can be told to make no logits but those of the last tokens."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits, which is the number of ids a draft may name."""
-        return vocabulary_size(self.model)
-
-    @property
-    def embedded(self) -> int:
-        """Number of ids that a text may hold."""
-        return self.model.get_input_embeddings().weight.shape[0]
 
     def attending(self) -> contextlib.AbstractContextManager[None]:
         """For the length of the block, let passes of this thread attend as they do over trees."""
-        return attending(self.config, self.support.attention, grouped=self.support.named_attention)
+        return attending(self.config, self.info.attention, grouped=self.info.named_attention)
 
     def check_weights(self) -> None:
         """Let go of packed weights that are no longer the model's; before every text, for what torch does not count."""
@@ -92,7 +85,7 @@ class TreeModel:
         """For the length of the block, keep other threads out of such blocks of this model, if its passes change the
         model.
         """
-        border = self.support.border
+        border = self.info.border
         return turns(self.model) if border is not None and border.changes_model else contextlib.nullcontext()
 
     def new_cache(self) -> DynamicCache:
@@ -112,7 +105,7 @@ class TreeModel:
             self._by_node(inputs, cache),
         ):
             logits = self.eager(**inputs, use_cache=True).logits
-        if self.support.recurrent:
+        if self.info.recurrent:
             count(cache, inputs["input_ids"].shape[1])
         return logits.to(self.device)
 
@@ -137,10 +130,10 @@ class TreeModel:
         if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
             more["position_ids"] = places[:, -tokens.shape[1] :]
         behind = tokens.shape[1] > 1 and cache.get_seq_length() > 0  # where every layer has a mask
-        grouped = behind and self.support.named_attention
-        with attending(self.config, self.support.attention, grouped), self._weights():
+        grouped = behind and self.info.named_attention
+        with attending(self.config, self.info.attention, grouped), self._weights():
             logits = self.eager(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
-        if self.support.recurrent:
+        if self.info.recurrent:
             count(cache, tokens.shape[1])
         return logits.to(self.device)
 
@@ -151,15 +144,15 @@ class TreeModel:
     def _by_node(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with recurrent layers: take out of `inputs` which node follows which, and let them read so."""
         parents = inputs.pop("parents", None)
-        if not self._takes_positions and self._mixers:
+        if not self._takes_positions and self.info.mixers:
             inputs.pop("position_ids", None)
-        if not self._takes_mask and self._mixers:
+        if not self._takes_mask and self.info.mixers:
             inputs.pop("attention_mask")
-        return contextlib.nullcontext() if parents is None else node_by_node(self._mixers, cache, parents)
+        return contextlib.nullcontext() if parents is None else node_by_node(self.info.mixers, cache, parents)
 
     def _key_bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: take out of `inputs` what such a model cannot be given as an argument."""
-        bias = self.support.key_bias
+        bias = self.info.key_bias
         if bias is None:
             return contextlib.nullcontext()
         mask, positions = inputs.pop("attention_mask"), inputs["position_ids"]

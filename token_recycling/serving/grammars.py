@@ -30,7 +30,7 @@ from .._util.text_stream import one_line
 from ..hf.constrain import tokenizer_info
 from ..hf.forms import compiled
 from ..loop.matchers import GrammarProcessor
-from ..model.inspection import vocabulary_size
+from ..model.info import model_info
 from ..model.loading import Loaded
 from .compiling import BYTES, GoneError, TooDearError, Trials
 from .errors import ApiError, CancelledError, invalid
@@ -88,7 +88,9 @@ class Grammars:
     def _tokenizer(self) -> Any:
         """The tokenizer as xgrammar takes it; raises ValueError."""
         model = self._loaded.model
-        return tokenizer_info(self._loaded.tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
+        return tokenizer_info(
+            self._loaded.tokenizer, model_info(model).vocab_size, model.generation_config.eos_token_id
+        )
 
     async def _compiled(self, form: Form, key: str, gone: Callable[[], bool], alone: bool) -> Any:
         loop, alone = asyncio.get_running_loop(), alone or self._isolation is Isolation.per_request

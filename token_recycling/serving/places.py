@@ -14,11 +14,10 @@ import torch
 from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
-from ..model.inspection import context_length
+from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache, unroll
 from ..model.recurrence import bytes_of_states
 from ..model.self_test import ready
-from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from .settings import Settings
 
@@ -66,7 +65,7 @@ def _why_one(target: TreeModel, drafter: Drafter) -> str | None:
 
 def _by_memory(target: TreeModel, settings: Settings, kept: int) -> Places:
     limits = settings.max_prompt_tokens, settings.max_new_tokens
-    lengths = [context_length(target.model), sum(filter(None, limits)) if all(limits) else None]
+    lengths = [target.max_length, sum(filter(None, limits)) if all(limits) else None]
     slot, states = _bytes_of_text(target)
     longest = min(filter(None, lengths), default=0 if slot == 0 else None)
     if longest is None:

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from ..model.inspection import context_length, vocabulary_size
+from ..model.info import model_info
 from .errors import invalid
 from .logprobs import LogprobRecorder
 from .protocol import SamplingRequest
@@ -29,9 +29,10 @@ def config_of(body: SamplingRequest, model: PreTrainedModel, default_tokens: int
     request says none, None for the context of the model.
     """
     fields, config = body.generation_config, copy.deepcopy(model.generation_config)
+    known = model_info(model)
     given = {} if fields is None else fields.model_dump(exclude_none=True)
-    _check_ids(given, vocabulary_size(model))
-    context = context_length(model)
+    _check_ids(given, known.vocab_size)
+    context = known.max_length
     asked = getattr(body, "max_completion_tokens", None) or body.max_tokens
     # What the request leaves open is as the model's own configuration says, but for transformers' default of 50.
     set_by = {"top_k": config.top_k or 0, "max_new_tokens": default_tokens or context or _LONGEST, **given}
@@ -51,7 +52,7 @@ def config_of(body: SamplingRequest, model: PreTrainedModel, default_tokens: int
     }
     for name, value in set_by.items():
         setattr(config, name, value)
-    config.eos_token_id = body.ends(config.eos_token_id, vocabulary_size(model))
+    config.eos_token_id = body.ends(config.eos_token_id, model_info(model).vocab_size)
     for name in ("temperature", "repetition_penalty"):
         value = getattr(config, name)
         if isinstance(value, (int, float)) and not (

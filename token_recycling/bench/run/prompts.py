@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from ...model.inspection import context_length
+from ...model.info import model_info
 from .data import Question
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class BenchmarkConfig:
     @property
     def context(self) -> int | None:
         """How many tokens the model was made for, if its configuration says so."""
-        return context_length(self.model)
+        return model_info(self.model).max_length
 
     def ids(self, text: str, special: bool = True) -> torch.Tensor:
         """(length,) int64 on the CPU."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..._util.text_stream import StepRecorder
 from ...drafters._base import Drafter
 from ...hf.accelerate import accelerated
-from ...model.support import UnsupportedModelError
+from ...model.info import UnsupportedModelError
 from .outcome import Outcome, Stopwatch
 from .replay import replay
 

@@ -12,7 +12,7 @@ from .. import console, running
 from ..options import Device, DType, Json, Model, Threads
 
 if TYPE_CHECKING:
-    from ...model.support import Support
+    from ...model.info import ModelInfo
 
 
 def check(
@@ -37,19 +37,19 @@ def check(
         raise typer.Exit(1)
 
 
-def _support_of(name: str, self_test: bool, dtype: str | None, device: str | None, threads: int | None) -> Support:
+def _support_of(name: str, self_test: bool, dtype: str | None, device: str | None, threads: int | None) -> ModelInfo:
     """Whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
     import torch
     from transformers import AutoModelForCausalLM
 
     from ...hf.check import check as checked
-    from ...model.support import Support
+    from ...model.info import ModelInfo
 
     config = loading.load_configuration(name)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "one that AutoModelForCausalLM does not know"
         reason = f"expected a decoder-only model that generates text, got {kind}"
-        return Support((config.architectures or [config.model_type])[0], config.model_type, reason)
+        return ModelInfo((config.architectures or [config.model_type])[0], config.model_type, reason)
     if self_test:
         return checked(loading.load_model(name, dtype, device, threads), self_test=True)
     with torch.device("meta"):

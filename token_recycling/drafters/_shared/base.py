@@ -15,7 +15,6 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from ...costs.costs import Costs, Work
-from ...model.pass_times import weights_read
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
@@ -107,7 +106,7 @@ class ModelText(TextDrafter):
         if rules.times is not None and rules.work.step >= 1:
             return Draft(root_only(), context.root)
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
-        if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
+        if depth < 1 or (warp and not self._target.info.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
         rules, began = replace(rules, depth=depth), time.perf_counter()
         if rules.times is not None:
@@ -192,7 +191,7 @@ class CausalDrafter(ModelDrafter):
 
     def step_cost(self, target: TreeModel, model: TreeModel) -> float:
         """A pass of the drafting model as a share of the target's, as long as none was timed: by the weights read."""
-        return weights_read(model.model) / weights_read(target.model)
+        return model.info.bytes_read / target.info.bytes_read
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
         """None where a drafting step costs as much as the token that it may save."""

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..._util.locks import Lock
 from ..._util.text_stream import first_line
+from ...model.info import UnsupportedModelError
 from ...model.loading import tokenizer_beside
 from ...model.self_test import ready
 from ...model.sources import resolved, title
-from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 
 _Kept = TypeVar("_Kept")
@@ -87,12 +87,12 @@ def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeMode
         draft = ready(drafting)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"as a draft model: {error}") from None
-    if draft.support.recurrent:
+    if draft.info.recurrent:
         raise UnsupportedModelError(
             f"as a draft model: expected layers that attend, got {type(drafting).__name__}, of which some keep states "
             "over the text: these cannot go back to before a node that did not become text"
         )
-    border = target.support.border
+    border = target.info.border
     if drafting is target.model and border is not None and border.at_once:
         raise UnsupportedModelError(
             f"expected another model than the target to draft for {type(drafting).__name__}: {border.why}, "

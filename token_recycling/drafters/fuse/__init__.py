@@ -165,7 +165,7 @@ class FuseText(TextDrafter):
             valued = self.drafter.calibration.values_of(merged)
         first, drawn = kept_first(merged, most)
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are does.
-        if drawn and not self._target.support.fits(len(context.tokens) - 1, self._most + 1):
+        if drawn and not self._target.info.fits(len(context.tokens) - 1, self._most + 1):
             kept, drawn = np.zeros(1, np.int64), frozenset()
         else:
             kept = best(valued.values, first, most, by_nodes, spent)

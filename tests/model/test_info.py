@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from token_recycling.model import support as module
-from token_recycling.model.support import support
+from token_recycling.model import info
+from token_recycling.model.info import model_info
 
 
 @pytest.fixture
 def found(monkeypatch):
     """Grows whenever a model is looked at."""
     looked = []
-    original = module._found
-    monkeypatch.setattr(module, "_found", lambda model: looked.append(type(model).__name__) or original(model))
+    original = info._found
+    monkeypatch.setattr(info, "_found", lambda model: looked.append(type(model).__name__) or original(model))
     return looked
 
 
@@ -54,23 +54,17 @@ CHANGES: list[Callable[[LlamaForCausalLM], Any]] = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_is_looked_at_once_and_again_when_it_has_changed(model, found, change):
-    known = support(model)
-    assert support(model) is known
+    known = model_info(model)
+    assert model_info(model) is known
     assert len(found) == 1
     change(model)
-    support(model)
+    model_info(model)
     assert len(found) == 2
 
 
 def test_what_has_changed_counts(model):
-    assert support(model).attention == "sdpa"
+    assert model_info(model).attention == "sdpa"
     model.set_attn_implementation("eager")
-    assert support(model).attention == "eager"
+    assert model_info(model).attention == "eager"
     model.config.is_causal = False
-    assert "expected causal attention" in str(support(model).reason)
-
-
-def test_a_quantised_model_is_looked_at_every_time(model, found):
-    model.is_quantized = True
-    assert [support(model).quantised, support(model).quantised] == [True, True]
-    assert len(found) == 2
+    assert "expected causal attention" in str(model_info(model).reason)

@@ -1,0 +1,429 @@
+"""Everything the package asks about a model, found once: `model_info(model)`, from its class, its configuration and the
+kinds of its parts and weights. Nothing runs.
+
+A pass over a tree is exact if the logits after a token depend on nothing but the text before it. Attention must follow
+the mask and the positions that it is given, and layers with a state over the text must keep it in transformers' cache
+(`recurrence`). Families that need more are in `architectures`. Quantised weights change nothing. Activations that are
+quantised as the model runs do: where those of a pass share one scale, each depends on all others, and the model is
+refused. Where each token has its own scale, coarse rounding can turn the last bit of a sum into another text; the
+self-test decides (`self_test`).
+
+Cost: a few milliseconds for each state of the model. After that a look-up compares parts, weights and configuration
+with those that were looked at (`remembered`), some 0.15 ms for a model of 32 layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+
+from .architectures import (
+    EXCEPTIONS,
+    TESTED,
+    WITH_STATES,
+    Border,
+    Exceptional,
+    KeyBias,
+    Reach,
+    index_border,
+    rotary_border,
+)
+from .compat import DynamicIndexedLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer, is_as_compared, lacks
+from .kv_cache import attends_to_blocks, can_be_taken
+from .recurrence import Mixer, mixers_among
+from .remembered import Kept, kept_of, parts_of
+
+MASKED_ATTENTION = ("sdpa", "eager")
+"""Attention implementations that take a mask of any shape."""
+_HYBRID = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+"""Types of layers that attend and keep a state as well, and how they attend."""
+_PACKED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+
+
+class UnsupportedModelError(ValueError):
+    """The model, or the way it was called, cannot be accelerated without risking its output."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model is, how it verifies trees, or why it cannot. Of a model that is refused only the first three fields
+    are set.
+    """
+
+    model: str
+    """Name of its class."""
+    family: str
+    """`model_type` of the configuration of its text decoder."""
+    reason: str | None = None
+    """Why it is refused; None if it is supported."""
+    how: str = "not at all"
+    """Description of what trees need with it."""
+    tested: bool = False
+    """Whether the family was compared with linear decoding when this library was made."""
+    quantised: bool = False
+    """Whether its weights are not the plain numbers that the family was compared with."""
+    attention: str = "sdpa"
+    """The attention implementation of accelerated calls."""
+    named_attention: bool = True
+    """Whether the model looks attention up by name, so that another function may stand in for it."""
+    notes: tuple[str, ...] = ()
+    """Further notes for the user."""
+    difference: float | None = None
+    """Largest difference between logits of a tree and of linear decoding in a self-test."""
+    no_fast_path: str | None = None
+    """Why its steps cannot be of constant shapes (docs/fast-path.md), as far as was looked; None if they can, wherever
+    there is CUDA.
+    """
+    layers: Mapping[str, Reach] = field(default_factory=dict, repr=False)
+    """Reach by type of layer."""
+    border: Border | None = None
+    key_bias: KeyBias | None = None
+    branches: bool = True
+    """Whether a tree may branch; if not, its nodes must lie in the cache as a text does."""
+    recurrent: bool = False
+    """Whether some of its layers keep a state over the text."""
+    reads_on: bool = True
+    """Whether it reads several tokens behind a cache as it reads them one by one."""
+    config: PretrainedConfig | None = field(default=None, repr=False)
+    """That of its text decoder."""
+    mixers: tuple[Mixer, ...] = field(default=(), repr=False)
+    """Its layers with a state over the text."""
+    arguments: frozenset[str] = field(default=frozenset(), repr=False)
+    """The arguments that its forward names."""
+    device: torch.device | None = None
+    """Where it takes its inputs; None where its embedding has no weights."""
+    dtype: torch.dtype = torch.float32
+    max_length: int | None = None
+    """Tokens of the longest text that it was made for; None if its configuration does not say."""
+    vocab_size: int = 0
+    """Number of logits, which is the number of ids that a draft may name."""
+    embedded: int = 0
+    """Number of ids that a text may hold."""
+    bytes_read: int = 0
+    """Of weights, by a pass: of all but embeddings that are no output layer too."""
+    processes: int = 1
+    """Number of processes that hold a part of the model each (tensor parallelism)."""
+    compiled: bool = False
+    """Whether its calls go to a graph that torch.compile made."""
+
+    @property
+    def supported(self) -> bool:
+        return self.reason is None
+
+    @property
+    def batch_reason(self) -> str | None:
+        """Why several texts, or a padded one, cannot be decoded at once where one can; None if they can."""
+        if self.border is not None:
+            return f"expected one text without padding for {self.model}: {self.border.why}"
+        if not self.branches:
+            return f"expected one text without padding for {self.model}, whose positions are slots of its cache"
+        if self.key_bias is not None and self.key_bias.shared:
+            return f"expected one text without padding for {self.model}, whose ALiBi is one for all texts"
+        return None
+
+    def cannot_read_on(self, held: int, length: int) -> str | None:
+        """Why a text of `length` tokens cannot be read on behind the first `held` of them, or None if it can."""
+        if self.reads_on or not held or length - held == 1:
+            return None
+        return (
+            f"expected a cache that lacks the text's last token alone, got one of {held} tokens for {length}: "
+            f"{self.model} reads several tokens behind a cache in another way than one by one; pass the whole text "
+            "without a cache"
+        )
+
+    def fits(self, length: int, nodes: int) -> bool:
+        """Whether a tree of `nodes` nodes is exact after `length` tokens."""
+        return nodes == 1 or self.border is None or self.border.fits(length, nodes)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        plain = ("model", "family", "supported", "how", "reason", "tested", "attention", "difference", "no_fast_path")
+        border = None if self.border is None else self.border.at
+        return {**{name: getattr(self, name) for name in plain}, "border": border, "notes": list(self.notes)}
+
+
+def model_info(model: PreTrainedModel, kept: Kept | None = None) -> ModelInfo:
+    """Return what is known about a model without running it; it is kept until its parts, its weights or its
+    configuration change. Never raises for a model. `kept` are the results about it, if the caller has looked them up.
+    """
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        wanted = "expected a transformers model that generates text"
+        return ModelInfo(type(model).__name__, "", f"{wanted}, got {type(model).__name__}; {_held_by(model)}")
+    kept = kept_of(model) if kept is None else kept
+    stated = getattr(model, "is_quantized", False), _stated(model.config)
+    found = kept.recall("info", values_matter=False)
+    if found is None or found[0] != stated:
+        kept.forget("info")
+        found = kept.get("info", lambda: (copy.deepcopy(stated), _found(model)), values_matter=False)
+    return found[1]
+
+
+def _stated(config: PretrainedConfig) -> dict[str, Any]:
+    """All that a configuration says, and those within it, whose own comparison fails where layers differ in size."""
+    return {
+        name: _stated(value) if isinstance(value, PretrainedConfig) else value for name, value in vars(config).items()
+    }
+
+
+def _held_by(wrapper: Any) -> str:
+    """A remedy for something that is no transformers model itself: which model inside it to pass instead."""
+    is_module = isinstance(wrapper, torch.nn.Module)
+    for path, held in wrapper.named_modules() if is_module else getattr(wrapper, "__dict__", {}).items():
+        if isinstance(held, PreTrainedModel) and held.can_generate():
+            return f"pass the {type(held).__name__} in its .{path}, with which calls of the wrapper are accelerated too"
+    return "load it with AutoModelForCausalLM"
+
+
+def _found(model: PreTrainedModel) -> ModelInfo:
+    name = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    family = config.model_type
+    if model.config.is_encoder_decoder:
+        return ModelInfo(name, family, f"expected a decoder-only model, got the encoder-decoder {name}")
+    if not hasattr(config, "num_hidden_layers"):
+        several = "which has several for bytes and patches"
+        return ModelInfo(name, family, f"expected one stack of layers, got {name}, {several}")
+    parts, arguments, cached = parts_of(model), _arguments_of(model), DynamicCache(config=config).layers
+    exceptional = EXCEPTIONS.get(family, Exceptional())
+    key_bias = exceptional.key_bias(config)
+    recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
+    mixers = mixers_among(parts)
+    quantised, sharing = _quantisation(model)
+    reason = (
+        _refused_by_cache(name, config, cached)
+        or _refused_by_states(model, recurrent, parts, mixers)
+        or _refused_by_parts(name, config, cached, key_bias, parts, arguments)
+    )
+    if reason is None and sharing is not None:
+        reason = f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
+    if reason is not None:
+        return ModelInfo(name, family, reason)
+    indexed = any(type(layer) is DynamicIndexedLayer for layer in cached)
+    border = index_border(config) if indexed else exceptional.border(config) or rotary_border(config)
+    layers = _reaches(config)
+    attends = any(isinstance(layer, CacheLayerMixin) for layer in cached)
+    branches = not exceptional.slots and (not attends or key_bias is not None or "position_ids" in arguments)
+    how = _how(layers, key_bias) if attends else ""
+    attention, notes = config._attn_implementation, []
+    if attention not in MASKED_ATTENTION:
+        used = "sdpa" if model._supports_sdpa else "eager"
+        notes.append(f"{attention} takes no tree mask: accelerated calls use {used}")
+        attention = used
+    if border is not None:
+        notes.append(_where(border))
+    if not branches:
+        notes.append("its positions are slots of its cache: of a tree, the first path is drafted")
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings, head = (getattr(layer, "weight", None) for layer in ends)
+    return ModelInfo(
+        name,
+        family,
+        how=", ".join(filter(None, [how, "states by node" * recurrent, "paths alone" * (not branches)])),
+        # A text decoder inside another model is called through that model, which is another matter.
+        tested=family in TESTED and is_as_compared(family) and model.config is config,
+        quantised=quantised,
+        attention=attention,
+        named_attention=bool(model._supports_attention_backend) and not indexed,
+        notes=tuple(notes),
+        layers=layers,
+        border=border,
+        key_bias=key_bias,
+        branches=branches,
+        recurrent=recurrent,
+        reads_on=not recurrent or exceptional.reads_on,
+        config=config,
+        mixers=mixers if recurrent else (),
+        arguments=arguments,
+        device=_input_device(model),
+        dtype=model.dtype,
+        max_length=_context_length(config),
+        vocab_size=_vocabulary_size(model, config),
+        embedded=len(embeddings) if isinstance(embeddings, torch.Tensor) else 0,
+        bytes_read=_bytes_read(model, embeddings, head),
+        processes=getattr(model, "_tp_size", None) or 1,
+        compiled=is_compiled(model),
+    )
+
+
+# Why a model is refused
+
+
+def _refused_by_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -> str | None:
+    """Why accepted slots could not be kept, by `cached`, the layers of the cache that the model would use, or None."""
+    if config.model_type in WITH_STATES:
+        reason = lacks(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
+        if reason is not None:
+            return reason
+    others = sorted({type(layer).__name__ for layer in cached if not can_be_taken(layer)})
+    if others:
+        return f"expected layers that keep one slot a token or a state, got {name} with {', '.join(others)}"
+    stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
+    if stateful and any(hasattr(layer, "indexer_keys") for layer in cached):
+        return f"expected attention to all keys beside states over the text, got {name}, whose index chooses among them"
+    return None
+
+
+def _refused_by_states(
+    model: PreTrainedModel, recurrent: bool, parts: Collection[torch.nn.Module], mixers: Sequence[Mixer]
+) -> str | None:
+    name = type(model).__name__
+    if recurrent and any(map(is_compiled, parts)):
+        return f"expected {name} as it is, got it compiled: layers that keep states read drafts as no graph does"
+    if (recurrent or getattr(model, "_is_stateful", False)) and not mixers:
+        return (
+            f"expected a model whose state over the text is in transformers' own cache, got {name}, which keeps it "
+            "elsewhere: it cannot go back to before a rejected token"
+        )
+    return None
+
+
+def _refused_by_parts(
+    name: str,
+    config: PretrainedConfig,
+    cached: Sequence[Any],
+    key_bias: KeyBias | None,
+    parts: Collection[torch.nn.Module],
+    arguments: frozenset[str],
+) -> str | None:
+    if not arguments & {"past_key_values", "cache_params"}:
+        return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
+        return f"expected causal attention, got {name}, whose tokens see those after them"
+    built_as = {getattr(part, "is_decoder", True) for part in parts}
+    if not getattr(config, "is_decoder", True) and False in built_as:
+        return f"expected causal attention, got {name} built as an encoder; build it with is_decoder=True"
+    if getattr(config, "alibi", False) and key_bias is None:
+        return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
+    # Who chooses among blocks of keys does so in the masks of these alone, and looks for their names itself.
+    by_name = any(map(attends_to_blocks, cached)) and config._attn_implementation not in MASKED_ATTENTION
+    if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts))):
+        return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
+    windows = sorted({layer.sliding_window for layer in cached if isinstance(layer, DynamicSlidingWindowLayer)})
+    if len(windows) > 1:
+        return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"
+    return None
+
+
+def depends_on_rows(name: str) -> str:
+    """Begin the reason for refusing a model whose logits depend on more than the text before them."""
+    return f"expected logits that do not depend on how many tokens are read at once, got {name}, where they do"
+
+
+def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
+    """Whether its weights are something else than plain tensors, or were loaded so; and the path and kind of the first
+    module that gives all activations of a pass one scale, made for that pass.
+    """
+    quantised = getattr(model, "is_quantized", False)
+    for path, module in model.named_modules():
+        packed = type(module).__module__.startswith(_PACKED)
+        weights = [weight for weight in module._parameters.values() if weight is not None]
+        others = [weight for weight in weights if type(weight).__module__.partition(".")[0] != "torch"]
+        quantised = quantised or packed or bool(others)
+        kinds = [type(weight).__name__ for weight in others if _shares(weight)]
+        if kinds or (packed and _is_dynamic(module)):
+            return True, f"{path}, a {type(module).__name__}" + "".join(f" of {kind}" for kind in kinds[:1])
+    return quantised, None
+
+
+def _is_dynamic(module: torch.nn.Module) -> bool:
+    """Find modules of torch.ao in int8; those of float16 leave activations as they are."""
+    if not type(module).__module__.startswith(tuple(f"{name}.dynamic" for name in _PACKED)):
+        return False
+    return getattr(getattr(module, "_packed_params", module), "dtype", torch.qint8) != torch.float16
+
+
+def _shares(weight: torch.Tensor) -> bool:
+    """Find tensors of torchao that say how activations multiplied by them are quantised."""
+    kind = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
+    return kind == "PerTensor" and getattr(weight, "act_quant_scale", None) is None
+
+
+# How it attends
+
+
+def _reaches(config: PretrainedConfig) -> dict[str, Reach]:
+    """The reach of each type of layer, by the name that the model's forward knows it by."""
+    found: dict[str, Reach] = {}
+    types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
+    for kind in dict.fromkeys(types):
+        if kind in _HYBRID:  # such a layer's attention goes by either name
+            reach = Reach("sliding", config.sliding_window) if kind == "hybrid_sliding" else Reach()
+            found |= {kind: reach, _HYBRID[kind]: reach, "linear_attention": Reach()}
+        elif kind == "sliding_attention" or (kind is None and getattr(config, "sliding_window", None)):
+            found[kind or "sliding_attention"] = Reach("sliding", config.sliding_window)
+        elif kind == "chunked_attention" or (kind is None and getattr(config, "attention_chunk_size", None)):
+            found[kind or "chunked_attention"] = Reach("chunked", config.attention_chunk_size)
+        else:
+            found[kind or "full_attention"] = Reach()
+    return found
+
+
+def _how(layers: Mapping[str, Reach], key_bias: KeyBias | None) -> str:
+    if key_bias is not None:
+        return "one mask, ALiBi by position"
+    (first, *others) = set(layers.values())
+    if others:
+        return "a mask per layer type"
+    return "one mask" if first == Reach() else f"one mask, {first.kind} by {first.size}"
+
+
+def _where(border: Border) -> str:
+    if border.repeats:
+        return f"no trees across every {border.at} tokens: {border.why}"
+    return f"no trees {'across' if border.beyond else 'beyond'} {border.at} tokens: {border.why}"
+
+
+# What it takes and gives
+
+
+@functools.cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _arguments_of(model: PreTrainedModel) -> frozenset[str]:
+    wrapped = "forward" in vars(model)  # wrapped for this object alone: not to be kept
+    return _arguments.__wrapped__(model.forward) if wrapped else _arguments(type(model).forward)
+
+
+def is_compiled(part: torch.nn.Module) -> bool:
+    """Whether calls of a module go to a graph that torch.compile made."""
+    return bool(part._compiled_call_impl) or hasattr(part.forward, "_torchdynamo_orig_callable")
+
+
+def _input_device(model: PreTrainedModel) -> torch.device | None:
+    """Return the device of the embedding, or where accelerate's hook brings it; None if it has no weights."""
+    embedding = model.get_input_embeddings()
+    if embedding.weight.device.type != "meta":
+        return embedding.weight.device
+    hook = getattr(embedding, "_hf_hook", None)  # may stand for several
+    devices = (getattr(one, "execution_device", None) for one in (hook, *getattr(hook, "hooks", ())))
+    return next((torch.device(device) for device in devices if device is not None), None)
+
+
+def _context_length(config: PretrainedConfig) -> int | None:
+    """Tokens of the longest text that a model was made for, the shorter one if its configuration says it twice."""
+    said = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    return min(filter(None, said), default=None)
+
+
+def _vocabulary_size(model: PreTrainedModel, config: PretrainedConfig) -> int:
+    """Return the number of tokens that a model has logits for."""
+    head = model.get_output_embeddings()
+    if head is None:
+        return config.vocab_size
+    return getattr(head, "out_features", None) or head.weight.shape[0]  # packed weights have another shape, or none
+
+
+def _bytes_read(model: PreTrainedModel, embeddings: Any, head: Any) -> int:
+    unread = 0 if head is None or head is embeddings else embeddings.nbytes
+    return max(1, sum(weight.nbytes for weight in model.parameters()) - unread)
