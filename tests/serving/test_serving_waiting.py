@@ -124,7 +124,7 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
     sizes = []
     for held in (10**9, 1000):
         monkeypatch.setattr(places, "memory", lambda device, held=held: held)
-        monkeypatch.setattr(places, "context_length", lambda model: None if case.family == "mamba" else 256)
+        model.config.max_position_embeddings = None if case.family == "mamba" else 256
         with closing(stated(model, cache=0)) as service:
             sizes.append(service.places)
     assert [one.texts for one in sizes] == [4, 1]
@@ -132,14 +132,14 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
     assert all(length in one.why for one in sizes)
 
 
-def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypatch):
+def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model):
     bordered = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
     with closing(stated(bordered)) as service:
         assert service.places.texts == 1
         assert str(service.places).startswith("one text at a time, since it cannot share passes: expected one text")
     with closing(stated(model, drafter="layer_skip:sampled=true")) as service:
         assert "no seed would hold" in str(service.places)
-    monkeypatch.setattr(places, "context_length", lambda model: None)
+    vars(model.config)["max_position_embeddings"] = None
     with closing(stated(model, max_new_tokens=9)) as service:
         assert "context is not known" in str(service.places)
 

@@ -52,7 +52,7 @@ def config_of(body: SamplingRequest, model: PreTrainedModel, default_tokens: int
     }
     for name, value in set_by.items():
         setattr(config, name, value)
-    config.eos_token_id = body.ends(config.eos_token_id, model_info(model).vocab_size)
+    config.eos_token_id = body.ends(config.eos_token_id, known.vocab_size)
     for name in ("temperature", "repetition_penalty"):
         value = getattr(config, name)
         if isinstance(value, (int, float)) and not (
