@@ -62,7 +62,8 @@ def prefill(
     held = held or [slots] * len(texts)
     missing = [text[there:-1].to(model.device) for text, there in zip(texts, held, strict=True)]
     if set(held) != {slots}:
-        extend(model, missing, held, cache)
+        for _ in extend(model, missing, held, cache):
+            pass
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(texts))
@@ -128,16 +129,22 @@ def first_pass(
     return model.forward(model.inputs.of_text(text[held:-1], draft, held), cache, last=n)[:, -n:]
 
 
-def extend(model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache) -> None:
-    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there."""
+def extend(
+    model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
+) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there. Yields
+    piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; pieces of shorter texts
+    are shorter, or empty.
+    """
     kept, lengths = TreeCache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
         pieces = [text[start : start + size].to(model.device) for text in tokens]
         slots = cache.get_seq_length()
-        model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
+        logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
         kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])
         lengths = [length + len(piece) for length, piece in zip(lengths, pieces, strict=True)]
+        yield pieces, logits
 
 
 def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:
