@@ -1,6 +1,7 @@
 """The drafts of all requests of a step, without an engine: state on the engine's records, the past, and the clock."""
 
 import gc
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -131,6 +132,36 @@ def test_how_long_passes_take_is_learned_between_calls(monkeypatch):
             text = [*text, text[-3] if step % 3 else 4 + step]
         drafted[a_token] = np.mean(lengths[-20:])
     assert drafted[1.0] < drafted[0.0] / 2
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_drafting_backs_off_within_a_request_whose_output_leaves_its_repetitive_prompt(seed):
+    """Twelve requests that copy theirs have taught that copies are right; 490 tokens of a phrase suggest the same."""
+    rng = random.Random(seed)
+    replica = Replica(100, 24, EngineOptions(), chains=True, corrected=True)
+    batches = made()
+    batches.recycler, batches.passes = replica, OnlineCurve(0.01 * (1 + 0.02 * np.arange(64)))
+    for _ in range(12):
+        phrase = [rng.randrange(100) for _ in range(35)]
+        decode(batches, phrase * 6, (phrase * 4)[:120])
+    phrase = [rng.randrange(100) for _ in range(35)]
+    drafted = decode(batches, phrase * 14, [rng.choice(phrase) for _ in range(60)])
+    assert sum(drafted[:2]) > 24, "the first drafts are long"
+    assert sum(drafted[2:6]) <= 12, "25 to 36 where only the chance to be wrong is scaled"
+
+
+def decode(batches, prompt, output):
+    """One request, a draft verified at each step; returns how many tokens were drafted at each."""
+    record, text, drafted, end = SimpleNamespace(), list(prompt), [], len(prompt) + len(output)
+    while len(text) < end:
+        tokens = np.array([text], np.int32)
+        room = np.array([min(24, end - len(text) - 1)])
+        (draft,) = batches.draft([record], tokens, np.array([0]), np.array([len(text)]), room)
+        rest = output[len(text) - len(prompt) :]
+        right = next((place for place, token in enumerate(draft) if token != rest[place]), len(draft))
+        text += rest[: right + 1]
+        drafted.append(len(draft))
+    return drafted
 
 
 def test_passes_that_have_others_in_them_teach_nothing():

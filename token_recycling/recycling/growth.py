@@ -3,7 +3,8 @@
 A node's value is the product of the probabilities from the root, and its gain in expected tokens (Sequoia, 2402.12374,
 section 4.1; here for every step anew, as in EAGLE-2). Of all texts that share a pass the most valuable node is always
 the next, until more would not pay (`costs.budget`). A chain is a tree of one child a node. Where texts share passes,
-one may be easier than others: chances along its chain are then corrected by how many of its drafted tokens were wrong.
+one may be easier than others: chances along its chain are then corrected by how many of its drafted tokens were right
+and wrong, against how many were expected to be.
 
 Texts have slots: rows of shared arrays, and the addresses of a text's index. Cost: that of the nodes (`nodes`), and a
 few microseconds.
@@ -27,7 +28,7 @@ from .nodes import NOTHING, GrowingTree, attach, consider, keep_allowed, put_bel
 from .occurrences import LONGEST, OccurrenceArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
-"""Expected wrong tokens of all texts that a text begins with; what a text and all texts keep with every step."""
+"""Verified tokens of all texts that a text begins with; what a text and all texts keep with every step."""
 
 
 class TextArrays(NamedTuple):
@@ -37,7 +38,8 @@ class TextArrays(NamedTuple):
     made: np.ndarray  # (s,) int64: nodes of a tree; 0 where what followed was counted
     read: np.ndarray  # (s,) int64: tokens that were read
     copied: np.ndarray  # (s, 2) int64: what a chain is copied from, and the last place
-    wrong: np.ndarray  # (s + 1, 2) float64: tokens wrong of late, and expected so; at last of all texts
+    wrong: np.ndarray
+    """(s + 1, 3) float64: drafted tokens verified of late, wrong, and expected to be wrong; at last of all texts."""
     addresses: np.ndarray  # (s, 4) int64: of the arrays of an index
     capacities: np.ndarray  # (s,) int64: of the index; 0 where the text is not searched
     copying: Copying  # where texts are copied from
@@ -47,7 +49,7 @@ class TextArrays(NamedTuple):
         """`sizes`: nodes, orders and k, as of `GrowingTree.empty`."""
         made, read, capacities = np.zeros((3, slots), np.int64)
         copied, addresses = np.zeros((slots, 2), np.int64), np.zeros((slots, 4), np.int64)
-        trees, wrong = GrowingTree.empty(slots, *sizes), np.zeros((slots + 1, 2))
+        trees, wrong = GrowingTree.empty(slots, *sizes), np.zeros((slots + 1, 3))
         return cls(trees, made, read, copied, wrong, addresses, capacities, Copying.empty(slots))
 
 
@@ -113,7 +115,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
     if len(costs):
         most = max(np.int64(0), min(most, np.int64(len(costs)) - n))
     parents, ranks = np.empty(n, np.int64), np.empty(n, np.int64)
-    gains, corrections, placed = np.zeros(n), np.ones(n), np.zeros((n, len(shape.parents) + 1), np.int64)
+    gains, corrections, placed = np.zeros(n), np.ones((n, 2)), np.zeros((n, len(shape.parents) + 1), np.int64)
     grown, rates, total = np.empty(most, np.int64), np.empty(most), np.int64(0)
     expected, best = float(n), float(n) / costs[n - 1] if most > 0 and len(costs) else 0.0
     current, tree = np.int64(0), tree_of(texts.trees, asked.slots[0])
@@ -133,7 +135,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
             _read(texts, asked, one, tree, sources)
             texts.copied[slot, 0], counts[one] = NOTHING, 1
             if shape.corrected:
-                corrections[one] = _correction(texts.wrong, slot)
+                corrections[one] = _corrections(texts.wrong, slot)
         else:
             node = texts.made[slot]
             attach(tree, node, parents[one], ranks[one], sources)
@@ -209,7 +211,7 @@ def read_on(texts: TextArrays, slot: int, written: np.ndarray, known: Sources) -
 
 
 @compiled_part
-def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: float) -> tuple[int, int, float]:
+def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: np.ndarray) -> tuple[int, int, float]:
     """The parent, rank and probability of the most probable candidate after `made` nodes; 0 for none."""
     parent, value = np.int64(-1), np.float32(0.0)
     if made <= shape.nodes:
@@ -223,8 +225,7 @@ def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: flo
         return parent, np.int64(0), 0.0
     if shape.children > 1:
         return parent, tree.drafted[parent], np.float64(value)
-    gain = tree.values[parent] * max(0.0, 1 - (1 - tree.chances[parent, 0]) * correction)
-    return parent, np.int64(0), np.float64(gain)
+    return parent, np.int64(0), np.float64(tree.values[parent] * _corrected(tree.chances[parent, 0], correction))
 
 
 @compiled_part
@@ -263,21 +264,38 @@ def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration:
 
 @compiled_part
 def _count_wrong(texts: TextArrays, slot: int, chain: GrowingTree, written: np.ndarray) -> None:
-    """Counts, for its text and for all, whether a token of the chain was wrong, and how many were to be."""
-    wrong, foreseen = 0.0, 0.0
+    """Counts, for its text and for all, the verified tokens of the chain, whether one was wrong, and the expected."""
+    verified, wrong, expected = 0.0, 0.0, 0.0
     for place in range(min(len(written), texts.made[slot] - 1)):
-        foreseen += 1 - chain.chances[place, 0]
+        verified += 1
+        expected += 1 - chain.chances[place, 0]
         if chain.tokens[place + 1] != written[place]:
             wrong = 1.0
             break
     of_all = len(texts.wrong) - 1
     for row, keeps in ((slot, _OF_TEXT), (of_all, _OF_ALL)):
-        texts.wrong[row, 0] = texts.wrong[row, 0] * keeps + wrong
-        texts.wrong[row, 1] = texts.wrong[row, 1] * keeps + foreseen
+        texts.wrong[row, 0] = texts.wrong[row, 0] * keeps + verified
+        texts.wrong[row, 1] = texts.wrong[row, 1] * keeps + wrong
+        texts.wrong[row, 2] = texts.wrong[row, 2] * keeps + expected
 
 
 @compiled_part
-def _correction(wrong: np.ndarray, slot: int) -> float:
-    """How many of a text's drafted tokens are wrong, against how many are to be."""
-    of_all = (wrong[len(wrong) - 1, 0] + 1) / (wrong[len(wrong) - 1, 1] + 1)
-    return (wrong[slot, 0] + _PRIOR * of_all) / (wrong[slot, 1] + _PRIOR)
+def _corrections(wrong: np.ndarray, slot: int) -> tuple[float, float]:
+    """Wrong tokens of a text against the expected ones, and right ones; both begin as those of all texts."""
+    verified, missed, expected = wrong[len(wrong) - 1]
+    all_wrong = (missed + 1) / (expected + 1)
+    all_right = (verified - missed + 1) / (verified - expected + 1)
+    verified, missed, expected = wrong[slot]
+    return (
+        (missed + _PRIOR * all_wrong) / (expected + _PRIOR),
+        (verified - missed + _PRIOR * all_right) / (verified - expected + _PRIOR),
+    )
+
+
+@compiled_part
+def _corrected(chance: float, correction: np.ndarray) -> float:
+    """How likely a token is right, by the lower of both. Of a chance of nearly 1 the scaled chance to be wrong stays
+    nearly 0, however many were wrong: there the right ones tell.
+    """
+    wrong, right = correction
+    return max(0.0, min(1 - (1 - chance) * wrong, chance * right) if wrong > 1 else 1 - (1 - chance) * wrong)
