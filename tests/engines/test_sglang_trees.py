@@ -72,6 +72,47 @@ def test_a_tree_that_is_known_is_drafted():
     assert masks.reshape(NODES, NODES)[:, 1:].sum() > NODES - 1, "more than a star"
 
 
+class Counted:
+    """Tokens of a request that count how many of them are read."""
+
+    def __init__(self, tokens=()):
+        self.tokens, self.read = list(tokens), 0
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, place):
+        found = self.tokens[place]
+        self.read += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_reads_only_the_new_tokens_of_a_request(overlap):
+    """With overlap the tokens of a step come first as accepted ones, and stand in the output a step later."""
+    trees, prompt, output = trees_after(0, 0), Counted(range(8)), Counted()
+    asked = SimpleNamespace(origin_input_ids_unpadded=prompt, output_ids=output)
+    for step in range(100):
+        accepted = [step % 12, (step + 3) % 12]
+        if not overlap:
+            output.tokens += accepted
+        tokens, _ = trees.grow([asked], [accepted if overlap else []])
+        assert tokens[0] == accepted[-1]
+        if overlap:
+            output.tokens += accepted
+    assert asked.token_recycling.read == 8 + 200
+    assert prompt.read + output.read < 2 * (8 + 200)
+
+
+def test_a_request_whose_output_is_taken_back_is_read_again():
+    trees, asked = trees_after(0, 0), request([1, 2], [3, 4, 5])
+    trees.grow([asked], [[]])
+    asked.output_ids = array("q", [6])
+    tokens, _ = trees.grow([asked], [[7]])
+    assert tokens[0] == 7
+    assert asked.token_recycling_tokens.tokens.tolist() == [1, 2, 6, 7]
+
+
 def arguments(**given_arguments):
     known = {
         "device": "cuda",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +54,30 @@ class EngineOptions(Options):
         if not isinstance(given, Mapping):
             raise ValueError(f"expected the options of token_recycling as an object of names and values, got {given!r}")
         return cls(**read_options(cls, "token_recycling", given=given))
+
+
+class TokenBuffer:
+    """The tokens of one sequence in an array that grows, so that a step copies only what is new."""
+
+    def __init__(self, tokens: Sequence[int] | np.ndarray = (), dtype: type[np.integer] = np.int32) -> None:
+        self._array = np.array(tokens, dtype)
+        self._length = len(self._array)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(length,): a view, which holds until the next `extend`."""
+        return self._array[: self._length]
+
+    def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
+        """Append tokens."""
+        end = self._length + len(tokens)
+        if end > len(self._array):
+            self._array = np.resize(self._array, 2 * end)
+        self._array[self._length : end] = tokens
+        self._length = end
 
 
 class PassCosts:

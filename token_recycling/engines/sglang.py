@@ -23,13 +23,15 @@ import torch
 
 from ..recycling.matrix_file import fingerprint
 from ..recycling.nodes import GrowingTree
-from .replica import EngineOptions, Replica
+from .replica import EngineOptions, Replica, TokenBuffer
 from .versions import check_signature, check_version
 
 NAME = "TOKEN_RECYCLING"
 LOWEST, BEYOND = (0, 5, 23), (0, 5, 24)
 """SGLang versions from the first to before the second: parts of its NGRAM worker are overridden, and change often."""
 _OPTIONS = "TOKEN_RECYCLING"
+_TOKENS = "token_recycling_tokens"
+"""What the tokens of a request are kept under."""
 _DEEPEST = 64
 _NODES = 16
 """Where a user does not say how many nodes a tree has, the root included."""
@@ -196,7 +198,7 @@ class Trees:
         masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
         ngrams, rows = [], []
         for place, (request, more) in enumerate(zip(requests, accepted, strict=True)):
-            whole = _whole(request, more)
+            whole = _tokens_of(request, more)
             text = self.recycler.text_of(request, whole)
             tree = self.recycler.draft_one(text, whole, _DEEPEST)
             lay_out(tree, tokens[place], masks[place])
@@ -212,10 +214,29 @@ class Trees:
         self.recycler.save_if_due()
 
 
-def _whole(request: Any, more: list[int]) -> np.ndarray:
-    """The text of a request so far (length,) int64."""
-    parts = (request.origin_input_ids_unpadded, request.output_ids, more)
-    return np.concatenate([np.asarray(part, np.int64) for part in parts])
+def _tokens_of(request: Any, accepted: list[int]) -> np.ndarray:
+    """The sequence of a request so far (length,) int64, with `accepted` tokens that are not in its output yet; kept on
+    the request, so that a step reads only what is new.
+    """
+    prompt, output = request.origin_input_ids_unpadded, request.output_ids
+    written = len(prompt) + len(output)
+    buffer: TokenBuffer | None = getattr(request, _TOKENS, None)
+    if buffer is None or not _continues(buffer, request, accepted):
+        buffer = TokenBuffer(prompt, np.int64)
+        setattr(request, _TOKENS, buffer)
+    if len(buffer) < written:
+        buffer.extend(output[len(buffer) - len(prompt) :])
+    buffer.extend(accepted[len(buffer) - written :])
+    return buffer.tokens
+
+
+def _continues(buffer: TokenBuffer, request: Any, accepted: list[int]) -> bool:
+    """Whether the last token that was read stands where it stood."""
+    output = request.output_ids
+    at = len(buffer) - 1 - len(request.origin_input_ids_unpadded)
+    if at < len(output):
+        return at < 0 or output[at] == buffer.tokens[-1]
+    return accepted[at - len(output) :][:1] == [buffer.tokens[-1]]
 
 
 def lay_out(tree: GrowingTree, tokens: np.ndarray, mask: np.ndarray) -> None:

@@ -23,6 +23,7 @@ from ..._util.compiled import compiling
 from ...costs.costs import paying_nodes, tokens_by_size
 from ...recycling.ngrams import ngrams_at
 from ...recycling.texts import Text
+from ..replica import TokenBuffer
 from .cache import Before, most_rows
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Drafting:
         self.from_draft = False
         """Whether the newest token was a drafted one."""
         self._prompt_left: int | None = None
-        self._text = _Text(drafter.text_of(cache))
+        self._text = TokenBuffer(drafter.text_of(cache))
         self._recycled: Text | None = None
         """The same for the recycler, from the first draft on."""
         self._unread: mx.array | None = None
@@ -224,26 +225,3 @@ class Drafting:
 
     def _now(self) -> float:
         return time.perf_counter() - compiling.seconds - self.away
-
-
-class _Text:
-    """Tokens that grow."""
-
-    def __init__(self, tokens: np.ndarray) -> None:
-        self._room, self._length = tokens, len(tokens)
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """(length,) int32"""
-        return self._room[: self._length]
-
-    def extend(self, tokens: list[int]) -> None:
-        """Appends them."""
-        end = self._length + len(tokens)
-        if end > len(self._room):
-            self._room = np.resize(self._room, 2 * end)
-        self._room[self._length : end] = tokens
-        self._length = end
