@@ -139,7 +139,6 @@ MINUTES ?= 10
 test-vllm: .venv-vllm/.ready ## Token Recycling in vLLM on a CPU, in .venv-vllm (Python 3.11, 3.5 GB)
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_load.py tests/engines/test_vllm_sampling.py
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_offline.py
-	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_beside.py
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_served.py
 
 test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its kernels stood in for, in .venv-vllm

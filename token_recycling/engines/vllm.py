@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import Any
 
@@ -50,8 +50,7 @@ class TokenRecycling:
     known.
     """
 
-    def __init__(self, vllm_config: Any, given: Mapping[str, Any] | None = None) -> None:
-        """Options, where `given`, are taken instead of those in `vllm_config`."""
+    def __init__(self, vllm_config: Any) -> None:
         import vllm
 
         parallel, model = vllm_config.parallel_config, vllm_config.model_config
@@ -67,7 +66,7 @@ class TokenRecycling:
                 "may leave rejected tokens; serve it without speculation"
             )
         self._tokenizer = functools.cache(functools.partial(_tokenizer, model))
-        options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}) if given is None else given)
+        options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}))
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
         self.recycler = Replica(
             model.get_vocab_size(),
@@ -203,7 +202,7 @@ def _hook() -> None:
 
     def seen(original: Callable[..., Any]) -> Callable[..., Any]:
         def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-            recycling = getattr(self, _OURS, getattr(self, "drafter", None))
+            recycling = getattr(self, "drafter", None)
             if isinstance(recycling, TokenRecycling) and logits is not None:
                 recycling.observe(self, logits, spec_decode_metadata)
             return original(self, logits, spec_decode_metadata)
