@@ -20,8 +20,6 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 from support.vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
 from vllm import SamplingParams
 
-from token_recycling.engines.vllm_sampling import register
-
 
 @pytest.fixture(scope="module")
 def model():
@@ -37,10 +35,7 @@ def folder(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    """Prompts come in pieces: a step takes 64 tokens of all requests together. `register` is called by vLLM where the
-    package is installed.
-    """
-    register()
+    """Prompts come in pieces: a step takes 64 tokens of all requests together."""
     options = {"token_cost": 0, "matrix": str(folder / "engine.matrix"), "save_seconds": 3_600}
     return engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
 
@@ -82,31 +77,12 @@ def test_a_text_at_the_end_of_the_context(llm, model):
     assert say(llm, [prompt], greedy(100)) == [wanted(model, prompt, 16)]
 
 
-def test_biases_of_some_requests_are_obeyed_at_drafted_positions_too(llm, model):
-    """Half of the requests may not say what they would, and prefer another token; penalties come after biases."""
-    asked = prompts(8)
-    biases = [None if place % 2 else {wanted(model, asked[place], 2)[1]: -50.0, place: 1.5} for place in range(8)]
-    penalties = [1.0 + 0.1 * place for place in range(8)]
-    before = counts(llm)["accepted_tokens"]
-    parameters = [greedy(40) for _ in asked]
-    for parameter, bias, penalty in zip(parameters, biases, penalties, strict=True):
-        parameter.logit_bias, parameter.repetition_penalty = bias, penalty
-    said = say(llm, asked, parameters)
-    assert counts(llm)["accepted_tokens"] > before
-    for prompt, bias, penalty, text in zip(asked, biases, penalties, said, strict=True):
-        options = {} if bias is None else {"sequence_bias": {(token,): by for token, by in bias.items()}}
-        assert text == wanted(model, prompt, 40, repetition_penalty=penalty, **options)
-        assert bias is None or text != wanted(model, prompt, 40, repetition_penalty=penalty)
-
-
 @pytest.mark.parametrize(
     "warps",
     [
         {"temperature": 0.7},
         {"temperature": 1.3, "top_k": 3},
         {"temperature": 1.0, "top_p": 0.7, "top_k": 6},
-        {"temperature": 1.5, "min_p": 0.2},
-        {"temperature": 1.5, "min_p": 0.05, "top_p": 0.8, "logit_bias": {3: 2.0, 17: -3.0}},
     ],
 )
 def test_sampled_texts_have_the_distribution_of_the_model(llm, model, warps):
@@ -147,11 +123,7 @@ def _distribution(model, prompt, length, warps):
     return texts
 
 
-def _warped(logits, temperature, top_k=0, top_p=1.0, min_p=0.0, logit_bias=None):
-    for token, bias in (logit_bias or {}).items():
-        logits[token] += bias
-    shares = (logits / temperature).softmax(-1)
-    logits[shares < min_p * shares.max()] = -torch.inf
+def _warped(logits, temperature, top_k=0, top_p=1.0):
     values, order = (logits / temperature).sort(descending=True)
     if top_k:
         values[top_k:] = -torch.inf

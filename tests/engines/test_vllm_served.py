@@ -125,21 +125,6 @@ def test_the_server_says_what_transformers_says_to_all_at_once(served):
         assert len(said) == 64 or said[-1] == tokenizer.eos_token_id
 
 
-def test_requests_with_biases_are_let_through_by_the_entry_point(served):
-    """vLLM itself refuses them beside any speculation; the package must be installed."""
-    address, _, _ = served
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
-    ids = tokenizer(min(PROMPTS.glob("*.py")).read_text())["input_ids"][:60]
-    usual = wanted(model, ids, 24)
-    body = {"model": "shipped", "prompt": ids, "max_tokens": 24, "temperature": 0, "return_token_ids": True}
-    answer = _post(address, {**body, "min_p": 0.1, "logit_bias": {str(usual[1]): -100}})
-    said = answer["choices"][0]["token_ids"]
-    biased = wanted(model, ids, 24, sequence_bias={(usual[1],): -100.0})
-    assert said == biased[: len(said)]
-    assert said != usual[: len(said)]
-
-
 def test_its_metrics_show_that_drafts_are_accepted(served):
     with urllib.request.urlopen(f"{served[0]}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()

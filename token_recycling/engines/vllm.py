@@ -32,7 +32,6 @@ from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from .replica import EngineOptions, Replica
 from .versions import check_version, wrap_once
-from .vllm_sampling import process_drafts
 
 logger = logging.getLogger("token_recycling")
 
@@ -88,7 +87,6 @@ class TokenRecycling:
         self._max_model_len = model.max_model_len
         self._runner: Any = None
         _repair_cpu_sampler()
-        process_drafts()
         _hook()
         util.Finalize(None, self.recycler.save, exitpriority=100)
 
