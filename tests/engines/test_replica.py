@@ -7,7 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from token_recycling._util.topk import packed_candidates
+from token_recycling.engines import replica
 from token_recycling.engines.replica import EngineOptions, Replica
 from token_recycling.engines.vllm_cpu import expand_batch_to_tokens, expands
 from token_recycling.recycling.ngram_matrix import NgramMatrix
@@ -100,6 +104,66 @@ def test_a_matrix_that_does_not_learn_stays_as_it_is():
     assert not frozen.matrix.filled.any()
     assert not frozen.matrix.calibration.any()
     assert not len(frozen.matrix.past)
+
+
+class Event:
+    """STAND-IN for a CUDA event."""
+
+    def __init__(self, device):
+        self.said = []
+
+    def record(self):
+        self.said.append("recorded")
+
+    def synchronize(self):
+        self.said.append("waited for")
+
+
+def on_a_card(monkeypatch):
+    """A function that gives logits for which candidates are found at once and called those of a CUDA device."""
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(replica, "packed_candidates", lambda logits, k: packed_candidates(logits.told, k))
+    return lambda told: SimpleNamespace(told=told, device=torch.device("cuda"))
+
+
+def test_what_a_card_showed_is_learned_a_step_later_and_before_a_file_is_written(monkeypatch, tmp_path):
+    moved, recycler = on_a_card(monkeypatch), chains(matrix=str(tmp_path / "m"))
+    ngrams = np.full((2, 3), -1)
+    for step in range(3):
+        ngrams[:, 0] = step, 10 + step
+        recycler.observe_logits(ngrams[1:].copy(), moved(counting([9, 10 + step])), np.array([1]))
+        assert recycler._observed[-1].arrived.said == ["recorded"]
+        recycler.learn_observed(newest=False)
+        assert recycler.matrix.filled.nonzero()[0].tolist() == list(range(10, 10 + step)), "the step before, at most"
+    recycler.save()
+    assert recycler.matrix.filled.nonzero()[0].tolist() == [10, 11, 12]
+    assert [recycler.matrix.look_up(token)[0][0] for token in (10, 11, 12)] == [11, 12, 13]
+
+
+class Seen(TorchDispatchMode):
+    """Counts operations that wait for a device, and copies to the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits, self.copies = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.waits += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        if func == torch.ops.aten._to_copy.default and str((kwargs or {}).get("device")) == "cpu":
+            self.copies.append((tuple(made.shape), made.dtype, kwargs.get("non_blocking")))
+        return made
+
+
+def test_observing_on_a_card_is_one_copy_of_candidates_that_nothing_waits_for(monkeypatch):
+    """48 requests with 16 rows each, in fake tensors of a CUDA device."""
+    monkeypatch.setattr(torch, "Event", Event)
+    recycler, rows = Replica(49_152, 15, EngineOptions()), np.arange(0, 768, 2)
+    with FakeTensorMode(), Seen() as seen:
+        logits = torch.empty(768, 50_000, device="cuda", dtype=torch.bfloat16).narrow(1, 0, 49_152)
+        recycler.observe_logits(np.zeros((len(rows), 3), np.int64), logits, rows)
+    assert seen.copies == [((2, 768, 8), torch.int32, True)]
+    assert seen.waits == 0
 
 
 def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):

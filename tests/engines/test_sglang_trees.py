@@ -15,9 +15,21 @@ from token_recycling.engines.sglang import Trees, settle_arguments
 VOCABULARY, NODES = 12, 8
 
 
-def request(prompt, said=()):
+def request(prompt, said=(), grammar=None, **parameters):
     """As much of SGLang's record of a request as is asked for."""
-    return SimpleNamespace(origin_input_ids_unpadded=array("q", prompt), output_ids=array("q", said))
+    usual = {
+        "logit_bias": None,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+    }
+    return SimpleNamespace(
+        origin_input_ids_unpadded=prompt if isinstance(prompt, Counted) else array("q", prompt),
+        output_ids=said if isinstance(said, Counted) else array("q", said),
+        grammar=grammar,
+        sampling_params=SimpleNamespace(**{**usual, **parameters}),
+    )
 
 
 def trees_after(seed, rows):
@@ -64,6 +76,26 @@ def test_the_rows_of_logits_teach_what_follows_their_nodes():
     assert matrix.filled.sum() == 2, "nodes that fill the tree up teach nothing"
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"grammar": object()},
+        {"logit_bias": {"3": -100.0}},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.2},
+        {"min_new_tokens": 5},
+    ],
+)
+def test_logits_that_sglang_changes_for_one_request_teach_nothing(changed):
+    trees = trees_after(0, 0)
+    trees.grow([request([3], **changed), request([7])], [[], []])
+    said = torch.full((2 * NODES, VOCABULARY), -torch.inf)
+    said[0, 6] = said[NODES, 8] = 9.0
+    trees.observe(said)
+    assert trees.recycler.matrix.filled.nonzero()[0].tolist() == [7]
+
+
 def test_a_tree_that_is_known_is_drafted():
     trees = trees_after(1, VOCABULARY)
     tokens, masks = trees.grow([request([3], [5])], [[]])
@@ -91,7 +123,7 @@ class Counted:
 def test_a_step_reads_only_the_new_tokens_of_a_request(overlap):
     """With overlap the tokens of a step come first as accepted ones, and stand in the output a step later."""
     trees, prompt, output = trees_after(0, 0), Counted(range(8)), Counted()
-    asked = SimpleNamespace(origin_input_ids_unpadded=prompt, output_ids=output)
+    asked = request(prompt, output)
     for step in range(100):
         accepted = [step % 12, (step + 3) % 12]
         if not overlap:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from token_recycling.costs.costs import OnlineCurve
 from token_recycling.engines.replica import EngineOptions, Replica
@@ -20,7 +21,7 @@ def made(nodes=8, token_cost=0, **options):
     replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, corrected=True)
     proposer = object.__new__(TokenRecycling)
     passes = OnlineCurve(0.01 * (1 + token_cost * np.arange(64))) if token_cost else None
-    vars(proposer).update(recycler=replica, passes=passes, _tokens=0, _began=0.0)
+    vars(proposer).update(recycler=replica, passes=passes, _tokens=0, _began=0.0, _drafted={})
     return proposer
 
 
@@ -57,7 +58,7 @@ def test_a_request_may_say_what_is_expected_to_be_answered(caplog):
     for wrong in ([1000], ["a"], 5, {}):
         record = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"prediction": wrong}))
         assert ask(batches, [record], [[1, 2, 3]]) == [[]]
-    assert caplog.text.count("expected prediction as a text, or as token ids below 100") == 4
+    assert caplog.text.count("prediction must be") == 4
 
 
 def test_requests_that_are_not_drafted_for_add_their_tokens_to_the_history_in_pieces():
@@ -162,6 +163,93 @@ def decode(batches, prompt, output):
         text += rest[: right + 1]
         drafted.append(len(draft))
     return drafted
+
+
+def runner_for(requests, tokens, computed, scheduled):
+    """As much of vLLM's model runner as is read; tokens of requests in rows, as many computed, as many scheduled."""
+    batch = SimpleNamespace(
+        num_reqs=len(requests),
+        req_ids=[str(place) for place in range(len(requests))],
+        token_ids_cpu=np.array(tokens, np.int32),
+        num_computed_tokens_cpu=np.array(computed, np.int32),
+    )
+    starts = SimpleNamespace(np=np.array([0, *np.cumsum(scheduled)], np.int32))
+    known = dict(zip(batch.req_ids, requests, strict=True))
+    return SimpleNamespace(requests=known, input_batch=batch, query_start_loc=starts)
+
+
+def asked(**parameters):
+    usual = {"seed": None, "temperature": 0.0, "max_tokens": None, "structured_outputs": None}
+    return SimpleNamespace(sampling_params=SimpleNamespace(**{**usual, **parameters}), output_token_ids=[])
+
+
+def test_logits_that_a_grammar_masks_teach_nothing():
+    """Of three requests with drafts of one token, the second is guided: its logits hold -inf for what may not come."""
+    batches = made()
+    requests = [asked(), asked(structured_outputs={"regex": "a*"}), asked()]
+    runner = runner_for(requests, [[1, 2], [3, 4], [5, 6]], [0, 0, 0], [2, 2, 2])
+    logits = torch.full((6, 100), -torch.inf)
+    logits[torch.arange(6), 20 + torch.arange(6)] = 1.0
+    batches.observe(runner, logits, SimpleNamespace(num_draft_tokens=[1, 1, 1]))
+    learned = {token: batches.recycler.matrix.look_up(token)[0][0] for token in (1, 2, 5, 6)}
+    assert learned == {1: 20, 2: 21, 5: 24, 6: 25}
+    assert batches.recycler.matrix.filled.nonzero()[0].tolist() == [1, 2, 5, 6]
+
+
+def compilation(mode="FULL", separate=True, most=512):
+    """vLLM's configuration of CUDA graphs, as far as it is read."""
+    decode = SimpleNamespace(name=mode)
+    cudagraph_mode = SimpleNamespace(separate_routine=lambda: separate, decode_mode=lambda: decode)
+    return SimpleNamespace(cudagraph_mode=cudagraph_mode, max_cudagraph_capture_size=most)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "seconds", "drafts", "pays"),
+    [
+        (compilation(), None, [[1], []], True),
+        (compilation(), None, [[], []], False),
+        (compilation(), np.ones(64), [[1], []], True),
+        (compilation(), 1 + 0.005 * np.arange(64), [[1], []], True),
+        (compilation(), 1 + 0.5 * np.arange(64), [[1], []], False),
+        (compilation(), np.ones(17), [[1], []], False),
+        (compilation(mode="PIECEWISE"), None, [[1], []], False),
+        (compilation(separate=False), None, [[1], []], False),
+        (compilation(most=17), None, [[1], []], False),
+        (SimpleNamespace(cudagraph_mode=None), None, [[1], []], False),
+    ],
+)
+def test_a_full_cuda_graph_pays_where_it_is_captured_and_more_tokens_cost_little(graphs, seconds, drafts, pays):
+    """Two requests, drafts of at most 8 tokens: a step of 18 tokens replays a full graph."""
+    batches = made()
+    batches.passes = None if seconds is None else SimpleNamespace(seconds=seconds)
+    batches._config = SimpleNamespace(compilation_config=graphs)
+    assert batches._full_graph_pays(drafts) == pays
+
+
+def test_what_follows_the_tokens_that_fill_up_a_chain_is_not_learned():
+    batches, requests = made(past=0), [asked(), asked()]
+    batches._config = SimpleNamespace(
+        compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
+    )
+    tokens = np.array([[7, 1, 2, 7, 1, 2], [5, 6, 8, 9, 10, 11]], np.int32)
+    batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
+    drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
+    assert drafts == [[7, 1, 2, 7, 1, 2, 7, 1], [0] * 8], "the second has no draft of its own"
+    runner = runner_for(requests, [[2, *drafts[0]], [11, *drafts[1]]], [0, 0], [9, 9])
+    logits = torch.arange(100.0).expand(18, 100)
+    batches.observe(runner, logits, SimpleNamespace(num_draft_tokens=[8, 8]))
+    assert batches.recycler.matrix.filled.nonzero()[0].tolist() == [1, 2, 7, 11]
+
+
+def test_a_step_with_a_request_that_has_no_draft_depth_is_not_filled_up():
+    batches, requests = made(past=0), [asked(), asked(seed=3, temperature=1.0)]
+    batches.passes = None
+    batches._config = SimpleNamespace(
+        compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
+    )
+    tokens = np.array([[7, 1, 2, 7, 1, 2], [7, 1, 2, 7, 1, 2]], np.int32)
+    batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
+    assert batches.propose([[2], [2]], np.array([6, 6]), tokens)[1] == []
 
 
 def test_passes_that_have_others_in_them_teach_nothing():

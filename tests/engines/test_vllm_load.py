@@ -1,5 +1,6 @@
 """What is checked when vLLM loads the proposer, without an engine: versions, signatures, configurations."""
 
+import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
 import vllm
+from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from token_recycling.engines import vllm as adapter
@@ -34,7 +36,7 @@ def config(**parallel):
             is_hybrid=False,
             is_attention_free=False,
         ),
-        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=False),
         speculative_config=SimpleNamespace(num_speculative_tokens=4),
         additional_config={},
     )
@@ -59,7 +61,7 @@ def test_another_signature_is_refused(monkeypatch):
 
 
 def test_stages_in_a_pipeline_are_refused():
-    with pytest.raises(ValueError, match="expected pipeline_parallel_size=1, got 2"):
+    with pytest.raises(ValueError, match=r"pipeline_parallel_size.*2"):
         adapter.TokenRecycling(config(pipeline_parallel_size=2))
 
 
@@ -67,8 +69,32 @@ def test_stages_in_a_pipeline_are_refused():
 def test_models_with_recurrent_layers_are_refused(kind):
     recurrent = config()
     setattr(recurrent.model_config, kind, True)
-    with pytest.raises(ValueError, match="expected a model with a KV cache alone, got one with recurrent layers"):
+    with pytest.raises(ValueError, match="recurrent layers"):
         adapter.TokenRecycling(recurrent)
+
+
+def test_the_second_runner_and_asynchronous_scheduling_are_refused():
+    """vLLM itself chooses neither for a proposer of its users, unless it is told to."""
+    asynchronous = config()
+    asynchronous.scheduler_config.async_scheduling = True
+    second = config()
+    second.use_v2_model_runner = True
+    for wrong in (asynchronous, second):
+        with pytest.raises(ValueError, match="model runner V1"):
+            adapter.TokenRecycling(wrong)
+
+
+def test_the_runner_is_said_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(adapter, "logger", logging.getLogger("said"))
+    caplog.set_level(logging.INFO, "said")
+    adapter.TokenRecycling(config())
+    assert "V1" in caplog.text
+
+
+def test_an_attribute_that_is_read_while_decoding_and_is_missing_is_refused_at_load(monkeypatch):
+    monkeypatch.setattr(InputBatch, "__init__", lambda self: setattr(self, "req_ids", []))
+    with pytest.raises(RuntimeError, match=r"InputBatch.*num_computed_tokens_cpu, token_ids_cpu"):
+        adapter.TokenRecycling(config())
 
 
 def test_wrong_options_are_refused():

@@ -7,6 +7,7 @@ comes with numba. So what needs numba is imported in the tests, after the engine
 import dataclasses
 import gc
 import itertools
+import re
 import weakref
 from collections import Counter
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
-from support.vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
+from support.vllm_engine import SHIPPED, VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
 from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 
 @pytest.fixture(scope="module")
@@ -136,14 +138,15 @@ def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm, model, m
     """Every row that reaches the matrix is checked against transformers, for prompts in pieces and rejected drafts."""
     runner, steps = runner_of(llm), []
     recycler = runner.drafter.recycler
-    learn = recycler.learn_logits
+    learn = recycler.observe_logits
 
-    def kept(contexts, logits):
+    def kept(contexts, logits, rows):
         end = int(runner.input_batch.num_computed_tokens_cpu[0] + runner.query_start_loc.np[1])
+        assert rows.tolist() == list(range(len(logits)))
         steps.append((runner.input_batch.token_ids_cpu[0, :end].tolist(), contexts, logits.clone()))
-        learn(contexts, logits)
+        learn(contexts, logits, rows)
 
-    monkeypatch.setattr(recycler, "learn_logits", kept)
+    monkeypatch.setattr(recycler, "observe_logits", kept)
     (prompt,) = prompts(1, 100, 100)
     text = prompt + say(llm, [prompt], greedy(60))[0]
     assert [len(tokens) for tokens, _, _ in steps[:2]] == [64, 100], "a prompt in two pieces"
@@ -217,3 +220,23 @@ def test_the_same_seed_says_the_same_in_any_company(llm):
     together = say(llm, asked, [*seeded, *[greedy(30)] * 4])
     assert counts(llm)["draft_tokens"] > before
     assert together[:4] == alone
+
+
+def test_requests_guided_by_a_grammar_keep_to_it_and_teach_nothing():
+    """An engine of the shipped model, since a grammar needs a tokenizer; a free request next to the guided ones."""
+    llm = engine(SHIPPED, {"token_cost": 0}, skip_tokenizer_init=False)
+    recycler, learned = runner_of(llm).drafter.recycler, []
+    observe = recycler.observe_logits
+
+    def kept(contexts, logits, rows):
+        learned.append(bool(torch.isinf(logits[rows]).any()))
+        observe(contexts, logits, rows)
+
+    recycler.observe_logits = kept
+    guided = SamplingParams(
+        temperature=0, max_tokens=40, structured_outputs=StructuredOutputsParams(regex=r"(ab|ba)(cd|dc){12}")
+    )
+    text = llm.generate(["x = ", "def f"], [guided, SamplingParams(temperature=0, max_tokens=40)], use_tqdm=False)
+    assert re.fullmatch(r"(ab|ba)(cd|dc){12}", text[0].outputs[0].text)
+    assert not any(learned)
+    assert recycler.lessons > 20

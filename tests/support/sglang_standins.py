@@ -135,11 +135,18 @@ class Scheduler:
 
     def __init__(self, model: Any, prompts: list[list[int]], nodes: int, overlap: bool) -> None:
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        from sglang.srt.sampling.sampling_params import SamplingParams
         from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
         self.model, self.overlap, self.steps = model, overlap, 0
         self.requests = [
-            SimpleNamespace(rid=str(place), origin_input_ids_unpadded=array("q", prompt), output_ids=array("q"))
+            SimpleNamespace(
+                rid=str(place),
+                origin_input_ids_unpadded=array("q", prompt),
+                output_ids=array("q"),
+                grammar=None,
+                sampling_params=SamplingParams(),
+            )
             for place, prompt in enumerate(prompts)
         ]
         self.kept = [list(prompt) for prompt in prompts]

@@ -88,10 +88,10 @@ def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     if groups <= k:
         whole = logits.topk(k, dim=-1)
         return whole.values, whole.indices
-    grouped = logits[:, : groups * _GROUP].reshape(n, groups, _GROUP)
+    grouped = logits.narrow(1, 0, groups * _GROUP).reshape(n, groups, _GROUP)
     chosen = grouped.amax(dim=2).topk(k, dim=-1).indices
     within = torch.arange(_GROUP, device=logits.device)
-    ids = (chosen[:, :, None] * _GROUP + within).flatten(1)
+    ids = (chosen.unsqueeze(2) * _GROUP + within).flatten(1)
     rest = torch.arange(groups * _GROUP, vocab_size, device=logits.device).expand(n, -1)
     ids = torch.cat([ids, rest], dim=1)
     values, places = logits.gather(1, ids).topk(k, dim=-1)

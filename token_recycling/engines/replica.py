@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .._util.options import check_above, read_options
+from .._util.topk import as_candidates, packed_candidates
 from ..costs.costs import Costs, OnlineCurve, Work, paying_nodes, tokens_by_size
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options
 from ..recycling.recycler import Recycler
 from ..recycling.warm_up import warm_up
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("token_recycling")
 
@@ -122,6 +127,15 @@ class PassCosts:
             self._costs.rest(self._work, tokens, self._costs.of(len(values)), own=0.0, foreseen=float(values.sum()))
 
 
+class Observed(NamedTuple):
+    """Candidates of one step on their way from a device to the host."""
+
+    ngrams: np.ndarray  # (n, orders) int64
+    rows: np.ndarray  # (n,) int64: of the candidates, one for each n-gram
+    packed: torch.Tensor  # (2, m, k) int32 in pinned memory, as of `packed_candidates`
+    arrived: torch.Event
+
+
 class Replica(Recycler):
     """The recycler of all requests of a replica, and its file."""
 
@@ -149,6 +163,7 @@ class Replica(Recycler):
             )
         self._saves = saves and options.learns and self._path is not None
         self._kept, self._saved = 0, time.monotonic()
+        self._observed: deque[Observed] = deque()
         if self._path is not None and self._path.exists():
             self.matrix.load(self._path, tokenizer)
             logger.info("loaded %s from %s", self.matrix, self._path)
@@ -157,8 +172,34 @@ class Replica(Recycler):
                 f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
             )
 
+    def observe_logits(self, ngrams: np.ndarray, logits: torch.Tensor, rows: np.ndarray) -> None:
+        """Learn from the rows (n,) int64 of the target's logits (m, vocabulary), which follow n-grams (n, orders). On a
+        device other than the CPU nothing waits: the candidates are copied, and learned by `learn_observed`.
+        """
+        if not self.learns or not len(rows):
+            return
+        if logits.device.type == "cpu":
+            self.learn_logits(ngrams, logits if len(rows) == len(logits) else logits[rows])
+            return
+        import torch
+
+        # Of all rows: choosing some of them on the device would copy their logits.
+        packed = torch.stack(packed_candidates(logits, self.options.k)).to("cpu", non_blocking=True)
+        arrived = torch.Event(logits.device)
+        arrived.record()
+        self._observed.append(Observed(ngrams, rows, packed, arrived))
+
+    def learn_observed(self, newest: bool) -> None:
+        """Learn what was observed; `newest`: the last step too, for whose forward pass this waits."""
+        while len(self._observed) > (not newest):
+            ngrams, rows, packed, arrived = self._observed.popleft()
+            arrived.synchronize()
+            ids, probabilities = as_candidates(packed.numpy(), *packed.shape[1:])
+            self.learn(ngrams, ids[rows], probabilities[rows])
+
     def save(self) -> None:
-        """Writes the matrix to its file if something was learned; a disk that refuses is logged, and tried again."""
+        """Write the matrix to its file if something was learned; a disk that refuses is logged, and tried again."""
+        self.learn_observed(newest=True)
         if not self._saves or self._kept == self.lessons:
             return
         assert self._path is not None

@@ -191,27 +191,45 @@ class Trees:
         self.recycler, self.nodes = recycler, nodes
         self._ngrams = np.empty((0, recycler.options.orders), np.int64)
         self._rows = np.empty(0, np.int64)
+        """Of the logits, which follow these n-grams."""
 
     def grow(self, requests: list[Any], accepted: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of trees, the root first."""
         tokens = np.empty((len(requests), self.nodes), np.int64)
         masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
-        ngrams, rows = [], []
+        ngrams, rows = [self._ngrams[:0]], [self._rows[:0]]
         for place, (request, more) in enumerate(zip(requests, accepted, strict=True)):
             whole = _tokens_of(request, more)
             text = self.recycler.text_of(request, whole)
             tree = self.recycler.draft_one(text, whole, _DEEPEST)
             lay_out(tree, tokens[place], masks[place])
-            ngrams.append(self.recycler.ngrams(text, tree.parents, tree.tokens))
-            rows.append(place * self.nodes + np.arange(len(tree.tokens)))
+            if not _changes_logits(request):
+                ngrams.append(self.recycler.ngrams(text, tree.parents, tree.tokens))
+                rows.append(place * self.nodes + np.arange(len(tree.tokens)))
         self._ngrams, self._rows = np.concatenate(ngrams), np.concatenate(rows)
         return tokens.reshape(-1), masks.reshape(-1)
 
     def observe(self, logits: torch.Tensor) -> None:
-        """Learns from the logits (requests * n, vocabulary) of the trees that were grown last."""
-        rows = torch.from_numpy(self._rows).to(logits.device)
-        self.recycler.learn_logits(self._ngrams, logits[rows, : self.recycler.matrix.vocab_size])
+        """Learn from the logits (requests * n, vocabulary) of the trees that were grown last. On a GPU these are still
+        being computed, and those of the step before are learned.
+        """
+        known = logits.narrow(1, 0, self.recycler.matrix.vocab_size)
+        self.recycler.observe_logits(self._ngrams, known, self._rows)
+        self.recycler.learn_observed(newest=False)
         self.recycler.save_if_due()
+
+
+def _changes_logits(request: Any) -> bool:
+    """Whether the logits of a request are not the model's: SGLang writes masks of grammars, biases and penalties into
+    them.
+    """
+    asked = request.sampling_params
+    return (
+        getattr(request, "grammar", None) is not None
+        or bool(asked.logit_bias)
+        or bool(asked.frequency_penalty or asked.presence_penalty or asked.min_new_tokens)
+        or asked.repetition_penalty != 1
+    )
 
 
 def _tokens_of(request: Any, accepted: list[int]) -> np.ndarray:

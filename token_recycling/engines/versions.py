@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._util.versions import release
@@ -28,6 +28,22 @@ def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ..
     if (found[: len(wanted)] if more else found) != wanted:
         raise RuntimeError(
             f"expected {name}({', '.join(wanted)}{', ...' if more else ''}) in {engine}, got ({', '.join(found)}); "
+            "this version is not supported"
+        )
+
+
+def check_attributes(engine: str, owner: type, names: Iterable[str]) -> None:
+    """Raise RuntimeError unless objects of a class have these attributes: methods, fields, or names that occur in the
+    code of a constructor, since nothing is constructed here.
+    """
+    known: set[str] = set()
+    for each in owner.__mro__:
+        own = vars(each)
+        code = getattr(inspect.unwrap(own.get("__init__", owner)), "__code__", None)
+        known |= {*own, *own.get("__annotations__", ()), *(code.co_names if code else ())}
+    if absent := sorted(set(names) - known):
+        raise RuntimeError(
+            f"{owner.__name__} of {engine} has no {', '.join(absent)}, which token-recycling reads; "
             "this version is not supported"
         )
 

@@ -1,17 +1,20 @@
-"""Token Recycling in vLLM, as a proposer of its own: chains, verified by vLLM's rejection sampler.
+"""Token Recycling in vLLM: a proposer of chains, which vLLM's rejection sampler verifies (Luo et al., 2408.08696).
 
     python -m vllm.entrypoints.openai.api_server --model MODEL --speculative-config \
         '{"method": "custom_class", "num_speculative_tokens": 24,
           "model": "token_recycling.engines.vllm.TokenRecycling"}'
 
-vLLM makes one object in every worker (`method="custom_class"`) and calls it for drafts after every step. It shows a
-proposer the texts, not the logits; those of every drafted position, the rejected ones too, pass through the model
-runner's `_sample(logits, spec_decode_metadata)`, which is wrapped here, once a process. Version and signature are
-checked when the class is loaded. vLLM verifies no trees, so that the draft of a request is the likeliest chain, and of
-all chains in a step as many tokens are sent as pay (Luo et al., 2408.08696, with the means of the drafter `recycling`).
+vLLM makes one object in every worker (`method="custom_class"`) and calls it for drafts after every step. A proposer
+sees sequences, not logits. The logits of every drafted position, accepted or rejected, pass through the model runner's
+`_sample(logits, spec_decode_metadata)`: the one method that is wrapped here, once a process. Versions, signatures and
+attributes that are read are checked when the class is loaded. vLLM verifies no trees: the draft of a request is the
+likeliest chain, and of all chains in a step as many tokens are sent as pay.
 
-A request may carry what is expected to be answered, as `prediction` of the `extra_args` of its sampling parameters: a
-text, or token ids in a list. Cost per step: what `recycling.recycler` says.
+On a CPU the logits of a step are learned before its drafts are made. On other devices candidates are found on the
+device and copied to pinned memory while the sampler runs, and learned behind the next forward pass.
+
+A request may carry an expected output, as `prediction` of the `extra_args` of its sampling parameters: a text, or token
+ids in a list. Cost per step: see `recycling.recycler`.
 """
 
 from __future__ import annotations
@@ -31,39 +34,36 @@ from ..costs.costs import OnlineCurve
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from .replica import EngineOptions, Replica
-from .versions import check_version, wrap_once
+from .versions import check_attributes, check_version, wrap_once
 
-logger = logging.getLogger("token_recycling")
+logger = logging.getLogger("vllm.token_recycling")
+"""Below vLLM's own, so that its messages stand in vLLM's log."""
 
 LOWEST, BEYOND = (0, 22), (0, 34)
 """vLLM versions from the first to before the second have this interface."""
 _HOOK = ("self", "logits", "spec_decode_metadata")
 _OURS = "token_recycling"
 _PASS = 0.01
-"""Seconds of a pass over one token, as long as nothing is known."""
+"""Seconds of a forward pass over one token, before any was timed."""
+_PIECEWISE = 1.15
+"""Time of a pass in piecewise CUDA graphs against one full graph: an estimate, since no card was measured."""
+_FILLER = 0
+"""The token that fills a chain up to the length of a full CUDA graph."""
 
 
 class TokenRecycling:
     """The class to name as `model` of `speculative_config`; options are in `additional_config["token_recycling"]`.
-    Raises ValueError for a wrong option, MatrixFileError for a wrong file, and RuntimeError for a vLLM that is not
-    known.
+    Raises ValueError for a wrong option, MatrixFileError for a wrong file, and RuntimeError for an unsupported vLLM.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         import vllm
 
-        parallel, model = vllm_config.parallel_config, vllm_config.model_config
         check_version("vLLM", vllm.__version__, LOWEST, BEYOND)
-        if parallel.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"expected pipeline_parallel_size=1, got {parallel.pipeline_parallel_size}: "
-                "the draft would not reach the first stage; use tensor parallelism"
-            )
-        if model.is_hybrid or model.is_attention_free:
-            raise ValueError(
-                "expected a model with a KV cache alone, got one with recurrent layers, in whose state vLLM's kernels "
-                "may leave rejected tokens; serve it without speculation"
-            )
+        _check_config(vllm_config)
+        _check_attributes()
+        parallel, model = vllm_config.parallel_config, vllm_config.model_config
+        self._config = vllm_config
         self._tokenizer = functools.cache(functools.partial(_tokenizer, model))
         options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}))
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
@@ -77,35 +77,45 @@ class TokenRecycling:
             corrected=True,
         )
         scheduler = vllm_config.scheduler_config
-        most = scheduler.max_num_seqs * (self.recycler.nodes + 1)
-        seed = _PASS * (1 + options.token_cost * np.arange(min(most, scheduler.max_num_batched_tokens)))
+        most = min(scheduler.max_num_seqs * (self.recycler.nodes + 1), scheduler.max_num_batched_tokens)
+        seed = _PASS * (1 + options.token_cost * np.arange(most))
         self.passes = OnlineCurve(seed) if options.token_cost else None
-        """What passes take; None where every token is to be drafted."""
+        """Times of passes over 1, 2, ... tokens; None where every token is to be drafted."""
         self._tokens, self._began = 0, 0.0
-        """Of the pass that is over, or 0 where its time says nothing; and when it began."""
+        """Tokens of the last pass, 0 where its time says nothing; and when it began."""
+        self._drafted: dict[str, int] = {}
+        """Drafted tokens of each request whose chain was filled up."""
         self.recycler.warm_up(np.int32)
-        self._max_model_len = model.max_model_len
         self._runner: Any = None
         _repair_cpu_sampler()
         _hook()
         util.Finalize(None, self.recycler.save, exitpriority=100)
+        logger.info("Token Recycling drafts on vLLM's model runner V1, without asynchronous scheduling")
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Called by vLLM after it has loaded the target; there is no other model."""
 
     def observe(self, runner: Any, logits: torch.Tensor, metadata: Any) -> None:
-        """Learns from the logits (n, vocabulary) after the newest token and every drafted one of each request."""
+        """Learn from the logits (n, vocabulary) after the newest token and every drafted one of each request. Called
+        before the sampler, which changes logits in place.
+        """
         self._runner, batch = runner, runner.input_batch
         requests = batch.num_reqs
         counts = np.ones(requests, np.int64)
         if metadata is not None:
             counts += metadata.num_draft_tokens
         if counts.sum() != len(logits):
-            raise RuntimeError(f"expected {counts.sum()} rows of logits, got {len(logits)}; this vLLM is not supported")
+            raise RuntimeError(f"vLLM gave {len(logits)} rows of logits for {counts.sum()} tokens; it is not supported")
         starts = runner.query_start_loc.np[: requests + 1].astype(np.int64)
         last = batch.num_computed_tokens_cpu[:requests] + np.diff(starts) - 1
         ngrams = ngrams_at(batch.token_ids_cpu, last, counts, self.recycler.options.orders)
-        self.recycler.learn_logits(ngrams, logits)
+        learned = [
+            0 if _is_guided(runner.requests[name]) else 1 + self._drafted.get(name, self.recycler.nodes)
+            for name in batch.req_ids[:requests]
+        ]
+        place = np.arange(len(logits)) - np.repeat(counts.cumsum() - counts, counts)
+        rows = np.flatnonzero(place < np.repeat(learned, counts))
+        self.recycler.observe_logits(ngrams[rows], logits, rows)
         # Tokens of a prompt have no logits, and cost less.
         self._tokens = len(logits) if len(logits) == starts[-1] else 0
 
@@ -116,43 +126,64 @@ class TokenRecycling:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """A chain for each request; `sampled_token_ids` already end its row of `token_ids_cpu`."""
+        """Return a chain for each request; `sampled_token_ids` already end its row of `token_ids_cpu`."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
+        self._drafted = {}
         if rows:
-            known, ids = self._runner.requests, self._runner.input_batch.req_ids
-            requests = [known[ids[row]] for row in rows]
+            known, names = self._runner.requests, self._runner.input_batch.req_ids
+            requests = [known[names[row]] for row in rows]
             places = np.array(rows)
             lengths = num_tokens_no_spec[places].astype(np.int64)
-            rooms = np.array([self._room(*each) for each in zip(requests, lengths.tolist(), strict=True)])
-            for row, draft in zip(rows, self.draft(requests, token_ids_cpu, places, lengths, rooms), strict=True):
+            depths = np.array([self._max_depth(*each) for each in zip(requests, lengths.tolist(), strict=True)])
+            for row, draft in zip(rows, self.draft(requests, token_ids_cpu, places, lengths, depths), strict=True):
                 drafts[row] = draft
+            if len(rows) == len(drafts) and depths.min() > 0 and self._full_graph_pays(drafts):
+                self._drafted = {names[row]: len(draft) for row, draft in enumerate(drafts)}
+                drafts = [draft + [_FILLER] * (self.recycler.nodes - len(draft)) for draft in drafts]
         self.recycler.save_if_due()
         return drafts
 
     def draft(
-        self, records: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, rooms: np.ndarray
+        self, requests: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, depths: np.ndarray
     ) -> list[list[int]]:
-        """A chain for each of n requests, as `Recycler.draft`, by the time between two calls."""
+        """Return a chain for each of n requests, as `Recycler.draft`; times what passed since the last call."""
         now = time.perf_counter()
         if self._tokens and self.passes is not None:
             self.passes.took(self._tokens, now - self._began)
         self._tokens, self._began = 0, now
-        ends = zip(records, rows.tolist(), lengths.tolist(), strict=True)
+        ends = zip(requests, rows.tolist(), lengths.tolist(), strict=True)
         texts = [
             self.recycler.text_of(
-                record, tokens[row, :length], functools.partial(self._predicted, record), _answered(record)
+                request,
+                tokens[row, :length],
+                functools.partial(self._predicted, request),
+                len(getattr(request, "output_token_ids", ())),
             )
-            for record, row, length in ends
+            for request, row, length in ends
         ]
         costs = NO_COSTS if self.passes is None else self.passes.seconds
-        counts = self.recycler.draft(texts, tokens, rows, lengths, rooms, costs)
+        counts = self.recycler.draft(texts, tokens, rows, lengths, depths, costs)
         return [self.recycler.chain(text, count) for text, count in zip(texts, counts.tolist(), strict=True)]
 
+    def _full_graph_pays(self, drafts: list[list[int]]) -> bool:
+        """Whether to fill chains up to `num_speculative_tokens`: vLLM replays a full CUDA graph only where all requests
+        of a step have so many, and pieces of one otherwise.
+        """
+        whole = len(drafts) * (1 + self.recycler.nodes)
+        if not any(drafts) or whole > _full_graph_tokens(self._config.compilation_config):
+            return False
+        if self.passes is None:
+            return True
+        seconds = self.passes.seconds
+        return (
+            whole <= len(seconds) and seconds[whole - 1] <= _PIECEWISE * seconds[sum(map(len, drafts), len(drafts) - 1)]
+        )
+
     def _predicted(self, request: Any) -> Sequence[int]:
-        """What a request expects to be answered: token ids, or a text, as `prediction` of its `extra_args`."""
-        asked = getattr(request, "sampling_params", None)
-        given = None if asked is None else (getattr(asked, "extra_args", None) or {}).get("prediction")
+        """Return the expected output of a request: token ids, or a text, as `prediction` of its `extra_args`."""
+        parameters = getattr(request, "sampling_params", None)
+        given = None if parameters is None else (getattr(parameters, "extra_args", None) or {}).get("prediction")
         if isinstance(given, str):
             given = self._tokenizer()(given, add_special_tokens=False)["input_ids"]
         vocabulary = self.recycler.matrix.vocab_size
@@ -160,28 +191,80 @@ class TokenRecycling:
             return given
         if given is not None:
             logger.warning(
-                "expected prediction as a text, or as token ids below %d in a list, got %.40r; nothing is predicted",
+                "prediction must be a text, or a list of token ids below %d, got %.40r; it is ignored",
                 vocabulary,
                 given,
             )
         return ()
 
-    def _room(self, request: Any, length: int) -> int:
-        """How many drafted tokens may be accepted within all limits. None where a request has a seed of its own: vLLM
-        draws as many numbers as tokens were drafted, so that the text would change with what was learned.
+    def _max_depth(self, request: Any, length: int) -> int:
+        """Return how many drafted tokens may be accepted within all limits: none for a request with a seed. vLLM draws
+        as many random numbers as tokens were drafted, so that its output would depend on what was learned.
         """
-        left, asked = self._max_model_len - length, request.sampling_params
-        if asked is None:
-            return min(left - 1, self.recycler.nodes)
-        if asked.seed is not None and asked.temperature > 0:
-            return 0
-        if asked.max_tokens is not None:
-            left = min(left, asked.max_tokens - len(request.output_token_ids))
+        left, parameters = self._config.model_config.max_model_len - length, request.sampling_params
+        if parameters is not None:
+            if parameters.seed is not None and parameters.temperature > 0:
+                return 0
+            if parameters.max_tokens is not None:
+                left = min(left, parameters.max_tokens - len(request.output_token_ids))
         return min(left - 1, self.recycler.nodes)
 
 
+def _check_config(config: Any) -> None:
+    parallel, model = config.parallel_config, config.model_config
+    if parallel.pipeline_parallel_size > 1:
+        raise ValueError(
+            f"pipeline_parallel_size must be 1, got {parallel.pipeline_parallel_size}: the draft would not reach the "
+            "first stage; use tensor parallelism"
+        )
+    if model.is_hybrid or model.is_attention_free:
+        raise ValueError(
+            "models with recurrent layers are not supported: vLLM's kernels may leave rejected tokens in their state; "
+            "serve this model without speculation"
+        )
+    if getattr(config, "use_v2_model_runner", False) or config.scheduler_config.async_scheduling:
+        raise ValueError(
+            "a custom_class proposer needs vLLM's model runner V1 without asynchronous scheduling; remove "
+            "VLLM_USE_V2_MODEL_RUNNER and --async-scheduling"
+        )
+
+
+def _check_attributes() -> None:
+    """Check what is read of vLLM's objects while requests are decoded."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.utils import CpuGpuBuffer
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    for owner, names in {
+        GPUModelRunner: ("input_batch", "query_start_loc", "requests"),
+        CpuGpuBuffer: ("np",),
+        InputBatch: ("num_computed_tokens_cpu", "num_reqs", "req_ids", "token_ids_cpu"),
+        CachedRequestState: ("output_token_ids", "sampling_params"),
+        SamplingParams: ("extra_args", "max_tokens", "seed", "structured_outputs", "temperature"),
+        SpecDecodeMetadata: ("num_draft_tokens",),
+    }.items():
+        check_attributes("vLLM", owner, names)
+
+
+def _is_guided(request: Any) -> bool:
+    """Whether a grammar may have masked the logits of a request: they are not the model's."""
+    return getattr(request.sampling_params, "structured_outputs", None) is not None
+
+
+def _full_graph_tokens(compilation: Any) -> int:
+    """Return the most tokens of a step of equal drafts that replays a full CUDA graph; 0 where such graphs are not
+    captured, or where steps of other drafts replay them too.
+    """
+    mode = getattr(compilation, "cudagraph_mode", None)
+    if mode is None or not mode.separate_routine() or mode.decode_mode().name != "FULL":
+        return 0
+    return compilation.max_cudagraph_capture_size or 0
+
+
 def _tokenizer(model: Any) -> Any:
-    """The target's tokenizer, by vLLM's configuration of the model."""
+    """Return the target's tokenizer, by vLLM's configuration of the model."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
@@ -189,21 +272,20 @@ def _tokenizer(model: Any) -> Any:
     )
 
 
-def _answered(request: Any) -> int:
-    """How many tokens of a request are no prompt."""
-    return len(getattr(request, "output_token_ids", ()))
-
-
 def _hook() -> None:
-    """Lets the proposer of a model runner see the logits on their way to the sampler."""
+    """Let the proposer of a model runner see the logits on their way to the sampler."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     def seen(original: Callable[..., Any]) -> Callable[..., Any]:
         def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-            recycling = getattr(self, "drafter", None)
-            if isinstance(recycling, TokenRecycling) and logits is not None:
-                recycling.observe(self, logits, spec_decode_metadata)
-            return original(self, logits, spec_decode_metadata)
+            drafter = getattr(self, "drafter", None)
+            if not isinstance(drafter, TokenRecycling) or logits is None:
+                return original(self, logits, spec_decode_metadata)
+            drafter.observe(self, logits, spec_decode_metadata)
+            sampled = original(self, logits, spec_decode_metadata)
+            # The device still computes this step: what it showed of the last one is learned meanwhile.
+            drafter.recycler.learn_observed(newest=False)
+            return sampled
 
         return _sample
 
