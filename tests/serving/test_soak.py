@@ -1,0 +1,167 @@
+"""The server as a process under load: killed with SIGKILL, with a disk that takes nothing more, ended with SIGTERM.
+
+Every answer must be the output of `generate`, and every matrix file must be whole at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from support.commandline import reference
+
+from token_recycling._util.text_stream import decoded
+from token_recycling.recycling.matrix_file import read_matrix_file
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = ["def main():", "import os", "for index in range(10):", "class Reader:", "return a + b", "x = 1"]
+CLIENTS, NEW = 4, 24
+
+
+class Life:
+    """A server process, from its start to its end."""
+
+    def __init__(self, model: str, matrix: Path, log: Path, full_disk: bool = False) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        options = ["--port", str(self.port), "--matrix", str(matrix), "--save-every", "0.2", "--concurrency", "2"]
+
+        def write_nothing_more() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with (Path(os.devnull) if full_disk else log).open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "token_recycling", "serve", model, "--name", "tiny", *options],
+                env=environment,
+                stdout=said,
+                stderr=said,
+                preexec_fn=write_nothing_more if full_disk else None,
+            )
+        end = time.monotonic() + 180
+        while not self.answers():
+            assert self.process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.2)
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def answers(self) -> bool:
+        with suppress(OSError):
+            return bool(self.get("/health"))
+        return False
+
+    def completed(self, prompt: str) -> str:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": NEW, "temperature": 0}
+        url, headers = f"http://127.0.0.1:{self.port}/v1/completions", {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return str(json.loads(answer.read())["choices"][0]["text"])
+
+    def end(self, how: signal.Signals) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(60)
+
+
+@contextmanager
+def load(life: Life, wanted: dict[str, str]):
+    """Clients that ask until the block ends; yields the number of right answers so far. A wrong one fails the test."""
+    over, wrong, good = threading.Event(), [], [0]
+
+    def client(number: int) -> None:
+        place = number
+        while not over.is_set():
+            prompt = PROMPTS[place % len(PROMPTS)]
+            place += 1
+            try:
+                said = life.completed(prompt)
+            except (OSError, ValueError):  # cut off by its end
+                continue
+            if said == wanted[prompt]:
+                good[0] += 1
+            else:
+                wrong.append((prompt, said, wanted[prompt]))
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        running = [pool.submit(client, number) for number in range(CLIENTS)]
+        try:
+            yield good
+        finally:
+            over.set()
+    for one in running:
+        one.result()
+    assert wrong == []
+
+
+def wait_for_more(good: list[int], more: int = 12) -> None:
+    wanted, end = good[0] + more, time.monotonic() + 120
+    while good[0] < wanted:
+        assert time.monotonic() < end, good
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def start(tiny_model_dir, tmp_path):
+    """Starts lives of the server; none outlives the test."""
+    lives: list[Life] = []
+
+    def start(full_disk: bool = False) -> Life:
+        lives.append(Life(tiny_model_dir, tmp_path / "learned.matrix", tmp_path / "log", full_disk))
+        return lives[-1]
+
+    yield start
+    for life in lives:
+        life.process.kill()
+        life.process.wait()
+
+
+@pytest.mark.slow
+def test_load_kills_and_a_full_disk_harm_neither_outputs_nor_files(start, loaded, tmp_path):
+    torch.set_num_threads(1)
+    wanted = {
+        prompt: decoded(loaded.tokenizer, reference(loaded, prompt, max_new_tokens=NEW, do_sample=False))
+        for prompt in PROMPTS
+    }
+    matrix, log = tmp_path / "learned.matrix", tmp_path / "log"
+
+    life = start()
+    with load(life, wanted) as good:
+        wait_for_more(good)
+        while not matrix.exists():
+            time.sleep(0.05)
+        life.end(signal.SIGKILL)
+    before = read_matrix_file(matrix)[1]
+
+    life = start(full_disk=True)
+    with load(life, wanted) as good:
+        failed = re.compile(r'matrix_saves_total\{outcome="failed"\} [1-9]')
+        end = time.monotonic() + 120
+        while not failed.search(life.get("/metrics")):
+            assert time.monotonic() < end, life.get("/metrics")
+            time.sleep(0.1)
+        wait_for_more(good)
+        life.end(signal.SIGKILL)
+    assert read_matrix_file(matrix)[1] == before
+
+    life = start()
+    with load(life, wanted) as good:
+        wait_for_more(good)
+        status = life.end(signal.SIGTERM)
+    assert status in (0, -signal.SIGTERM), log.read_text()
+    read_matrix_file(matrix)
