@@ -1,6 +1,6 @@
 """The format of a folder of measurements: what those who write rows and those who report on them agree on.
 
-docs/benchmark.md lists the keys of a row.
+docs/benchmarks.md lists the keys of a row.
 """
 
 from __future__ import annotations

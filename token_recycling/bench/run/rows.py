@@ -1,6 +1,6 @@
 """From outcomes to rows: one line of JSON for a method and an item, whatever the number of repetitions and turns.
 
-`docs/benchmark.md` lists the keys. Counts are those of the repetition whose whole call took the median time; all
+`docs/benchmarks.md` lists the keys. Counts are those of the repetition whose whole call took the median time; all
 repetitions must have given the same text as the baseline to count as identical.
 """
 

@@ -45,7 +45,9 @@ class Session:
     shares it: models of several dtypes are never held at once.
     """
 
-    def __init__(self, model: str, options: RunOptions, folder: Path, device: str | None, fresh: bool) -> None:
+    def __init__(
+        self, model: str, options: RunOptions, folder: Path, device: str | None = None, fresh: bool = False
+    ) -> None:
         """Raises ValueError or OSError for what cannot be measured, and for a folder with the rows of another run."""
         self.folder, self.options = folder, options
         self._model, self._device, self._fresh = model, device, fresh
