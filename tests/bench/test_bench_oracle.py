@@ -1,15 +1,12 @@
-"""The oracle of SpecDec++ in the benchmark, by a worked example, and the study of when to stop drafting."""
+"""The oracle of SpecDec++ in the benchmark, by a worked example."""
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from support import benching, tiny
+from support import tiny
 from support.benching import decoded
 
-from token_recycling.bench.report import page
-from token_recycling.bench.run import studies
 from token_recycling.bench.run.methods import Oracle, parse
 
 THREE = torch.tensor([[3]])
@@ -74,43 +71,3 @@ def test_the_future_of_drawn_texts_is_not_known(counting, folder):
         parse("oracle")
     with pytest.raises(ValueError, match="expected an option of oracle: model; got 'n'"):
         parse("oracle:model=x,n=3")
-
-
-def test_the_study_of_when_to_stop():
-    methods = ["specdec_pp:threshold=0.3,model=x,max_length=9"]
-    made = benching.plan(methods, benching.questions(2), studies=["specdec-pp"])
-    for workload in made.workloads:
-        specs = {one.point: one.method.spec for one in workload.entries}
-        assert {specs[f"length {length}"] for length in studies.FIXED_LENGTHS} == {"draft_model:mode=sequence,model=x"}
-        assert {specs[f"h = {value:g}"] for value in studies.THRESHOLDS} == {"specdec_pp:model=x,max_length=9"}
-        assert specs["oracle"] == "oracle:model=x"
-        assert specs[None] == ("generate" if workload.mode == "generate" else "plain")
-    with pytest.raises(ValueError, match=r"specdec_pp:model=FOLDER for the study specdec-pp, .* got suffix"):
-        benching.plan(["suffix"], benching.questions(1), studies=["specdec-pp"])
-
-
-def test_the_study_is_measured_and_drawn(tmp_path, monkeypatch):
-    """A draft model with a head beside it: the report has its rates and the plot."""
-    from token_recycling.drafters.specdec_pp.head import AcceptanceHead, save_head
-    from token_recycling.model.inspection import output_width
-
-    monkeypatch.setattr(studies, "THRESHOLDS", (0.3, 0.7))
-    monkeypatch.setattr(studies, "FIXED_LENGTHS", (1, 3))
-    where = benching.setup(max_new_tokens=10)
-    where.model.save_pretrained(tmp_path / "draft")
-    head = AcceptanceHead(output_width(where.model), 1)
-    head.reset()
-    save_head(tmp_path / "draft" / "specdec_pp", head, where.model, {})
-    methods = [f"specdec_pp:model={tmp_path / 'draft'}"]
-    made = benching.plan(methods, benching.questions(2), True, studies=["specdec-pp"])
-    found = benching.run(where, made, tmp_path / "rows")
-    assert [row["failure"] for row in found] == [None] * len(found)
-    assert all(row["identical"] in (True, None) for row in found)
-    generated = [row for row in found if row["mode"] == "generate" and row["drafted"]]
-    lengths = {row["point"]: row["drafted"] / row["steps"] for row in generated}
-    assert lengths["length 1"] < lengths["length 3"]
-    page.write(tmp_path / "rows")
-    text = (tmp_path / "rows" / "report.md").read_text()
-    assert re.search(r"discard rate \| +verification rate \|", text)
-    assert "When to stop drafting" in text
-    assert (tmp_path / "rows" / "plots" / "study_specdec-pp_generate.svg").is_file()

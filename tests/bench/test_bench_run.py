@@ -35,7 +35,7 @@ def test_a_row_for_every_method_and_prompt(tmp_path):
         assert {len(one[f"{clock}seconds"]) for clock in ("", "prefill_", "total_", "processor_")} == {3}
         assert one["mat"] == one["tokens"] / one["steps"]
         assert sum(int(length) * count for length, count in one["lengths"].items()) == one["tokens"]
-        assert (one["version"], one["study"], one["point"], one["batch"]) == (1, None, None, 1)
+        assert (one["version"], one["batch"]) == (1, 1)
         assert (one["category"], one["temperature"], one["max_new_tokens"], one["seed"]) == ("texts", 0, 24, None)
         assert one["environment"]["model"] == "tiny"
     for rows in generated.values():
@@ -121,7 +121,7 @@ def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path):
     last = benching.run(where, plan(replay=False, specs=("generate", spec)), tmp_path / "all")[-1]
     alone = benching.plan([spec], benching.questions()[-1:], False)
     assert last["method"] == spec
-    assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] > last["steps"]
+    assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] != last["steps"]
 
 
 def test_a_line_cut_short_is_measured_again(tmp_path):
@@ -244,7 +244,7 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand():
     """Turns are summed, counts are those of the median repeat, and one repeat that differs is enough."""
     entry, baseline = Entry(Drafted("plain")), Entry(parse("generate"))
     question = Question("set/1", "law", ("a", "b"), "turns")
-    workload = Workload("generate", None, (baseline, entry), (Conversation((question,)),))
+    workload = Workload("generate", (baseline, entry), (Conversation((question,)),))
     where = benching.setup()
     loop, answer = [7, 8, 9, 10] * 4, [4, 5, 6, 7]
     repeats = [

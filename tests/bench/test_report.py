@@ -48,22 +48,8 @@ def test_only_rows_under_the_same_conditions_are_compared():
     rows = [row("generate", total_seconds=[4.0]), row()]
     rows += [row(mode="replay"), row("plain", mode="replay", total_seconds=[8.0])]
     rows += [row(mode="batch", batch=2), row("generate", mode="batch", batch=2, total_seconds=[1.0])]
-    rows += [row(study="k", point="4")]
-    found = {(c.mode, c.study, c.batch): speedups(c).get("recycling") for c in summarize(rows).comparisons}
-    assert found == {
-        ("generate", None, 1): 2.0,
-        ("replay", None, 1): 4.0,
-        ("batch", None, 2): 0.5,
-        ("generate", "k", 1): None,
-    }
-
-
-def test_a_study_measures_its_baseline_at_every_point_or_once():
-    once = row("generate", study="k", point=None, total_seconds=[6.0])
-    there = row("generate", study="k", point="4", total_seconds=[4.0])
-    rows = [once, there, row(study="k", point="4"), row(study="k", point="8")]
-    found = {each.point: speedups(each) for each in summarize(rows).comparisons}
-    assert found == {None: {"generate": 1.0}, "4": {"generate": 1.0, "recycling": 2.0}, "8": {"recycling": 3.0}}
+    found = {(c.mode, c.batch): speedups(c).get("recycling") for c in summarize(rows).comparisons}
+    assert found == {("generate", 1): 2.0, ("replay", 1): 4.0, ("batch", 2): 0.5}
 
 
 def test_runs_in_subfolders_are_compared_by_run(tmp_path):
@@ -182,15 +168,6 @@ def test_findings_name_what_is_slower_and_what_differs():
     assert findings.findings(summary_of(*rows[:2]))[0].startswith("All 1 ")
 
 
-def test_findings_of_a_study_say_where_it_is_fastest_and_where_mat_is_largest():
-    rows = [
-        row("ours", study="k", point=k, steps=n, seconds=[t]) for k, n, t in (("2", 5, 1), ("4", 2, 2), ("8", 4, 9))
-    ]
-    (found,) = findings.findings(summary_of(*rows))
-    assert "fastest at 2 (10.0 tokens/s)" in found
-    assert "at 4 (5.00)" in found
-
-
 @pytest.mark.parametrize(
     ("rows", "warning"),
     [
@@ -211,7 +188,7 @@ def test_nothing_is_warned_of_without_reason():
     near = {"turn": 0, "place": 3, "margin": 0.00001, "expected": 1, "got": 2}
     rows = [row("generate"), row(identical=False, divergence=near)]
     rows += [row("plain", mode="replay"), row(mode="replay", environment={**ENVIRONMENT, "date": "2026-12-01"})]
-    assert findings.warnings(summary_of(*rows, row(study="k", point="4"))) == []
+    assert findings.warnings(summary_of(*rows)) == []
 
 
 # tables
@@ -261,10 +238,10 @@ def test_other_tables():
     found = only([row("generate", "a/1"), row("ours", "b/1", parts={"forward": 0.01, "verify": 0.001})])
     assert cells(tables.parts_table([found]))[1:] == [["label of ours", "2.00", "0.20", "2.20", "10%"]]
     assert tables.parts_table([only([row()])]) is None
-    rows = [row("ours", study="k", point=k, nodes={"9": 5}, identical=True) for k in ("2", "16")]
-    head, first, second = cells(tables.points_table(summarize(rows).comparisons, "Candidates", "k"))
-    assert head[:3] == ["k", "method", "drafted"]
-    assert first == ["2", "label of ours", "8.0", "2.00", "2.00", "10.0", "5.0", "1 of 1"]
+    rows = [row("ours", mode="batch", batch=size, nodes={"9": 5}, identical=True) for size in (16, 2)]
+    head, first, second = cells(tables.batch_table(summarize(rows).batches))
+    assert head == ["batch size", "method", "drafted", "MAT", "tokens/s", "whole call", "identical"]
+    assert first == ["2", "label of ours", "8.0", "2.00", "10.0", "5.0", "1 of 1"]
     assert second[0] == "16"
 
 
@@ -316,13 +293,10 @@ def test_the_page_names_every_plot_and_every_method_and_is_escaped(folder):
     assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)
 
 
-def test_both_modes_and_every_study_are_reported(folder):
+def test_both_modes_and_batches_are_reported(folder):
     names = {file.stem for file in (folder / "plots").iterdir()}
-    for mode in ("generate", "replay"):
-        assert {f"{name}_{mode}" for name in ("speedup", "lengths", "places")} <= names
-    studies = ("breadth", "depth", "update", "order", "hot", "k", "temperature")
-    assert {f"study_{name}_generate" for name in studies} <= names
-    assert "batches" in names
+    plots = ("speedup", "lengths", "places")
+    assert names == {*(f"{name}_{mode}" for name in plots for mode in ("generate", "replay")), "batches"}
 
 
 def test_the_same_rows_give_the_same_files(tmp_path):
@@ -360,7 +334,8 @@ def test_the_command_as_json_has_every_figure_and_writes_nothing(tmp_path):
     (comparison,) = found["comparisons"]
     ours = comparison["results"][2]
     assert (ours["method"], ours["speedup"], ours["mat"], ours["median"]) == ("ours", 2.0, 2.0, 2.0)
-    assert (ours["categories"]["set"]["decoding"], ours["categories"]["set"]["whole_call"]) == (10.0, 5.0)
+    (category,) = ours["categories"]
+    assert (category["category"], category["decoding"], category["whole_call"]) == ("set", 10.0, 5.0)
     assert ours["drafted"] is None
     again = run_json("report", tmp_path, "--baseline", "plain")
     assert again["comparisons"][0]["results"][2]["speedup"] == 1.5

@@ -39,7 +39,6 @@ def test_rates_are_weighted_by_tokens():
     found = figures(*rows, row(repeated_4grams=None, discarded=None))
     assert found["repeated_4grams"] == pytest.approx((5 + 3) / 40)
     assert found["discard_rate"] == 30 / 40
-    assert found["verification_rate"] == 15 / 50
 
 
 def test_tokens_per_second_take_the_median_of_repeats():

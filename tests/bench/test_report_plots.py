@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from support.measured import only, row
 
 from token_recycling.bench.report import plots, style
-from token_recycling.bench.report.summary import curves, summarize
+from token_recycling.bench.report.summary import summarize
 
 
 def looks(*names):
@@ -69,53 +69,6 @@ def test_the_heat_map_shows_the_share_of_every_place():
     assert shares.mask[1, 1]
     assert "depths beyond 12" in plot.caption
     assert plots.places(only([row()])) is None
-
-
-# studies
-
-
-def test_curves_join_what_differs_by_point_alone():
-    rows = [row("a", study="s", point=point) for point in ("1", "2")]
-    rows += [row(f"b:size={point}", study="s", point=point) for point in ("1", "2")]
-    rows += [row("generate", study="s", point="1")]
-    found = curves(summarize(rows).comparisons)
-    assert {name: list(curve["point"]) for name, curve in found.items()} == {
-        "label of a": ["1", "2"],
-        "b": ["1", "2"],
-    }
-
-
-def test_a_study_of_numbers_is_a_line_and_its_baseline_too():
-    rows = [row("generate", study="k", steps=10, seconds=[2.0])]
-    rows += [row("ours", study="k", point=point, steps=steps) for point, steps in (("2", 5), ("4", 4), ("16", 2))]
-    plot = plots.study("k", summarize(rows).comparisons, looks("generate", "ours"))
-    top, bottom = plot.drawing.axes
-    assert drawn(top) == [((2, 2.0), (4, 2.5), (16, 5.0))]
-    assert drawn(bottom) == [((2, 10.0), (4, 10.0), (16, 10.0)), ((2, 5.0), (4, 5.0), (16, 5.0))]
-    assert [label.get_text() for label in bottom.get_xticklabels()] == ["2", "4", "16"]
-    assert plot.name == "study_k_generate"
-
-
-def test_a_study_of_words_is_bars_in_the_order_of_the_rows():
-    rows = [row("ours", study="update rule", point=point, steps=steps) for point, steps in (("last", 5), ("first", 4))]
-    rows += [row("generate", study="update rule", point=point, seconds=[2.0]) for point in ("last", "first")]
-    plot = plots.study("update rule", summarize(rows).comparisons, looks("ours", "generate"))
-    top, bottom = plot.drawing.axes
-    assert [bar.get_height() for bar in top.patches] == [2.0, 2.5]
-    assert [bar.get_height() for bar in bottom.patches] == [10.0, 10.0, 5.0, 5.0]
-    assert [label.get_text() for label in bottom.get_xticklabels()] == ["last", "first"]
-    assert plot.name == "study_update_rule_generate"
-
-
-def test_the_study_of_when_to_stop_has_verification_over_discard_rate():
-    rows = [
-        row("ours", study="specdec-pp", point=f"length {length}", steps=steps, discarded=length, drafted=1)
-        for length, steps in ((2, 5), (8, 2))
-    ]
-    plot = plots.study("specdec-pp", summarize(rows).comparisons, looks("ours"))
-    (axes,) = plot.drawing.axes
-    assert drawn(axes) == [((0.2, 0.5), (0.8, 0.2))]
-    assert [text.get_text() for text in axes.texts] == ["length 2", "length 8"]
 
 
 def test_batches():

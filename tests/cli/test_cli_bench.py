@@ -125,19 +125,24 @@ def test_bench_goes_on_where_it_stopped(tiny_model_dir, texts, tmp_path, monkeyp
     assert rows(tmp_path)[:8] == before
     assert len(rows(tmp_path)) == 12
     assert_other = run(*asked[:-2], "--method", "plain")
-    assert_refused(assert_other, "--fresh", "courses")
+    assert_refused(assert_other, "--fresh", "workloads")
     assert run(*asked[:-2], "--method", "plain", "--fresh").exit_code == 0
     assert {one["method"] for one in rows(tmp_path)} == {"generate", "plain"}
 
 
-def test_bench_does_studies_and_batches(tiny_model_dir, texts, tmp_path):
-    asked = ("bench", tiny_model_dir, "--data", texts, "--max-new-tokens", 4, "--repeats", 1, "--method", "recycling")
-    assert run(*asked, "--study", "hot", "--limit", 1, "--output", tmp_path / "hot").exit_code == 0
-    points = [(one["study"], one["point"]) for one in rows(tmp_path / "hot")]
-    assert points == [("hot", None), ("hot", "cold"), ("hot", "hot")] * 2
+def test_bench_starts_cold_and_does_batches(tiny_model_dir, texts, tmp_path):
+    method = ("--method", "recycling:tree=4")
+    asked = ("bench", tiny_model_dir, "--data", texts, "--max-new-tokens", 4, "--repeats", 1, *method)
     result = run(*asked, "--batch", 1, "--batch", 2, "--output", tmp_path / "batch")
     assert result.exit_code == 0
     assert [one["batch"] for one in rows(tmp_path / "batch")] == [1, 1, 1, 1, 1, 1, 2, 2, 1, 1]
+    (texts / "d.py").write_text((texts / "a.py").read_text())
+    steps = {}
+    for start in ("hot", "cold"):
+        given = ["--cold"] * (start == "cold")
+        assert run(*asked, *given, "--no-replay", "--output", tmp_path / start).exit_code == 0
+        steps[start] = [one["steps"] for one in rows(tmp_path / start) if one["method"] != "generate"]
+    assert steps["cold"][3] == steps["cold"][0] >= steps["hot"][3]
 
 
 def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir, texts, tmp_path):
@@ -164,8 +169,6 @@ def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir, texts, tmp_p
         (("--data", "{texts}", "--method", "nothing"), ["generate, oracle", "nothing"]),
         (("--data", "{texts}", "--method", "assisted:model={texts}"), ["config.json"]),
         (("--data", "{texts}", "--method", "plain", "--method", "plain"), ["once", "plain"]),
-        (("--data", "{texts}", "--study", "width"), ["expected a study", "width"]),
-        (("--data", "{texts}", "--study", "order"), ["two categories"]),
         (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay", "--batch"]),
         (("--data", "{texts}", "--repeats", "0"), ["--repeats"]),
         (("--data", "{texts}", "--chat"), ["--raw"]),

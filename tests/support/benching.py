@@ -42,13 +42,11 @@ def plan(
     methods: Sequence[str],
     asked: Sequence[Question],
     replay: bool | None = None,
-    studies: Sequence[str] = (),
     sizes: Sequence[int] = (),
-    **more: Any,
 ) -> BenchmarkPlan:
     """What `token-recycling bench` would measure."""
-    options = RunOptions(("texts",), None, tuple(methods), replay=replay, studies=tuple(studies), batches=tuple(sizes))
-    return session.plan(options, [parse(spec) for spec in methods], asked, **more)
+    options = RunOptions(("texts",), None, tuple(methods), replay=replay, batches=tuple(sizes))
+    return session.plan(options, [parse(spec) for spec in methods], asked)
 
 
 def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,6 @@ def row(method="recycling", prompt="set/1", **changes):
     made = {
         "version": 1,
         "mode": "generate",
-        "study": None,
-        "point": None,
         "method": method,
         "label": f"label of {method}",
         "prompt": prompt,
@@ -94,7 +92,7 @@ def write(folder, rows):
 
 
 def whole_run(prompts=3, tokens=128):
-    """Rows of a run with all methods, both modes, batches and every study; always the same ones."""
+    """Rows of a run with all methods, both modes and batches; always the same ones."""
     chance, rows = random.Random(7), []
 
     def measure(method, names, label=None, skill=None, nodes=None, **setting):
@@ -110,29 +108,10 @@ def whole_run(prompts=3, tokens=128):
         for method in ("generate", "recycling", "suffix"):
             label, skill, nodes = METHODS[method]
             measure(method, ["batch/mixed-0"], label, skill, max(1, nodes // batch), mode="batch", batch=batch)
-    names = [f"mt/mt_bench-{n}" for n in range(prompts)]
-    for study, points in STUDIES.items():
-        measure("generate", names, study=study)
-        for point, (method, skill, nodes) in points.items():
-            measure(method, names, f"recycling at {point}", skill, nodes, study=study, point=point)
-    for start in ("hot", "cold"):
-        for method in ("recycling", "suffix"):
-            measure(method, names, study="order", point=start)
-    for method in ("plain", "recycling"):
-        measure(method, names, study="parts")
     return rows
 
 
 _THEIRS = ("generate", "assisted", "prompt_lookup_hf")
-STUDIES = {
-    "breadth": {str(n): (f"recycling:tree={n}", 0.6, n + 1) for n in (4, 8, 16, 32, 48)},
-    "depth": {str(n): (f"recycling:tree=d{n}", 0.1 * n, 12 * n) for n in (2, 3, 4, 5, 6)},
-    "update": {rule: (f"recycling:update={rule}", 0.6, 9) for rule in ("first", "last", "unordered")},
-    "hot": {"hot": ("recycling", 0.6, 9), "cold": ("recycling", 0.5, 9)},
-    "k": {str(k): (f"recycling:k={k}", 0.6 - 0.4 / k, 9) for k in (2, 4, 8, 16)},
-    "temperature": {str(heat): ("recycling", 0.6 - 0.2 * heat, 9) for heat in (0.0, 0.5, 1.0)},
-}
-"""By point: the method, how often its candidates are right, and the nodes of a pass."""
 
 
 def _simulated(chance, method, prompt, tokens, label, skill, nodes, **setting):

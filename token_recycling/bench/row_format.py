@@ -13,8 +13,6 @@ MODES = ("generate", "replay", "batch")
 """In the order in which a report shows them."""
 BASELINE, REPLAY_BASELINE = BASELINES = "generate", "plain"
 """What speedups refer to: transformers' own decoding, and where that cannot run, plain decoding in our loop."""
-STOPPING = "specdec-pp"
-"""The study that is shown by discard and verification rate."""
 HINDSIGHT = "oracle"
 """The name of the method that knows what will be accepted: a bound for others, and never the fastest itself."""
 CLOCKS = {"wall": ("seconds", "total_seconds"), "processor": ("processor_seconds", "processor_seconds")}

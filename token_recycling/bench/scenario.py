@@ -37,7 +37,8 @@ class RunOptions:
     """Whether outputs are generated; without it reference text is replayed only."""
     replay: bool | None = None
     """Whether reference text is replayed; None where there is any."""
-    studies: tuple[str, ...] = ()
+    cold: bool = False
+    """Whether methods forget everything after every prompt."""
     batches: tuple[int, ...] = ()
     temperature: float = 0.0
     dtype: str | None = None
@@ -60,7 +61,7 @@ class RunOptions:
         for spec in self.methods:
             if spec.partition(":")[0] not in OWN_METHODS:
                 check_spec(spec, "method", OWN_METHODS)
-        if self.batches and not self.studies and self.replay:
+        if self.batches and self.replay:
             raise ValueError("--replay and --batch cannot be combined: texts are replayed one at a time")
 
 

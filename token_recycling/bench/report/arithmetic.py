@@ -20,14 +20,14 @@ Row = dict[str, Any]
 """One line of `rows.jsonl`: one method on one prompt."""
 _NUMBERS = ["batch", "tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
 _COUNTS = ["parts", "lengths", "nodes", "tried", "accepted"]
-_OTHERS = ["mode", "study", "point", "method", "label", "prompt", "category", "seconds", "total_seconds"]
+_OTHERS = ["mode", "method", "label", "prompt", "category", "seconds", "total_seconds"]
 _OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
 _OTHERS += ["environment", "run", "prefill_seconds"]
 TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
 """What a speedup is computed from, the baseline's after the method's."""
 QUARTILES = ["least", "lower", "median", "upper", "most"]
 _WHOLE = ["prompts", "tokens", "compared", "identical", "failures"]
-FIGURES = ["mat", "mat_without_loops", "discard_rate", "verification_rate", "repeated_4grams", "decoding", "whole_call"]
+FIGURES = ["mat", "mat_without_loops", "discard_rate", "repeated_4grams", "decoding", "whole_call"]
 FIGURES += [
     "first_token",
     "mat_first_quarter",
@@ -75,7 +75,6 @@ def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFr
         "mat": (done["tokens"], done["steps"]),
         "mat_without_loops": (done["tokens"] - done["loop_tokens"], done["steps"] - done["loop_steps"]),
         "discard_rate": (done["discarded"], done["tokens"]),
-        "verification_rate": (done["steps"], done["tokens"]),
         "repeated_4grams": (done["repeated_4grams"] * done["tokens"], done["tokens"]),
         "decoding": (decoded, done["decoding_seconds"]),
         "whole_call": (decoded, done["call_seconds"]),

@@ -8,7 +8,7 @@ import pandas as pd
 
 from . import arithmetic, words
 from .arithmetic import TERMS, finished
-from .summary import Comparison, Summary, curves
+from .summary import Comparison, Summary
 from .tables import Table, escaped
 
 CHEAPER = 1.05
@@ -58,13 +58,12 @@ def _with_interval(value: float, interval: tuple[float, float]) -> str:
 
 
 def findings(summary: Summary) -> list[str]:
-    """What the table of the fastest does not say: losses, the best points of studies, whether outputs are identical."""
+    """What the table of the fastest does not say: losses, and whether outputs are identical."""
     found = []
     for each in summary.main:
         slower = "; ".join(each.labels[method] for method in each.labels if each.speedups.get(method, 1.0) < 1)
         if slower and each.speedups.max() > 1:
             found.append(f"{words.place(each)}: slower than {each.labels[str(each.baseline)]}: {slower}.")
-    found += _best_points(summary)
     identical = summary.rows["identical"].dropna()
     if different := int(identical.eq(False).sum()):
         found.append(f"{different:,} of {len(identical):,} compared outputs differ from plain decoding's.")
@@ -73,20 +72,6 @@ def findings(summary: Summary) -> list[str]:
     if failed := len(summary.rows) - len(finished(summary.rows)):
         found.append(f"{words.count(failed, 'run')} failed.")
     return found
-
-
-def _best_points(summary: Summary) -> Iterator[str]:
-    """Where the studies have their best points."""
-    for (_, mode, name), points in summary.studies.items():
-        place = f"{words.study_words(name).title}, {words.mode_title(mode).lower()}"
-        for curve, known in curves(points).items():
-            known = known.dropna(subset=["decoding", "mat"]).set_index("point")
-            if len(known) > 1:
-                point, rate = known["decoding"].idxmax(), known["decoding"].max()
-                yield (
-                    f"{place}: {curve} is fastest at {point} ({rate:{',.0f' if rate >= 100 else '.1f'}} tokens/s), "
-                    f"with the largest MAT at {known['mat'].idxmax()} ({known['mat'].max():.2f})."
-                )
 
 
 def warnings(summary: Summary) -> list[str]:
@@ -109,7 +94,7 @@ def _conditions(found: Comparison) -> Iterator[str]:
     for key in ("temperature", "max_new_tokens", "seed"):
         if len(values := sorted(found.rows[key].astype(str).unique())) > 1:
             yield f"{place}: rows differ in {key} ({', '.join(values)})."
-    if found.study is None and found.baseline is None:
+    if found.baseline is None:
         yield f"{place}: no baseline was measured, so there are no speedups."
     counts = found.rows["method"].value_counts()
     every = counts.max()

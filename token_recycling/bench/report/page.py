@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..row_format import STOPPING
 from . import findings, plots, tables, words
 from .plots import Plot
-from .summary import Comparison, Summary, read
+from .summary import Summary, read
 from .tables import Table, escaped
 
 
@@ -72,15 +71,10 @@ def sections_of(summary: Summary) -> list[Section]:
         found.append(_section(words.place(each), words.ABOUT.get(each.mode, ""), of_methods, drawn))
     for run in dict.fromkeys(each.run for each in summary.batches):
         sizes = [each for each in summary.batches if each.run == run]
-        by_size = tables.points_table(sizes, "Batches by size", "batch size", clock)
+        by_size = tables.batch_table(sizes, clock)
         drawn = plots.draw_batches(sizes, summary.methods) if not run else []
         title = ", ".join(filter(None, (run, words.mode_title("batch"))))
         found.append(_section(title, words.ABOUT["batch"], [by_size], drawn))
-    for (run, mode, name), points in summary.studies.items():
-        said = words.study_words(name)
-        drawn = plots.draw_study(name, points, mode, summary.methods) if not run else []
-        title = ", ".join(filter(None, (run, said.title, words.mode_title(mode).lower())))
-        found.append(_section(title, said.what, [_study_table(name, points, clock)], drawn))
     if (failures := tables.failure_table(summary)) is not None:
         found.append(Section("Failures", "", [failures], []))
     return found
@@ -89,11 +83,6 @@ def sections_of(summary: Summary) -> list[Section]:
 def _section(title: str, text: str, tables: Iterable[Table | None], plots: Iterable[Plot | None]) -> Section:
     """Without the tables and plots that the rows have no figures for."""
     return Section(title, text, [each for each in tables if each], [each for each in plots if each])
-
-
-def _study_table(name: str, points: Sequence[Comparison], clock: str) -> Table:
-    said, timed = words.study_words(name), tables.parts_table(points) if name == "parts" else None
-    return timed or tables.points_table(points, said.title, said.axis, clock, name == STOPPING)
 
 
 def markdown(summary: Summary, sections: Sequence[Section]) -> str:

@@ -1,20 +1,15 @@
-"""The plots of a report. Of methods: speedup by category, accepted lengths, where in the tree drafts are accepted. Of
-studies: how MAT and tokens/s follow one setting (Token Recycling, figure 3), how much is discarded and verified
-(SpecDec++, figure 4). And what batches gain.
-"""
+"""The plots of a report: speedup by category, accepted lengths, acceptance by depth and rank, speedup by batch size."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from ..row_format import STOPPING
 from . import arithmetic, style
 from .style import GREY, Look, Plot
-from .summary import Comparison, curves
-from .words import heading, study_words
+from .summary import Comparison
+from .words import heading
 
 _DEPTHS, _RANKS, _LENGTHS = 12, 10, 16
 """Most that is drawn."""
@@ -25,12 +20,6 @@ def draw(found: Comparison, every: Iterable[str]) -> list[Plot | None]:
     """All plots of methods, None where rows have no figures; `every` method of the report has its colour."""
     looks = style.looks(every)
     return [speedups(found, looks), lengths(found, looks), places(found)]
-
-
-@style.styled()
-def draw_study(name: str, found: Sequence[Comparison], mode: str, every: Iterable[str]) -> list[Plot | None]:
-    """The plot of a study, where it varies something."""
-    return [study(name, found, style.looks(every))]
 
 
 @style.styled()
@@ -108,52 +97,6 @@ def places(found: Comparison) -> Plot | None:
     said = "Accepted nodes as a share of the drafted ones whose parent was accepted. A blank place was never drafted"
     beyond = f"depths beyond {_DEPTHS} and ranks beyond {_RANKS - 1} are left out"
     return Plot(f"places_{found.mode}", "Acceptance by depth and rank", f"{said}; {beyond}.", figure)
-
-
-def study(name: str, points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
-    """MAT above, tokens/s below, over the points of a study: lines where points are numbers, else bars. Of the study of
-    when to stop it is verification over discard rate.
-    """
-    found = curves(points)
-    if not found:
-        return None
-    said, file = study_words(name), f"study_{re.sub('[^a-zA-Z0-9_-]+', '_', name)}_{points[0].mode}"
-    colours = {curve: looks.get(curve, looks[known["method"].iloc[0]]).colour for curve, known in found.items()}
-    if name == STOPPING:
-        figure, (axes,) = style.canvas(3.5)
-        for curve, known in found.items():
-            axes.plot("discard_rate", "verification_rate", data=known, color=colours[curve], marker="o", label=curve)
-            for line in known.dropna(subset=["discard_rate", "verification_rate"]).itertuples():
-                place = (line.discard_rate, line.verification_rate)
-                axes.annotate(line.point, place, (0, 5), textcoords="offset points", ha="center", fontsize=7.5)
-        axes.set(xlabel="discard rate", ylabel="verification rate")
-        style.legend(figure, axes)
-        how = "Left: less is drafted in vain. Down: fewer passes of the target. Both for each emitted token."
-        return Plot(file, said.title, how, figure)
-    order = list(dict.fromkeys(each.point for each in points if each.point is not None))
-    numbers = pd.to_numeric(pd.Series(order), errors="coerce")
-    figure, panels = style.canvas(3.2, 2, 1, sharex=True)
-    for axes, column, label in zip(panels, ("mat", "decoding"), ("MAT", "tokens/s"), strict=True):
-        values = pd.DataFrame({curve: known.groupby("point")[column].first() for curve, known in found.items()})
-        values = values.reindex(order)
-        if column == "decoding":
-            values = values.assign(**_baseline(points))
-        shades = [colours.get(curve, GREY) for curve in values]
-        if numbers.isna().any():
-            values.plot.bar(ax=axes, color=shades, rot=0, legend=False)
-        else:
-            values.set_axis(numbers).sort_index().plot(ax=axes, color=shades, marker="o", markersize=4, legend=False)
-            axes.set_xticks(numbers, order)
-        axes.set(xlabel=said.axis, ylabel=label)
-    style.legend(figure, panels[1])
-    return Plot(file, said.title, "Tokens/s of decoding alone.", figure)
-
-
-def _baseline(points: Sequence[Comparison]) -> dict[str, pd.Series | float]:
-    """Tokens/s of the baseline, measured at every point or once for all, under its label."""
-    speeds = {each.point: each.figures["decoding"][each.baseline] for each in points if each.baseline}
-    labels = [each.labels[each.baseline] for each in points if each.baseline]
-    return {labels[0]: speeds[None] if list(speeds) == [None] else pd.Series(speeds)} if speeds else {}
 
 
 def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:

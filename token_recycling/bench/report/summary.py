@@ -13,10 +13,10 @@ import pandas as pd
 
 from ..row_format import BASELINES, CLOCKS, HINDSIGHT, MODES, ROWS, VERSION
 from . import arithmetic
-from .arithmetic import FIGURES, Row
+from .arithmetic import Row
 
-REQUIRED = ("mode", "study", "point", "method", "label", "prompt", "category", "batch", "failure", "environment")
-_CONDITIONS = ("run", "mode", "study", "point", "batch")
+REQUIRED = ("mode", "method", "label", "prompt", "category", "batch", "failure", "environment")
+_CONDITIONS = ("run", "mode", "batch")
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 """Columns in the order of the Token Recycling paper's table 1; others follow as they appear."""
 
@@ -93,21 +93,17 @@ def summarize(
     candidates = (baseline,) if baseline else BASELINES
     found = []
     order = [*MODES, *sorted({key[1] for key in groups} - set(MODES))]
-    for key in sorted(groups, key=lambda key: (key[2] is not None, key[0], order.index(key[1]), key[4] or 0)):
-        run, mode, study, point, batch = key
-        # A study may measure its baseline once for all points, in rows without a point.
-        own, shared = groups[key], groups.get((run, mode, study, None, batch), every[:0])
-        chosen, source = next(
-            ((name, rows) for name in candidates for rows in (own, shared) if name in set(rows["method"])), (None, own)
-        )
-        measured = chosen if source is own else None
+    for key in sorted(groups, key=lambda key: (key[0], order.index(key[1]), key[2] or 0)):
+        run, mode, batch = key
+        own = groups[key]
+        chosen = next((name for name in candidates if name in set(own["method"])), None)
         labels = own.groupby("method")["label"].last()
-        shown = ordered(known, [measured] if measured else [])
+        shown = ordered(known, [chosen] if chosen else [])
         found.append(
             Comparison(
-                *(run, mode, study, point, batch or 1, own, arithmetic.paired(own, source[source["method"] == chosen])),
+                *(run, mode, batch or 1, own, arithmetic.paired(own, own[own["method"] == chosen])),
                 {method: labels[method] for method in shown if method in labels},
-                measured,
+                chosen,
             )
         )
     return Summary(every, found, clock, list(notes))
@@ -125,8 +121,6 @@ class Comparison:
     run: str
     """The subfolder, where a report is of several runs."""
     mode: str
-    study: str | None
-    point: str | None
     batch: int
     rows: pd.DataFrame
     """Of `arithmetic.frame`."""
@@ -172,31 +166,23 @@ class Comparison:
         return self.pairs[self.pairs["method"] == method]
 
     def as_dict(self) -> dict[str, Any]:
-        """Every figure as a plain value, for JSON."""
-        shares = arithmetic.lengths(self.rows)
-        results = [
-            {
-                "method": method,
-                "label": label,
-                "baseline": method == self.baseline,
-                **_plain(self.figures[FIGURES], method),
-                "categories": {
-                    name: found for name in self.categories if (found := _plain(self.by_category, (name, method)))
-                },
-                "seconds_per_step": _plain(self.parts, method),
-                "steps_by_length": _plain(shares, method),
-            }
-            for method, label in self.labels.items()
-        ]
-        conditions = {"run": self.run, "mode": self.mode, "study": self.study, "point": self.point, "batch": self.batch}
+        """Every figure as a plain value, for JSON, which knows neither NaN nor infinity."""
+        results = _records(self.figures.assign(baseline=self.figures.index == self.baseline))
+        for line, known in (
+            ("categories", self.by_category),
+            ("seconds_per_step", self.parts),
+            ("steps_by_length", arithmetic.lengths(self.rows)),
+        ):
+            for one in results:
+                own = known[known.index.get_level_values("method") == one["method"]]
+                one[line] = _records(own)
+        conditions = {"run": self.run, "mode": self.mode, "batch": self.batch}
         return {**conditions, "baseline": self.baseline, "results": results}
 
 
-def _plain(figures: pd.DataFrame, line: Any) -> dict[str, float | None]:
-    """A line of figures, if it is there, for JSON, which knows neither NaN nor infinity."""
-    if line not in figures.index:
-        return {}
-    return {str(name): float(value) if abs(value) < float("inf") else None for name, value in figures.loc[line].items()}
+def _records(figures: pd.DataFrame) -> list[dict[str, Any]]:
+    found = json.loads(figures.reset_index().to_json(orient="records", double_precision=15))
+    return list(found)
 
 
 @dataclass
@@ -218,8 +204,8 @@ class Summary:
 
     @cached_property
     def main(self) -> list[Comparison]:
-        """The comparisons that belong to no study, one prompt at a time."""
-        return [each for each in self.comparisons if each.study is None and each.mode != "batch"]
+        """The comparisons of one prompt at a time."""
+        return [each for each in self.comparisons if each.mode != "batch"]
 
     @cached_property
     def batches(self) -> list[Comparison]:
@@ -227,34 +213,7 @@ class Summary:
         return [each for each in self.comparisons if each.mode == "batch"]
 
     @cached_property
-    def studies(self) -> dict[tuple[str, str, str], list[Comparison]]:
-        """By run, mode and study, the points in the order of the rows."""
-        found: dict[tuple[str, str, str], list[Comparison]] = {}
-        for each in self.comparisons:
-            if each.study is not None and each.mode != "batch":
-                found.setdefault((each.run, each.mode, each.study), []).append(each)
-        return found
-
-    @cached_property
     def environments(self) -> list[dict[str, Any]]:
         """Different ones, the date left out."""
         found = [{key: value for key, value in known.items() if key != "date"} for known in self.rows["environment"]]
         return list({json.dumps(known, sort_keys=True): known for known in found}.values())
-
-
-def curves(points: Sequence[Comparison]) -> dict[str, pd.DataFrame]:
-    """Figures of what belongs together in a study, a line for each point: of a method that stands at several points, or
-    of methods of one drafter that differ from point to point. Columns `point` and `method` are added.
-    """
-    measured = [
-        each.figures.drop(index=each.baseline or []).assign(point=each.point).reset_index()
-        for each in points
-        if each.point is not None
-    ]
-    if not measured:
-        return {}
-    found = pd.concat(measured)
-    found = found[found["prompts"] > 0]
-    several = found["method"].map(found["method"].value_counts()) > 1
-    names = found["label"].where(several, found["method"].str.partition(":")[0])
-    return dict(iter(found.groupby(names, sort=False)))

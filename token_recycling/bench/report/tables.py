@@ -21,7 +21,6 @@ _COLUMNS = {
     "first quarter": ("mat_first_quarter", "{:.2f}"),
     "last quarter": ("mat_last_quarter", "{:.2f}"),
     "discard rate": ("discard_rate", "{:.3f}"),
-    "verification rate": ("verification_rate", "{:.3f}"),
     "repeated": ("repeated_4grams", "{:.1%}"),
     "first token (s)": ("first_token", "{:.3f}"),
     "tokens/s": ("decoding", "{:,.1f}"),
@@ -131,13 +130,15 @@ def output_table(found: Comparison) -> Table:
     quartiles = found.figures[["lower", "median", "upper"]].map("{:.2f}".format).agg(" ".join, axis=1)
     figures = found.figures.assign(quartiles=quartiles.where(found.figures["median"].notna()))
     learning = ["first quarter", "last quarter"] if figures["prompts"].max() >= 8 else []
-    heads = ["MAT without loops", *learning, "repeated", "first token (s)", "whole call", "quartiles", "identical"]
+    heads = ["MAT without loops", *learning, "drafted", "discard rate", "repeated", "first token (s)", "whole call"]
+    heads += ["quartiles", "identical", "largest margin", "failed"]
     note = (
-        "First and last quarter: MAT of the first and last prompts measured. Repeated: 4-grams that occurred earlier "
+        "First and last quarter: MAT of the first and last prompts measured. Drafted: mean nodes of a step without the "
+        "root; discard rate: rejected ones per emitted token. Repeated: 4-grams that occurred earlier "
         "in the same output. Whole call: tokens/s, prefill included. Quartiles of the speedups of single prompts. "
         "Identical: outputs equal to plain decoding's; margin: between the two logits at the first divergence."
     )
-    return table_of("Behind the speedup", figures, [*heads, "largest margin", "failed"], note)
+    return table_of("Behind the speedup", figures, heads, note)
 
 
 def parts_table(found: Sequence[Comparison]) -> Table | None:
@@ -153,24 +154,12 @@ def parts_table(found: Sequence[Comparison]) -> Table | None:
     return table_of("Time per part of a step", figures, [*parts, "step", "overhead"], note)
 
 
-def points_table(
-    points: Sequence[Comparison], title: str, axis: str, clock: str = "wall", rates: bool = False
-) -> Table:
-    """A line for each method at each point of a study, or at each batch size; with `rates` as in SpecDec++, figure 4:
-    what is discarded and verified.
-    """
-    figures = pd.concat(
-        [each.figures.assign(point=str(each.batch) if each.mode == "batch" else each.point or NONE) for each in points]
-    )
-    heads = ["drafted", *["discard rate", "verification rate"] * rates, "MAT", "MAT without loops", "tokens/s"]
-    heads += ["whole call", *["speedup"] * any(len(each.speedups) for each in points), "identical", "failed"]
+def batch_table(sizes: Sequence[Comparison], clock: str = "wall") -> Table:
+    """A line for each method at each batch size."""
+    figures = pd.concat([each.figures.assign(size=str(each.batch)) for each in sizes])
     note = f"Drafted: mean nodes of a step without the root. Tokens/s of {words.timed(clock)}, and of the whole call."
-    if rates:
-        note += (
-            " Discard rate: rejected drafted tokens per emitted token. Verification rate: forward passes of the target "
-            "per emitted token. Less is better for both."
-        )
-    return table_of(title, figures, heads, note, {axis: "point", "method": "label"})
+    heads = ["speedup", "drafted", "MAT", "tokens/s", "whole call", "identical", "failed"]
+    return table_of("Batches by size", figures, heads, note, {"batch size": "size", "method": "label"})
 
 
 def failure_table(summary: Summary) -> Table | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from ..row_format import CLOCKS, STOPPING
+from ..row_format import CLOCKS
 from . import arithmetic
 from .summary import Comparison, Summary
 
@@ -22,24 +22,6 @@ _HEADINGS = {
 """As in the paper's table 1."""
 
 
-class StudyWords(NamedTuple):
-    """A study's title, what its points are, and what to see."""
-
-    title: str
-    axis: str
-    what: str
-
-
-_STUDIES = {
-    "breadth": StudyWords("Tree breadth", "nodes", "The tree gets broader at the same depth."),
-    "depth": StudyWords("Tree depth", "depth", "The tree gets deeper with the same number of nodes."),
-    "update": StudyWords("Update rule", "rule", "Which node's candidates are kept for a token at several nodes."),
-    "order": StudyWords("Order of the prompts", "order", "Prompts category by category, or shuffled."),
-    "hot": StudyWords("Hot and cold start", "start", "Hot: what was learned is kept between prompts. Cold: it is not."),
-    "parts": StudyWords("Time per part of a step", "part", ""),
-    "k": StudyWords("Candidates per token", "k", "How many candidates are kept for every token."),
-    STOPPING: StudyWords("When to stop drafting", "draft", "Fixed lengths, thresholds h of a learned head, an oracle."),
-}
 _MODES = {"generate": "Generated output", "replay": "Teacher-forced replay", "batch": "Batches"}
 ABOUT = {
     "generate": "The model's own output. Repetition in it flatters methods that copy from earlier tokens.",
@@ -62,11 +44,6 @@ def heading(category: str) -> str:
     return _HEADINGS.get(category, category.replace("_", " "))
 
 
-def study_words(name: str) -> StudyWords:
-    """The words of a study; its own name if it is not known."""
-    return _STUDIES.get(name, StudyWords(name.replace("_", " ").capitalize(), name.replace("_", " "), ""))
-
-
 def mode_title(mode: str) -> str:
     """The heading of a mode."""
     return _MODES.get(mode, mode.capitalize())
@@ -74,8 +51,8 @@ def mode_title(mode: str) -> str:
 
 def place(found: Comparison) -> str:
     """Where in the report a comparison stands."""
-    parts = [found.run, mode_title(found.mode), found.study, found.point]
-    return ", ".join(filter(None, [*parts, f"{found.batch} prompts" * (found.mode == "batch")]))
+    batch = f"{found.batch} prompts" if found.mode == "batch" else ""
+    return ", ".join(filter(None, (found.run, mode_title(found.mode), batch)))
 
 
 def clock_words(clock: str) -> str:
@@ -119,7 +96,7 @@ def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
 def settings(summary: Summary) -> list[tuple[str, str]]:
     """The settings of the run, as names and texts."""
     rows = summary.rows
-    main = rows[rows["study"].isna() & (rows["mode"] != "batch")]
+    main = rows[rows["mode"] != "batch"]
     main = main if len(main) else rows
     names = main["prompt"].str.split("+").where(main["batch"] > 1, main["prompt"]).explode().drop_duplicates()
     sets = names.str.rpartition("/")[0].value_counts(sort=False)

@@ -110,9 +110,9 @@ class WorkloadRun:
                 runner = entry.method.runner(self.config.model) if entry.cold else self._runners[place][repetition]
                 found[entry].append(self._call(entry, runner, index, item, "measuring", self.config))
         rows = []
+        plain = self.workload.baseline
+        wanted = None if plain is None else found[plain][0]
         for entry in entries:
-            plain = self.workload.baseline(entry)
-            wanted = None if plain is None else found[plain][0]
             rows.append(row(self.config, self.workload, entry, item, found[entry], wanted, self.environment))
         return rows
 

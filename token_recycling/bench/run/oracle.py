@@ -18,7 +18,6 @@ from ...costs.costs import Costs
 from ...drafters._shared.base import ModelDrafter
 from ...drafters._shared.expand import Rules
 from ...drafters._shared.pairing import DraftModelOption
-from ...model.prefill import prefill
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context
 from .outcome import Outcome
@@ -51,14 +50,14 @@ class Hindsight(DraftModelOption, ModelDrafter):
         return "as many tokens as will be accepted"
 
 
+@torch.no_grad()
 def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """The model's likeliest token after every token of `text` (length,) but the last, as far as it can read."""
-    choices: list[torch.Tensor] = [text[:0]]
     known = text.clamp(max=model.embedded - 1)[: model.max_length]
-    prefill(
-        model, [known], model.new_cache(), [lambda _, logits: choices.append(logits[:, :vocabulary].argmax(dim=-1))]
-    )
-    return torch.cat(choices)
+    if len(known) < 2:
+        return known[:0]
+    logits = model.model(input_ids=known[None, :-1].to(model.device), use_cache=False).logits[0, :, :vocabulary]
+    return logits.argmax(dim=-1).to(text.device)
 
 
 def _runs(agreed: torch.Tensor) -> list[int]:

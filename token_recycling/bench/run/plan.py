@@ -1,8 +1,8 @@
 """What is run in which order: workloads, and the entries of each.
 
 In one workload all entries decode the same items in the same order, and an entry keeps what it learned from item to
-item (*hot start*) unless it is a cold one. The main comparison is a workload of generation and one of replay; studies
-and batches are further ones.
+item (*hot start*) unless it is a cold one. The main comparison is a workload of generation and one of replay; batches
+are further ones.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from .methods import Drafted, Method, parse
 
 @dataclass(frozen=True)
 class Entry:
-    """A method at one point of a study."""
+    """A method and how it is run."""
 
     method: Method
-    point: str | None = None
     cold: bool = False
     """Whether it forgets everything after every prompt."""
     temperature: float = 0.0
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Arguments of `generate`: greedy decoding, or draws from all tokens, of which transformers itself would take
+        """Arguments of `generate`: greedy decoding, or samples of all tokens, of which transformers itself would take
         50. Of the model's own configuration nothing is left (`session.without_own_choices`).
         """
         if not self.temperature:
@@ -42,24 +41,17 @@ class Workload:
     """Entries on the same items in the same order."""
 
     mode: str
-    study: str | None
     entries: tuple[Entry, ...]
     items: tuple[Item, ...]
 
     @property
-    def title(self) -> str:
-        points = {entry.point for entry in self.entries}
-        (point,) = points if len(points) == 1 else (None,)
-        return " ".join(filter(None, (self.study, point, self.mode)))
-
-    def baseline(self, entry: Entry) -> Entry | None:
-        """The plain decoding whose output this one's must equal: of the same point, else of all points."""
-        plain = (one for one in self.entries if one.method.spec == BASELINE)
-        return next((one for one in plain if one.point in (entry.point, None)), None)
+    def baseline(self) -> Entry | None:
+        """The plain decoding whose output the others' must equal."""
+        return next((one for one in self.entries if one.method.spec == BASELINE), None)
 
     def keys(self, item: Item) -> list[tuple[Any, ...]]:
         """What tells the rows of an item from all others, in order."""
-        return [(self.mode, self.study, one.point, one.method.spec, item.name) for one in self.entries]
+        return [(self.mode, one.method.spec, item.name) for one in self.entries]
 
 
 @dataclass
@@ -79,37 +71,34 @@ class BenchmarkPlan:
         return ((workload, item) for workload in self.workloads for item in workload.items)
 
 
-def comparison(
-    study: str | None, entries: Sequence[Entry], questions: Sequence[Question], replay: bool
-) -> BenchmarkPlan:
-    """Every entry on every question, generating and, if wanted, replaying; `study` None is the main comparison."""
+def comparison(entries: Sequence[Entry], questions: Sequence[Question], replay: bool) -> BenchmarkPlan:
+    """Every entry on every question, generating and, if wanted, replaying."""
     items = tuple(Conversation((question,)) for question in questions)
-    plan = BenchmarkPlan([Workload("generate", study, _with_baseline(entries), items)])
+    plan = BenchmarkPlan([Workload("generate", _with_baseline(entries), items)])
     if replay:
-        plan.add(replays(study, entries, questions))
+        plan.add(replays(entries, questions))
     return plan
 
 
-def replays(study: str | None, entries: Sequence[Entry], questions: Sequence[Question]) -> BenchmarkPlan:
+def replays(entries: Sequence[Entry], questions: Sequence[Question]) -> BenchmarkPlan:
     """A workload of replay: the methods that can, on the questions whose answer is known."""
     plan = BenchmarkPlan()
     known = [question for question in questions if question.form == "text" or question.references]
-    kept: dict[tuple[str, str | None], Entry] = {}
+    kept: dict[str, Entry] = {}
     for one in entries:
         method = one.method.in_replay()
-        if method is None:
-            if one.method.spec != BASELINE:
-                plan.notes.append(f"{one.method.spec} decodes by itself and cannot replay a text: left out there")
-            continue
-        kept.setdefault((method.spec, one.point), Entry(method, one.point, one.cold))
+        if method is not None:
+            kept.setdefault(method.spec, Entry(method, one.cold))
+        elif one.method.spec != BASELINE:
+            plan.notes.append(f"{one.method.spec} decodes by itself and cannot replay a text: left out there")
     if len(known) < len(questions):
         missing = len(questions) - len(known)
         plan.notes.append(f"{missing} of {len(questions)} questions have no known answer and are not replayed")
-    if not any(one.method.spec == REPLAY_BASELINE for one in kept.values()):
-        kept = {(REPLAY_BASELINE, None): Entry(Drafted(REPLAY_BASELINE)), **kept}
+    if REPLAY_BASELINE not in kept:
+        kept = {REPLAY_BASELINE: Entry(Drafted(REPLAY_BASELINE)), **kept}
     if known:
         items = tuple(ReplayedConversation((question,)) for question in known)
-        plan.workloads.append(Workload("replay", study, tuple(kept.values()), items))
+        plan.workloads.append(Workload("replay", tuple(kept.values()), items))
     return plan
 
 
@@ -127,7 +116,7 @@ def batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Seq
         items = []
         for members in by_category.values():
             items += [Batch(tuple(members[place : place + size])) for place in range(0, len(members), size)]
-        plan.workloads.append(Workload("batch", None, _with_baseline(able), tuple(items)))
+        plan.workloads.append(Workload("batch", _with_baseline(able), tuple(items)))
     return plan
 
 

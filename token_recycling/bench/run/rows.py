@@ -49,8 +49,6 @@ def row(
     found: dict[str, Any] = {
         "version": VERSION,
         "mode": workload.mode,
-        "study": workload.study,
-        "point": entry.point,
         "method": entry.method.spec,
         "label": entry.method.label,
         "prompt": item.name,
@@ -66,7 +64,7 @@ def row(
     done = [one for one in repetitions if not isinstance(one, Exception)]
     if failure is None:
         found.update(_measured(done))
-        if isinstance(baseline, list) and not sampled and workload.baseline(entry) != entry:
+        if isinstance(baseline, list) and not sampled and workload.baseline != entry:
             divergence = next(filter(None, (_divergence(config.model, baseline, one) for one in done)), None)
             found.update(identical=divergence is None, divergence=divergence)
     return found

@@ -19,7 +19,6 @@ from .methods import DEFAULT, Assisted, Method, Oracle, parse
 from .plan import BenchmarkPlan, Entry, batches, comparison, replays
 from .prompts import BenchmarkConfig, PromptTooLongError, prompt
 from .store import Store, whole_items
-from .studies import study
 
 _SHARED = (
     *("machine", "cpu", "threads", "accelerator", "python", "torch", "transformers", "token_recycling"),
@@ -97,19 +96,14 @@ def _loaded(
     return loading.load(model, dtype, device, threads, prepack)
 
 
-def plan(options: RunOptions, named: Sequence[Method], questions: Sequence[Question], seed: int = 0) -> BenchmarkPlan:
-    """The workloads of the studies and batches, if any, else of the main comparison; raises ValueError."""
-    made, replay = BenchmarkPlan(), options.replay is not False
-    for name in dict.fromkeys(options.studies):
-        made.add(study(name, named, questions, replay, seed))
+def plan(options: RunOptions, named: Sequence[Method], questions: Sequence[Question]) -> BenchmarkPlan:
+    """The workloads of batches, if there are any, else of the main comparison."""
     if options.batches:
-        made.add(batches(named or [one for one in map(parse, DEFAULT) if one.batches], questions, options.batches))
-    if options.studies or options.batches:
-        return made
-    entries = [Entry(method, temperature=options.temperature) for method in named or map(parse, DEFAULT)]
+        return batches(named or [one for one in map(parse, DEFAULT) if one.batches], questions, options.batches)
+    entries = [Entry(one, options.cold, options.temperature) for one in named or map(parse, DEFAULT)]
     if not options.generate:
-        return replays(None, entries, questions)
-    return comparison(None, entries, questions, replay and not options.temperature)
+        return replays(entries, questions)
+    return comparison(entries, questions, options.replay is not False and not options.temperature)
 
 
 def without_own_choices(model: PreTrainedModel) -> list[str]:
@@ -148,20 +142,13 @@ def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) ->
 def settings(
     config: BenchmarkConfig, questions: Sequence[Question], made: BenchmarkPlan, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """What must be equal for rows of two runs to stand in one folder; their file keeps its older names of keys."""
+    """What must be equal for rows of two runs to stand in one folder."""
     return {
         "questions": f"{len(questions)}, {digest(questions)}",
-        "courses": {
-            f"{workload.mode}, {place}": {
-                "study": workload.study,
-                "contenders": [
-                    " ".join(filter(None, (one.method.spec, one.point and f"at {one.point}")))
-                    for one in workload.entries
-                ],
-                "items": len(workload.items),
-            }
-            for place, workload in enumerate(made.workloads)
-        },
+        "workloads": [
+            [workload.mode, len(workload.items), *(one.method.spec + " cold" * one.cold for one in workload.entries)]
+            for workload in made.workloads
+        ],
         "max_new_tokens": config.max_new_tokens,
         "repeats": config.repeats,
         "chat": config.chat,

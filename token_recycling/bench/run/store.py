@@ -102,7 +102,7 @@ def _compare(folder: Path, described: Path, settings: dict[str, Any]) -> None:
 def _key(line: bytes, path: Path) -> tuple[Any, ...]:
     try:
         row = json.loads(line)
-        return tuple(row[name] for name in ("mode", "study", "point", "method", "prompt"))
+        return tuple(row[name] for name in ("mode", "method", "prompt"))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"expected rows of a benchmark in {path}, got {line[:60]!r} ({error}); start --fresh"

@@ -62,13 +62,7 @@ def bench(
         bool | None,
         typer.Option("--replay/--no-replay", help="Also replay reference text; default where there is any."),
     ] = None,
-    study: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A study instead: breadth, depth, update, order, hot, parts, k, temperature; or specdec-pp, of "
-            "--method specdec_pp:model=FOLDER."
-        ),
-    ] = None,
+    cold: Annotated[bool | None, typer.Option("--cold", help="Forget what was learned after every prompt.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batches of this size instead; repeatable.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Sampling temperature; 0, the default, is greedy.")
@@ -87,11 +81,18 @@ def bench(
     """Measures methods against each other on the same prompts, and writes a report. It says first how long it takes;
     Ctrl-C loses nothing.
     """
-    repeated = {"data": data, "methods": method, "studies": study, "batches": batch}
+    repeated = {"data": data, "methods": method, "batches": batch}
     given = {
         **{name: tuple(value) if value else None for name, value in repeated.items()},
         **{"limit": limit, "repeats": repeats, "max_new_tokens": max_new_tokens, "replay": replay},
-        **{"temperature": temperature, "dtype": dtype, "threads": threads, "prepack": prepack, "chat": chat},
+        **{
+            "cold": cold,
+            "temperature": temperature,
+            "dtype": dtype,
+            "threads": threads,
+            "prepack": prepack,
+            "chat": chat,
+        },
     }
     runs = runs_of(scenario, given)
     sources.check_source(model)
@@ -162,8 +163,7 @@ def _hook(progress: Progress, task: TaskID, repeats: int, plan: BenchmarkPlan, d
     def on_event(event: Event) -> None:
         if event.found is None:
             phase = "" if event.phase == "measuring" else f" ({event.phase})"
-            point = "" if event.entry.point is None else f" at {event.entry.point}"
-            progress.update(task, description=f"{event.workload.title}: {event.entry.method.label}{point}{phase}")
+            progress.update(task, description=f"{event.workload.mode}: {event.entry.method.label}{phase}")
         elif event.phase == "measuring":
             progress.advance(task)
         elif event.phase == "warming up" and isinstance(event.found, Exception):
