@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from token_recycling.costs.budget import NO_COSTS
-from token_recycling.recycling.nodes import PAST, TEXT
 from token_recycling.recycling.occurrences import BREAK, masked
 from token_recycling.recycling.options import Options
 from token_recycling.recycling.recycler import Recycler
@@ -74,7 +73,7 @@ def test_a_pass_is_not_larger_than_its_costs_are_known():
     assert sum(map(len, drafts)) == 10 - 3
 
 
-def test_a_text_whose_drafts_were_right_has_longer_ones_and_one_whose_were_wrong_shorter():
+def test_drafts_are_longer_where_earlier_ones_were_right_and_shorter_where_they_were_wrong():
     said = {}
     for right in (True, False):
         drafting = Drafting()
@@ -125,35 +124,36 @@ def test_a_text_that_grows_is_found_as_a_whole():
     assert drafting([[*text, *text[3:6]]], [slot]) == [text[6 : 6 + NODES]]
 
 
-def test_a_long_match_is_copied_and_where_it_ends_all_that_is_known_is_asked_again():
-    """Only the chain's nodes within a copy have a single candidate."""
-    drafting, slot = Drafting(), None
-    slot = drafting.take()
-    said = list(range(20, 60))
+def test_a_long_match_is_copied_and_where_it_ends_what_followed_elsewhere_is():
+    drafting = Drafting()
+    slot, said = drafting.take(), list(range(20, 60))
     text = [*said, 90, *said[:20]]
-    chances = []
     for end in range(30, len(text) + 1):  # until the calibration has seen that long matches are right
         (made,) = drafting([text[:end]], [slot])
-        chances.append(float(drafting.arrays.trees.chances[slot.slot, 0, 0]))
     assert made == said[20 : 20 + NODES]
-    growing, copied = drafting.arrays.trees, drafting.arrays.copied[slot.slot]
-    assert growing.known[slot.slot, 1 : NODES + 1].tolist() == [1] * NODES
-    assert len(set(growing.chances[slot.slot, : NODES + 1, 0].tolist())) == 1, "as likely as the first"
-    assert copied.tolist() == [TEXT, 20 + NODES]
     (made,) = drafting([[*text, *said[20:35]]], [slot])
     assert made[:6] == [*said[35:], 90], "the last tokens before the text repeats itself"
     assert made[6:] == said[: NODES - 6], "what followed the text's own end"
 
 
 def test_what_earlier_texts_said_is_copied_up_to_their_end():
-    drafting, slot = Drafting(), None
-    slot = drafting.take()
-    said, prompt = list(range(20)), list(range(60, 80))
+    drafting = Drafting()
+    slot, said, prompt = drafting.take(), list(range(20)), list(range(60, 80))
     drafting.recycler.matrix.past.extend([*masked(np.array(prompt)).tolist(), *said, BREAK, 50, 51])
     text = [*prompt, *said[:12]]
     for end in range(1, 13):
         (made,) = drafting([text[: 20 + end]], [slot])
         if end == 7:
             assert made == said[7 : 7 + NODES]
-            assert drafting.arrays.copied[slot.slot].tolist() == [PAST, 20 + 7 + NODES]
     assert made == said[12:], "nothing of the prompt, nothing beyond the break"
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5, 0.1])
+def test_gains_are_scaled_by_the_forecast_ratio(ratio):
+    drafting, costs = Drafting(), 1 + 0.2 * np.arange(NODES + 1)
+    tokens = np.array(TEXTS[0])
+    tree = drafting.recycler.draft_one(drafting.take(), tokens, NODES)
+    rates = (1 + ratio * np.append(0, tree.values[1:].cumsum())) / costs
+    drafting = Drafting()
+    tree = drafting.recycler.draft_one(drafting.take(), tokens, NODES, costs, ratio)
+    assert len(tree.tokens) == 1 + int(rates.argmax())

@@ -112,9 +112,10 @@ class TokenRecycling(LlamaDraftModel):
         elif self._verified:
             self.passes.gave(len(self._read) - len(read), self._values)
         assert self._text is not None
-        chain = self.recycler.draft_one(self._text, self._read, self.num_pred_tokens, self.passes.seconds)
-        self._values = chain.values[: self.passes.paying(chain.values)].copy()
-        draft = chain.tokens[1 : len(self._values)].astype(np.intc)
+        costs, ratio = self.passes.seconds, self.passes.ratio
+        chain = self.recycler.draft_one(self._text, self._read, self.num_pred_tokens, costs, ratio)
+        self._values = chain.values.copy()
+        draft = chain.tokens[1:].astype(np.intc)
         self._evaluated_next = np.append(self._read[-1:], draft)
         self.recycler.save_if_due()
         self._drafting = time.perf_counter() - began

@@ -18,7 +18,7 @@ import numpy as np
 
 from .._util.options import check_above, read_options
 from .._util.topk import as_candidates, packed_candidates
-from ..costs.costs import Costs, OnlineCurve, Work, paying_nodes, tokens_by_size
+from ..costs.costs import Costs, OnlineCurve, Work
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options
@@ -112,14 +112,10 @@ class PassCosts:
         if (curve := self._learned) is not None:
             self._costs = Costs(lambda texts, length: curve, 1, 1)
 
-    def paying(self, values: np.ndarray) -> int:
-        """How many nodes of a draft pay by what came of such forecasts before, of the chances (n,) that each is
-        accepted, the root first; all of them where costs are given.
-        """
-        if self._learned is None:
-            return len(values)
-        gains = self._costs.trust(self._work) * values[1:]
-        return 1 + paying_nodes(tokens_by_size(gains), self.seconds[: len(values)])
+    @property
+    def ratio(self) -> float:
+        """The forecast ratio: accepted / predicted tokens of earlier drafts; 1 where costs are given."""
+        return 1.0 if self._learned is None else self._costs.trust(self._work)
 
     def gave(self, tokens: int, values: np.ndarray) -> None:
         """What a step brought whose draft had nodes of these chances (n,), the root first."""

@@ -77,12 +77,6 @@ def follows_from(copying: Copying) -> int:
 
 
 @compiled_part
-def has_rules(copying: Copying) -> bool:
-    """Whether something was replaced in the text, so that it may be again."""
-    return copying.state[_MADE] > 0
-
-
-@compiled_part
 def follow(copying: Copying, index: OccurrenceArrays, token: int) -> None:
     """The text goes on with `token`, which is not in its index yet."""
     state, rules = copying

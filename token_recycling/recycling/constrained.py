@@ -144,16 +144,17 @@ def grow(
     room: int,
     most: int,
     costs: np.ndarray,
+    ratio: float = 1.0,
 ) -> Grown:
     """Grow a tree of up to `most` nodes below the root, whose token is given and after which `first` may follow.
 
-    Nodes stand no deeper than `room`; they grow as long as they may pay by `costs` (m,), times of steps over 1, 2, ...
-    nodes; all pay if there are none.
+    Nodes stand no deeper than `room`; as many are kept as pay by `costs` (m,), times of steps over 1, 2, ... nodes, and
+    by the forecast `ratio`; all if there are no costs.
     """
     times, grown = costs.tolist(), Grown([token], [-1], [1.0], [1.0])
     states: list[State | None] = [root]
-    depths, order, expected = [0], count(), 1.0
-    best = 1.0 / times[0] if times else 0.0
+    depths, order, expected, size = [0], count(), 1.0 / ratio, 1
+    best = expected / times[0] if times else 0.0
     most = min(most, len(times) - 1) if times else most
     waiting: list[tuple[float, int, int, int, float]] = []
 
@@ -183,7 +184,7 @@ def grow(
         states.append(after)
         depths.append(depths[parent] + 1)
         expected -= less
-        if times:
-            best = max(best, expected / times[nodes])
+        if not times or expected / times[nodes] > best:
+            best, size = expected / times[nodes] if times else 0.0, nodes + 1
         wait(nodes, candidates)
-    return grown
+    return Grown(*(part[:size] for part in grown))

@@ -1,7 +1,6 @@
 """The nodes of a draft that grows: what may follow each, the likeliest first (`mixture`).
 
-Where the last 16 tokens or more stood before, and what followed there is what the mixture holds likely, a chain copies
-it for as long as it goes on, without mixing. Cost: two microseconds a node, tens of nanoseconds a copied one.
+Cost: two microseconds a node.
 """
 
 from __future__ import annotations
@@ -11,17 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.compiled import compiled_part
-from .alignment import HYPOTHESES, find, go_on, has_rules
+from .alignment import HYPOTHESES, find, go_on
 from .mixture import Mixture, Sources, mix
 from .ngrams import ABSENT
-from .occurrences import LONGEST, token_at
+from .occurrences import LONGEST
 
 CHILDREN = 16
 """Most candidates that are looked at after one node."""
-TEXT, PAST, NOTHING = 0, 1, -1
-"""What a chain is copied from."""
-_LEAST, _SURE = 16, 0.8
-"""Tokens of a match that is copied, and how likely its first token is."""
 
 
 class GrowingTree(NamedTuple):
@@ -93,16 +88,8 @@ def put_below(tree: GrowingTree, node: int, parent: int, token: int, chance: flo
 
 
 @compiled_part
-def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sources: Sources) -> None:
-    """Finds what may follow the newest node, or copies it in a chain. `copied` (2,) int64: from what, which place."""
-    if copied[0] != NOTHING:
-        token = _token(sources, copied[0], copied[1] + 1)
-        if token >= 0:
-            copied[1] += 1
-            tree.candidates[node, 0], tree.cells[node, 0] = token, tree.cells[node - 1, 0]
-            tree.chances[node, 0] = tree.chances[node - 1, 0]
-            tree.known[node], tree.drafted[node] = 1, 0
-            return
+def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
+    """Find what may follow the newest node."""
     mixture, known, depth, above = tree.mixture, np.int64(0), tree.depths[node], node
     for place in range(LONGEST):
         if place < depth:
@@ -122,14 +109,8 @@ def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sour
             tree.cells[node, place] = mixture.cells[candidate]
             known = min(known + 1, np.int64(CHILDREN))
     tree.known[node], tree.drafted[node] = known, 0
-    copied[0] = NOTHING
     if node == 0:
         find(sources.copying, tree.places[0], mixture.longest[0, 1], mixture.longest[0, 0])
-    if chain and known and tree.chances[node, 0] >= _SURE and not has_rules(sources.copying):
-        for origin in (PAST, TEXT):
-            place = mixture.longest[origin, 1]
-            if mixture.longest[origin, 0] >= _LEAST and _token(sources, origin, place) == tree.candidates[node, 0]:
-                copied[0], copied[1] = origin, place
 
 
 @compiled_part
@@ -145,8 +126,3 @@ def keep_allowed(tree: GrowingTree, node: int, mask: np.ndarray) -> None:
             tree.cells[node, known] = tree.cells[node, rank]
             known += 1
     tree.known[node] = known
-
-
-@compiled_part
-def _token(sources: Sources, origin: int, place: int) -> int:
-    return token_at(sources.text, place) if origin == TEXT else token_at(sources.past, place)

@@ -53,8 +53,7 @@ class Recycler:
         learns: bool = True,
     ) -> None:
         """`nodes`: most drafted ones of a text. `template`: filled instead of growing; its breadth is `CHILDREN` at
-        most. `corrected` as of `Shape`. `prompts`: keep the end of a prompt, by which what followed is
-        found again.
+        most. `corrected` as of `Shape`. `prompts`: keep the end of a prompt, by which what followed is found again.
         """
         self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
         self.lessons = 0
@@ -116,12 +115,14 @@ class Recycler:
         lengths: np.ndarray,
         rooms: np.ndarray,
         costs: np.ndarray = NO_COSTS,
+        ratio: float = 1.0,
     ) -> np.ndarray:
         """(n,) int64: how many nodes the draft of each of n texts has, the root included; `tree` has them.
 
         The texts lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
-        all texts take, in any unit; none where every node pays.
+        all texts take, in any unit; none where every node pays. `ratio`: accepted / predicted tokens of earlier
+        drafts, which scales what nodes are expected to bring.
         """
         self._texts.record_ended()
         for text, row, length in zip(texts, rows.tolist(), lengths.tolist(), strict=True):
@@ -133,7 +134,7 @@ class Recycler:
             for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
                 self._texts.reserve(slot, length)
         asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
-        draft(self._texts.arrays, asked, self.matrix.sources(), self._shape, costs, counts)
+        draft(self._texts.arrays, asked, self.matrix.sources(), self._shape, costs, ratio, counts)
         return counts
 
     def draft_one(
@@ -142,14 +143,22 @@ class Recycler:
         tokens: np.ndarray,
         room: int,
         costs: np.ndarray = NO_COSTS,
+        ratio: float = 1.0,
     ) -> GrowingTree:
         """The nodes of a draft for one text (length,): as `draft`."""
         one = np.array([0, len(tokens), room])
-        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs)
+        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, ratio)
         return self.tree(text, int(counts[0]))
 
     def draft_within(
-        self, text: Text, tokens: np.ndarray, room: int, state: State, habits: Habits, costs: np.ndarray = NO_COSTS
+        self,
+        text: Text,
+        tokens: np.ndarray,
+        room: int,
+        state: State,
+        habits: Habits,
+        costs: np.ndarray = NO_COSTS,
+        ratio: float = 1.0,
     ) -> tuple[GrowingTree, np.ndarray]:
         """A draft for one text (length,) that keeps to a grammar: its nodes as of `draft_one`, and how likely each is
         if its parent is accepted, (n,) float32. `state`: what may follow the text.
@@ -170,7 +179,7 @@ class Recycler:
 
         keep_allowed(tree, 0, state.mask)
         first = candidates(0)
-        grown = grow(state, first, int(tree.tokens[0]), propose, habits, room, self.nodes, costs)
+        grown = grow(state, first, int(tree.tokens[0]), propose, habits, room, self.nodes, costs, ratio)
         nodes = len(grown.tokens)
         return self.tree(text, nodes), np.array(grown.chances, np.float32)
 

@@ -11,7 +11,7 @@ import torch
 
 from ..._util.compiled import compiling
 from ...costs.budget import NO_COSTS
-from ...costs.costs import Costs, paying_nodes, tokens_by_size
+from ...costs.costs import Costs
 from ...recycling.constrained import states_of
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT
@@ -70,18 +70,17 @@ class RecyclingText(TextDrafter):
             self._rest -= 1
             return Draft(root_only(), context.root)
         began = _now()
-        times = self._times()
+        times, ratio = self._times(), 1.0 if self._costs is None else self._costs.trust(self._work)
         tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
         if self._state is not None:
             tree, chances = self._recycler.draft_within(
-                self._text, tokens, room, self._state, self.drafter.habits, times
+                self._text, tokens, room, self._state, self.drafter.habits, times, ratio
             )
         else:
-            tree = self._recycler.draft_one(self._text, tokens, room, times)
+            tree = self._recycler.draft_one(self._text, tokens, room, times, ratio)
             chances = tree.chances[tree.parents, tree.ranks]
-        nodes = self._believed(tree.values, times)
-        self._values = tree.values[:nodes].copy()
-        draft = _draft_of(tree, nodes, chances)
+        self._values = tree.values.copy()
+        draft = _draft_of(tree, chances)
         self._spent = _now() - began
         return draft
 
@@ -91,13 +90,6 @@ class RecyclingText(TextDrafter):
             return NO_COSTS
         passes, work = self._costs.by_nodes, self._work
         return passes + work.step + work.node * np.arange(len(passes))
-
-    def _believed(self, values: np.ndarray, times: np.ndarray) -> int:
-        """How many of the nodes that have grown (n,) pay by what has come of such forecasts before."""
-        if self._costs is None:
-            return len(values)
-        gains = self._costs.trust(self._work) * values[1:]
-        return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]
@@ -144,9 +136,9 @@ class RecyclingText(TextDrafter):
         self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
 
 
-def _draft_of(tree: GrowingTree, nodes: int, chances: np.ndarray) -> Draft:
-    """The first nodes of a tree in order of depth; `chances` (n,): that each is accepted if its parent is."""
-    shape, order = Tree.of_grown(tree.parents[:nodes].tolist(), tree.ranks[:nodes].tolist())
+def _draft_of(tree: GrowingTree, chances: np.ndarray) -> Draft:
+    """The nodes of a tree in order of depth; `chances` (n,): that each is accepted if its parent is."""
+    shape, order = Tree.of_grown(tree.parents.tolist(), tree.ranks.tolist())
     tokens = torch.from_numpy(tree.tokens[order])
     confidence = chances[order]
     confidence[0] = 1
