@@ -187,4 +187,4 @@ def grow(
         if not times or expected / times[nodes] > best:
             best, size = expected / times[nodes] if times else 0.0, nodes + 1
         wait(nodes, candidates)
-    return Grown(*(part[:size] for part in grown))
+    return Grown(grown.tokens[:size], grown.parents[:size], grown.chances[:size], grown.values[:size])
