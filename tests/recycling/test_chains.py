@@ -77,7 +77,7 @@ def test_drafts_are_longer_where_earlier_ones_were_right_and_shorter_where_they_
     said = {}
     for right in (True, False):
         drafting = Drafting()
-        slot, text, costs = drafting.take(), list(range(40)) * 2, 1 + 0.15 * np.arange(40)
+        slot, text, costs = drafting.take(), list(range(40)) * 2, 1 + 0.3 * np.arange(40)
         lengths = []
         for _ in range(6):
             (made,) = drafting([text], [slot], costs=costs)
