@@ -59,7 +59,7 @@ def test_matches_are_told_apart_by_length():
 
 def unsupported(share, rank):
     """The kind of a candidate of a mixture that no text supports, neither this one nor the past."""
-    return cell_of(np.float32(share), rank, 0, kinds=4 * MATCHES + 9)
+    return cell_of(np.float32(share), rank, 0, kinds=4 * MATCHES + 7)
 
 
 def test_candidates_are_counted_at_accepted_nodes_drafted_or_not():

@@ -122,7 +122,7 @@ def test_four_are_looked_beside_and_four_after_each():
 
 
 def cell(share, rank, text=0, past=0):
-    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES + 9)
+    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES + 7)
 
 
 @pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (2, 1), (3, 2), (5, 2), (7, 2), (8, 3), (20, 3)])

@@ -1,12 +1,12 @@
-"""Copies that go on behind an edit: the place that a text is being copied from, and what was replaced on the way.
+"""Edit-aware copying: drafts resume behind an edit, from the place that a sequence is being copied from.
 
 An answer that repeats a file, a tool's result or a prediction leaves it where something is edited, and comes back to it
-soon. What follows short matches elsewhere says little there; the place that was copied last says a lot. So the place of
-the next token to copy is known of every text. Where the text says something else, copying is to go on after as many
-tokens (something was replaced), at the same place (something was inserted), or behind the next place that has the
-newest tokens, the nearest of the longest matches. Where it does, what stood between is a rule, old tokens and new ones,
-which holds from then on where the old ones are to be copied: a name that was replaced once is replaced again. Each
-place of a draft has such places of its own, so that a draft goes on behind its own replacements.
+soon. Matches elsewhere say little there; the place that was copied last says a lot. So the place of the next token to
+copy is kept for every sequence. Where the sequence says something else, copying resumes after as many tokens (something
+was replaced), at the same place (something was inserted), or behind the next place that has the newest tokens, the
+nearest of the longest matches. Where it resumes behind a replacement, old tokens and new ones are a rule: a name that
+was replaced once is replaced again. Each node of a draft has such places of its own, so that a draft goes on behind its
+own replacements.
 
 Cost: tens of nanoseconds a token and place, in compiled code; in an edit a microsecond a token.
 """
@@ -23,12 +23,11 @@ from .occurrences import BREAK, OccurrenceArrays, token_at
 
 HYPOTHESES = 3
 """Places at most where copying may go on."""
-KINDS = 9
-"""By how many tokens were copied in a row: none, 1, 2 and 3, 4 to 7, more; by a rule that held once, or more often; at
-the beginning of a prediction; long after the last copied token.
+KINDS = 7
+"""By how many tokens were copied in a row: none, 1, 2 and 3, 4 to 7, more; by a rule; at the beginning of a prediction.
 """
-_BY_RULE, _BY_SURE_RULE, _AT_BEGINNING, _LATE = 5, 6, 7, 8
-_WEIGHTS = np.array([0.06, 0.35, 0.55, 0.75, 0.85, 0.45, 0.7, 0.6, 0.1], np.float32)
+_BY_RULE, _AT_BEGINNING = 5, 6
+_WEIGHTS = np.array([0.06, 0.35, 0.55, 0.75, 0.85, 0.6, 0.6], np.float32)
 """Of what is to be copied against all else, by kind."""
 _WINDOW, _COMPARED = 64, 8
 """Tokens behind the last copied place among which the newest ones are looked for, and most that are compared."""
@@ -44,16 +43,15 @@ _PLACE, _RUN, _GAP, _RULE, _DONE, _MADE, _PREDICTED, _PREDICTION, _FROM = range(
 rule that is being followed, and how many of its tokens; rules so far; tokens that a prediction had, its length, and how
 many tokens are the prompt.
 """
-_OLD, _NEW, _BEFORE, _RIGHT, _WRONG, _TOKENS = range(6)
-"""Of a rule: numbers of tokens, the token before the old ones or `ABSENT`, how often it held and did not, its tokens.
-"""
+_OLD, _NEW, _RIGHT, _WRONG, _TOKENS = range(5)
+"""Of a rule: numbers of tokens, how often it held and did not, its tokens."""
 
 
 class Copying(NamedTuple):
     """Of one text, or of many with a dimension of slots in front."""
 
     state: np.ndarray  # (9,) int64
-    rules: np.ndarray  # (_RULES, 21) int64
+    rules: np.ndarray  # (_RULES, 20) int64
 
     @classmethod
     def empty(cls, *slots: int) -> Copying:
@@ -105,7 +103,7 @@ def follow(copying: Copying, index: OccurrenceArrays, token: int) -> None:
     at, length = _taken_up(state, index, token)
     length = min(length, state[_GAP], at + 1 - state[_PLACE])
     if length >= _AGAIN:
-        _learn(copying, index, at + 1 - length, state[_GAP] - length, token)
+        _learn(copying, index, at + 1 - length, state[_GAP] - length)
         _copied(state, at + 1 - length, length)
         state[_RUN], state[_GAP] = length, 0
     elif state[_GAP] > _LOST:
@@ -142,28 +140,21 @@ def _taken_up(state: np.ndarray, index: OccurrenceArrays, token: int) -> tuple[i
 
 
 @compiled_part
-def _learn(copying: Copying, index: OccurrenceArrays, again: int, written: int, token: int) -> None:
-    """Learns what was written, so many tokens, in place of what stands from the last copied place up to `again`; the
-    newest token is not in the index yet. Insertions are known by the tokens at both sides.
+def _learn(copying: Copying, index: OccurrenceArrays, again: int, new: int) -> None:
+    """Learn a rule: `new` tokens were written in place of what stands from the last copied place up to `again`. The
+    newest token is not in the index yet.
     """
     state, rules = copying
     begin, old = state[_PLACE], again - state[_PLACE]
-    before = np.int64(ABSENT)
-    first = index.added[0] + 1 - state[_GAP]  # of what was written
-    new = written
-    if old == 0:
-        before, old, new = token_at(index, begin - 1) if begin > 0 else np.int64(BREAK), np.int64(1), written + 1
-    if written < 1 or old > _LONGEST_RULE or new > _LONGEST_RULE or token_at(index, begin) < 0:
+    if not 1 <= new <= _LONGEST_RULE or not 1 <= old <= _LONGEST_RULE or token_at(index, begin) < 0:
         return
-    rule = rules[state[_MADE] % _RULES]
+    first, rule = index.added[0] + 1 - state[_GAP], rules[state[_MADE] % _RULES]
     state[_MADE] += 1
-    rule[_OLD], rule[_NEW], rule[_BEFORE], rule[_RIGHT], rule[_WRONG] = old, new, before, 1, 0
+    rule[_OLD], rule[_NEW], rule[_RIGHT], rule[_WRONG] = old, new, 1, 0
     for place in range(old):
         rule[_TOKENS + place] = token_at(index, begin + place)
-    for place in range(written):
+    for place in range(new):
         rule[_TOKENS + _LONGEST_RULE + place] = token_at(index, first + place)
-    if new > written:
-        rule[_TOKENS + _LONGEST_RULE + written] = token_at(index, begin)
 
 
 @compiled_part
@@ -174,9 +165,7 @@ def _rule_at(copying: Copying, index: OccurrenceArrays, place: int) -> int:
     for back in range(min(made, np.int64(_RULES))):
         number = (made - 1 - back) % _RULES
         rule = rules[number]
-        if rule[_WRONG] > rule[_RIGHT] or (rule[_BEFORE] != ABSENT and rule[_BEFORE] != token_at(index, place - 1)):
-            continue
-        same = True
+        same = rule[_WRONG] <= rule[_RIGHT]
         for one in range(rule[_OLD]):
             if token_at(index, place + one) != rule[_TOKENS + one]:
                 same = False
@@ -189,7 +178,7 @@ def _rule_at(copying: Copying, index: OccurrenceArrays, place: int) -> int:
 @compiled_part
 def begin_draft(copying: Copying, index: OccurrenceArrays, places: np.ndarray) -> None:
     """Fills in where copying may go on after the newest token; `places` (HYPOTHESES, 4) int64: a place or -1, tokens in
-    a row (-1: at the beginning of a prediction, -2: long after the last one), a rule, and how many of its tokens.
+    a row (-1: at the beginning of a prediction), a rule, and how many of its tokens.
     """
     state = copying.state
     for row in range(HYPOTHESES):
@@ -200,17 +189,14 @@ def begin_draft(copying: Copying, index: OccurrenceArrays, places: np.ndarray) -
         places[0, 0], places[0, 1] = state[_PLACE], state[_RUN] if state[_RUN] > 0 else -1
         places[0, 2], places[0, 3] = state[_RULE], state[_DONE]
         return
-    count, found = index.added[0], 0
-    late = state[_GAP] > _SHORT
+    count, found, late = index.added[0], 0, state[_GAP] > _SHORT
     # The newest token is in the index by now: it is looked for as it was before.
     newest = token_at(index, count - 1)
     index.added[0] = count - 1
     at, length = _taken_up(state, index, newest)
     index.added[0] = count
-    if length > 0:
+    if length >= (_AGAIN if late else 1):
         places[0, 0], places[0, 1], places[0, 2], places[0, 3] = at + 1, length, 0, 0
-        if late and length < _AGAIN:
-            places[0, 1] = -2
         found = 1
     if not late:
         for place in (state[_PLACE] + state[_GAP], state[_PLACE]):
@@ -230,35 +216,20 @@ def find(copying: Copying, places: np.ndarray, place: int, length: int) -> None:
 
 
 @compiled_part
-def candidates(copying: Copying, index: OccurrenceArrays, place: np.ndarray, found: np.ndarray) -> int:
-    """Fills in what may be copied at one of the places of `begin_draft`: `found` (2, 3) int64 of token, kind, and share
-    in 256ths; returns how many there are.
-    """
+def candidate(copying: Copying, index: OccurrenceArrays, place: np.ndarray) -> tuple[int, int]:
+    """The token to copy at one of the places of `begin_draft`, -1 for none, and its kind."""
     if place[0] < 0:
-        return 0
-    rules, run = copying.rules, place[1]
-    if run == -1:
-        kind = _AT_BEGINNING
-    elif run == -2:
-        kind = _LATE
-    else:
-        kind = 0 if run < 1 else 1 if run < 2 else 2 if run < 4 else 3 if run < 8 else 4
-    if place[3] > 0:
-        rule, token = place[2], rules[place[2], _TOKENS + _LONGEST_RULE + place[3]]
-        found[0, 0], found[0, 1], found[0, 2] = token, _BY_SURE_RULE if rules[rule, _RIGHT] > 1 else _BY_RULE, 256
-        return 1
-    count, share, rule = 0, 256, _rule_at(copying, index, place[0])
+        return np.int64(ABSENT), np.int64(0)
+    run, rule, done = place[1], place[2], place[3]
+    if done == 0:
+        rule = _rule_at(copying, index, place[0])
     if rule >= 0:
-        right, wrong = rules[rule, _RIGHT], rules[rule, _WRONG]
-        share = (256 * (2 * right + 1)) // (2 * (right + wrong) + 2)
-        found[0, 0] = rules[rule, _TOKENS + _LONGEST_RULE]
-        found[0, 1], found[0, 2] = _BY_SURE_RULE if right > 1 else _BY_RULE, share
-        count, share = 1, 256 - share
-    token = token_at(index, place[0])
-    if token >= 0 and (count == 0 or found[0, 0] != token):
-        found[count, 0], found[count, 1], found[count, 2] = token, kind, share
-        count += 1
-    return count
+        return copying.rules[rule, _TOKENS + _LONGEST_RULE + done], np.int64(_BY_RULE)
+    if run == -1:
+        return token_at(index, place[0]), np.int64(_AT_BEGINNING)
+    return token_at(index, place[0]), np.int64(
+        0 if run < 1 else 1 if run < 2 else 2 if run < 4 else 3 if run < 8 else 4
+    )
 
 
 @compiled_part

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.compiled import compiled_part
-from .alignment import HYPOTHESES, Copying, candidates, weight
+from .alignment import HYPOTHESES, Copying, candidate, weight
 from .alignment import KINDS as COPIED
 from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
 from .ngrams import FULL, Rows, find_row
@@ -66,7 +66,6 @@ class Mixture(NamedTuple):
     shares: np.ndarray  # (c,) float32: of the mixture
     matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this text and the past
     copied: np.ndarray  # (c,) int64: kinds of copies, -1 for none
-    found: np.ndarray  # (2, 3) int64: for `alignment.candidates`
     cells: np.ndarray  # (c,) int64: kinds, for the calibration
     chances: np.ndarray  # (c,) float32: calibrated probabilities
     places: np.ndarray  # (FOUND,) int64: of what followed in a text
@@ -75,7 +74,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:
-        most = (orders + 1) * k + _BESIDE * _AFTER + 2 * FOUND + k + 2 * HYPOTHESES
+        most = (orders + 1) * k + _BESIDE * _AFTER + 2 * FOUND + k + HYPOTHESES
         ints, floats = (lambda n: np.zeros(n, np.int64)), (lambda n: np.zeros(n, np.float32))
         return cls(
             orders,
@@ -85,7 +84,6 @@ class Mixture(NamedTuple):
             shares=floats(most),
             matches=np.zeros((2, most), np.int64),
             copied=ints(most),
-            found=np.zeros((2, 3), np.int64),
             cells=ints(most),
             chances=floats(most),
             places=ints(FOUND),
@@ -201,20 +199,19 @@ def _mix_text(mixture: Mixture, found: int, text: OccurrenceArrays, which: int) 
 
 @compiled_part
 def _mix_copied(mixture: Mixture, found: int, sources: Sources, places: np.ndarray) -> int:
-    """Adds what is to be copied; returns the number of candidates."""
+    """Add what is to be copied; return the number of candidates."""
     most, total = np.float32(0), np.float32(0)
     for row in range(HYPOTHESES):
-        for one in range(candidates(sources.copying, sources.text, places[row], mixture.found)):
-            share = weight(mixture.found[one, 1]) * np.float32(mixture.found[one, 2]) / np.float32(256)
-            most, total = max(most, weight(mixture.found[one, 1])), total + share
+        token, kind = candidate(sources.copying, sources.text, places[row])
+        if token >= 0:
+            most, total = max(most, weight(kind)), total + weight(kind)
     if total <= 0:
         return found
     _fade(mixture, found, most)
     for row in range(HYPOTHESES):
-        for one in range(candidates(sources.copying, sources.text, places[row], mixture.found)):
-            kind = mixture.found[one, 1]
-            share = weight(kind) * np.float32(mixture.found[one, 2]) / np.float32(256)
-            place = _add(mixture, found, mixture.found[one, 0], most * share / total)
+        token, kind = candidate(sources.copying, sources.text, places[row])
+        if token >= 0:
+            place = _add(mixture, found, token, most * weight(kind) / total)
             if mixture.copied[place] < 0:
                 mixture.copied[place] = kind
             found = max(found, place + 1)
