@@ -125,8 +125,8 @@ train: setup     ## the shipped models and their heads, anew, with MILLIONS=400 
 	$(TRAIN) eagle $(WRITTEN) --output models/eagle3 --version 3 --unrolled 4 --vocabulary 2048 --intermediate 512 \
 		--texts 12032 --prompt-tokens 128 --steps 4000 --rate 4e-3
 
-bench-many: setup ## 1, 4 and 16 clients: this server, alone and together, and `transformers serve`, into docs/results/many.md; goes on where it was stopped
-	$(RUN)/python benchmarks/many.py
+bench-load: setup ## this server and `transformers serve` with 1, 4 and 16 clients, into build/bench/load.md; resumes
+	$(RUN)/python -m benchmarks.load
 
 MINUTES ?= 10
 .venv-vllm/.ready: pyproject.toml
@@ -189,4 +189,4 @@ bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own deco
 
 .PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
 	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
-	test-mlx bench-mlx bench-many test-real
+	test-mlx bench-mlx bench-load test-real

@@ -160,6 +160,8 @@ def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
     discarded = percent(stats.discarded / stats.drafted) if stats.drafted else ""
     table.add_row("discarded tokens", f"{stats.discarded:,}", discarded)
     table.add_row(f"prompt, {stats.prompt_tokens:,} tokens", f"{stats.prefill_seconds:.3f} s")
+    if stats.cached_tokens:
+        table.add_row("prompt tokens in the cache", f"{stats.cached_tokens:,}")
     table.add_section()
     for part, seconds in stats.seconds.items():
         share = percent(seconds / stats.decode_seconds) if stats.decode_seconds else ""

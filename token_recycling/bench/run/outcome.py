@@ -36,6 +36,12 @@ class Outcome:
     paths: dict[RankPath, tuple[int, int]] | None = None
     """Nodes whose parent was accepted, and accepted nodes, by rank path; counted in replay."""
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first of each sequence by the seconds of decoding; 0 where there are none."""
+        tokens = sum(len(one) - 1 for one in self.tokens)
+        return tokens / self.seconds if tokens > 0 else 0.0
+
 
 class Stopwatch:
     """The time since it was made, by the clock and by what this process ran for, read when the device has finished."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from .. import console, running
 from ..options import (
@@ -138,27 +139,17 @@ def _take(conversation: Conversation, line: str) -> None:
 
 
 def _print_stats(conversation: Conversation, turn: Turn) -> None:
-    """What the last answer took, and the same prompt decoded by transformers' own `generate`."""
+    """The statistics of the last answer, and the same prompt decoded by transformers' own `generate`."""
     from ...bench.run.runners import TransformersRunner
 
-    stats, length = turn.stats, turn.arguments["input_ids"].shape[1]
-    print(f"prompt: {length} tokens, of which {turn.cached} were in the cache; {stats.prefill_seconds:.2f} s")
-    print(f"answer: {stats.tokens} tokens in {stats.steps} steps, {stats.mat:.2f} tokens a step")
-    if not stats.tokens_per_second:
-        print("speed: none, everything came with the first step")
-        return
-    print(f"decoding: {stats.tokens_per_second:.1f} tokens/s")
+    console.print_stats(Console(), turn.stats, conversation.model.device)
+    if not turn.stats.tokens_per_second:
+        return  # everything came with the first step
     with console.working("decoding the same plainly"):
         asked = {**turn.arguments, "max_new_tokens": len(turn.tokens)}  # an interrupted answer is as long as it came
         plain = TransformersRunner(conversation.model, {}).generate(asked)
-    (tokens,) = plain.tokens
-    if len(tokens) == 1:
-        print("plain: no speed, the text drawn anew ends with its first token")
-        return
-    rate = (len(tokens) - 1) / plain.seconds
-    print(
-        f"plain: {rate:.1f} tokens/s, the same prompt by transformers' own generate from an empty cache, measured now"
-    )
-    drawn = asked["do_sample"]
-    same = "another text, drawn anew" if drawn else f"identical: {'yes' if tokens == turn.tokens else 'no'}"
-    print(f"ratio: {stats.tokens_per_second / rate:.2f}, reading the prompt left out on both sides; {same}")
+    (tokens,), rate = plain.tokens, plain.tokens_per_second
+    if rate:
+        same = "" if asked["do_sample"] else f"; identical: {'yes' if tokens == turn.tokens else 'no'}"
+        ratio = f"{turn.stats.tokens_per_second / rate:.2f}"
+        print(f"transformers' generate from an empty cache: {rate:.1f} tokens/s; speedup without prefill {ratio}{same}")

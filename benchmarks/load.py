@@ -1,9 +1,8 @@
-"""Many clients at once: tokens a second of this server, one text at a time and together, and of `transformers serve`.
+"""Throughput and latency under load: this server, one request at a time and batched, and `transformers serve`.
 
-Each server runs in a process of its own, one after another, with the same model, threads and clients; every client asks
-for whole greedy texts over HTTP. No prompt is asked for twice of one server, so that no text is remembered. `plain` is
-this server without drafts: what batching alone gives. Rows are kept in OUTPUT/rows.jsonl, and a run goes on where the
-last one stopped; the page beside the folder is written anew.
+Each server runs in its own process, one after another, with the same model, threads and clients, which request whole
+greedy outputs over HTTP. No prompt is sent twice to one server, so that no output is cached. `plain` is this server
+without drafts: the gain of batching alone. Rows are kept in OUTPUT/rows.jsonl; an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -24,9 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import torch
 import transformers
 import typer
+
+from token_recycling.bench.report.tables import Table
 
 ROOT = Path(__file__).parent.parent
 ASKED = ["serve", "{model}", "--port", "{port}", "--dtype", "{dtype}", "--device", "cpu"]
@@ -34,9 +36,9 @@ ALONE = ["-c", "from token_recycling.cli.app import app; app()", *ASKED, "--name
 TOGETHER = [*ALONE, "--concurrency", "16"]
 SERVERS = {
     "one at a time": ALONE,
-    "together": TOGETHER,
-    "together, per-request": [*TOGETHER, "--isolation", "per-request"],
-    "together, plain": [*TOGETHER, "--drafter", "plain"],
+    "batched": TOGETHER,
+    "batched, per-request": [*TOGETHER, "--isolation", "per-request"],
+    "batched, plain": [*TOGETHER, "--drafter", "plain"],
     "transformers serve": ["-m", "transformers.cli.transformers", *ASKED, "--continuous-batching"],
 }
 """Arguments of Python."""
@@ -48,7 +50,7 @@ Row = dict[str, Any]
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="folder of the rows; gone on with")] = ROOT / "docs/results/many",
+    output: Annotated[Path, typer.Option(help="folder of the rows; resumed")] = ROOT / "build/bench/load",
     model: Annotated[Path, typer.Option(help="a local model folder")] = ROOT / "models" / "target",
     prompts: Annotated[Path, typer.Option(help="a folder of prompts, one a file")] = ROOT / "models" / "prompts",
     clients: Annotated[list[int], typer.Option(help="clients at once; may be repeated")] = [1, 4, 16],  # noqa: B006
@@ -164,38 +166,34 @@ def measured(port: int, model: str, prompts: dict[int, str], clients: int, token
 
 def markdown(rows: list[Row], tokens: int, threads: int) -> str:
     """The page."""
-    lines = [
-        "# Many at once",
-        "",
-        f"Written by `make bench-many` on a CPU, {threads} threads, torch {torch.__version__}, transformers "
+    parts = [
+        "# Throughput by number of clients",
+        f"`make bench-load` on a CPU, {threads} threads, torch {torch.__version__}, transformers "
         f"{transformers.__version__}: the shipped model, {tokens} greedy tokens after each of the shipped prompts, "
-        "over HTTP. *together* is `token-recycling serve --concurrency 16`, *per-request* the same where nothing is "
-        "learned from other requests, *plain* without drafts, and *transformers serve* runs with "
-        "`--continuous-batching`. Tokens a second, the best of the rounds, and in parentheses the median time that a "
-        f"client then waited for a text: both in times of *{BESIDE}* with as many clients, in the same run.",
+        "over HTTP. *batched* is `token-recycling serve --concurrency 16`, *per-request* the same without learning "
+        f"from other requests, *plain* without drafts. Tokens/s, the best of the rounds, and in parentheses the median "
+        f"latency of a request: both relative to *{BESIDE}* (`--continuous-batching`) with as many clients.",
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         chosen = [row for row in rows if row["dtype"] == dtype]
-        counts = sorted({row["clients"] for row in chosen})
-        heads = [f"{count} client{'s' * (count > 1)}" for count in counts]
-        lines += [
-            "",
-            f"## {dtype}",
-            "",
-            f"| | {' | '.join(heads)} | same texts |",
-            f"|---|{'---|' * (len(counts) + 1)}",
-        ]
         wanted: dict[str, str] = {}
         for row in chosen:
             if row["server"] == REFERENCE:
                 wanted |= row["texts"]
+        lines = []
         for name in SERVERS:
-            own = [row for row in chosen if row["server"] == name]
-            texts = [item for row in own for item in row["texts"].items() if item[0] in wanted]
-            said = [digest == wanted[place] for place, digest in texts]
-            cells = [cell(best(chosen, name, count), best(chosen, BESIDE, count)) for count in counts]
-            lines.append(f"| {name} | {' | '.join(cells)} | {sum(said)} of {len(said)} |")
-    return "\n".join([*lines, "", f"*same texts*: as those of *{REFERENCE}*.", ""])
+            own = [
+                item for row in chosen if row["server"] == name for item in row["texts"].items() if item[0] in wanted
+            ]
+            same = sum(digest == wanted[place] for place, digest in own)
+            cells = {
+                f"{count} client{'s' * (count > 1)}": cell(best(chosen, name, count), best(chosen, BESIDE, count))
+                for count in sorted({row["clients"] for row in chosen})
+            }
+            lines.append({"server": name, **cells, "identical": f"{same} of {len(own)}"})
+        note = f"Identical: outputs equal to those of *{REFERENCE}*."
+        parts += [f"## {dtype}", Table(dtype, pd.DataFrame(lines), note).markdown()]
+    return "\n\n".join(parts) + "\n"
 
 
 def best(rows: list[Row], server: str, clients: int) -> Row | None:
