@@ -68,7 +68,7 @@ def matrix_file(loaded, tmp_path):
 
 def test_matrix_as_json(loaded, tiny_model_dir, matrix_file):
     found = run_json("matrix", matrix_file, "--model", tiny_model_dir, "--rows", 2)
-    assert (found["vocab_size"], found["k"], found["rows_filled"], found["format_version"]) == (257, 2, 3, 5)
+    assert (found["vocab_size"], found["k"], found["rows_filled"], found["format_version"]) == (257, 2, 3, 6)
     assert found["tokenizer"] == fingerprint(loaded.tokenizer)
     assert found["bytes"] == matrix_file.stat().st_size
     assert [row["token"] for row in found["rows"]] == [72, 10]
@@ -173,7 +173,7 @@ def test_a_bar_moves_on_a_terminal_only(monkeypatch, capsys):
         (["MODEL", "hi", "--file", "also"], "got both"),
         (["MODEL", "--file", "nowhere.txt"], "there is none"),
         (["MODEL", "--file", "."], "folder"),
-        (["MODEL", "hi", "--drafter", "guess"], "got 'guess'"),
+        (["MODEL", "hi", "--drafter", "guess"], "'guess'"),
         (["MODEL", "hi", "--drafter", "recycling:size=3"], "got 'size'"),
         (["MODEL", "hi", "--drafter", "recycling:k=many"], "got 'many'"),
         (["MODEL", "hi", "--drafter", "published:update=newest"], "newest"),
