@@ -111,3 +111,41 @@ def test_files_that_are_no_certificate(certificate, tmp_path):
     for wrong in ((certificate[1], certificate[0]), (certificate[0], tmp_path / "none"), (certificate[0],) * 2):
         with pytest.raises(ValueError, match="expected a certificate and its key"):
             check_tls(*wrong)
+
+
+PAGE = "https://page.example"
+
+
+@pytest.mark.parametrize("origins", [(PAGE,), ("*",)])
+def test_web_pages_of_an_allowed_origin_use_the_server(model, origins):
+    with serving(model, tiny.tokenizer(), allow_origins=origins) as server:
+        wanted = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+        asked = {**wanted, "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang"}
+        preflight = httpx2.options(f"{server.url}/v1/chat/completions", headers=asked)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] in (PAGE, "*")
+        assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
+        for path, body, status in (("completions", {"prompt": "a", "max_tokens": 1}, 200), ("completions", {}, 400)):
+            answer = httpx2.post(f"{server.url}/v1/{path}", json=body, headers={"Origin": PAGE}, timeout=30)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (
+                status,
+                preflight.headers["access-control-allow-origin"],
+            )
+        other = httpx2.get(f"{server.url}/v1/models", headers={"Origin": "https://other.example"})
+        assert other.status_code == (200 if "*" in origins else 403)
+        rebound = httpx2.get(f"{server.url}/v1/models", headers={"Origin": PAGE, "Host": "page.example"})
+        assert rebound.status_code == 403
+
+
+def test_no_preflight_is_answered_unless_an_origin_is_allowed(model):
+    with serving(model, tiny.tokenizer()) as server:
+        asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+        preflight = httpx2.options(f"{server.url}/v1/chat/completions", headers=asked)
+        assert preflight.status_code == 403
+        assert "access-control-allow-origin" not in preflight.headers
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it(model):
+    with serving(model, tiny.tokenizer(), keys=keys("a", "metrics"), isolation="per-key") as server:
+        for key, status in (("secret-a", 200), ("secret-b", 401), ("secret-metrics", 401)):
+            assert httpx2.get(f"{server.url}/v1/models", headers={"x-api-key": key}).status_code == status

@@ -1,13 +1,21 @@
 """The official client against the server: what it asks for it gets, and the text is the model's own."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import openai
 import pytest
 import torch
+from openai.types.responses import Response
 from support import tiny
 from support.serving import PROMPT, serving
 from support.speaking import CONTEXT
+
+from token_recycling.serving import app
+from token_recycling.serving.protocol import ChatRequest
+from token_recycling.serving.responses import ResponsesRequest
+from token_recycling.serving.templates import rendered
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 
@@ -172,6 +180,7 @@ def test_every_name_of_the_model_is_listed_and_answered(model):
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
+    assert client.models.retrieve("tiny").model_extra["max_model_len"] == CONTEXT
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other/model")
 
@@ -250,3 +259,138 @@ def test_a_base_model_refuses_chat_and_says_why(model):
         with pytest.raises(openai.BadRequestError, match="--chat-template"):
             server.client().responses.create(model="tiny", input="import os")
         assert complete(server.client()).usage.completion_tokens == 24
+
+
+def test_the_api_describes_itself(server):
+    described = httpx2.get(f"{server.url}/openapi.json").json()
+    for path in ("completions", "chat/completions", "responses", "messages"):
+        body = described["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        name = body["$ref"].rpartition("/")[2]
+        assert "temperature" in described["components"]["schemas"][name]["properties"]
+
+
+def test_a_silent_stream_has_comments(model, tokenizer, monkeypatch):
+    """While a prompt is read; the official client passes over them."""
+    monkeypatch.setattr(app, "_SILENCE", 0.02)
+    hook = model.register_forward_pre_hook(lambda *args: time.sleep(0.2))
+    try:
+        with serving(model, tokenizer) as server:
+            text = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "stream": True}).text
+            assert text.startswith(": keep-alive\n\n")
+            assert text.endswith("data: [DONE]\n\n")
+            assert "".join(one.choices[0].text for one in complete(server.client(), max_tokens=2, stream=True))
+    finally:
+        hook.remove()
+
+
+# Requests as agents send them
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"),
+    [
+        ([{"role": "developer", "content": "Be brief."}], "system: Be brief.\n"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "user: ab\n"),
+        ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}], "assistant: No.\n"),
+        ([{"role": "user", "content": "a", "name": None}], "user: a\n"),
+    ],
+)
+def test_messages_as_they_come_are_rendered(tokenizer, messages, shown):
+    body = ChatRequest.model_validate({"messages": messages})
+    assert tokenizer.decode(rendered(tokenizer, body.messages)[0]) == f"{shown}assistant: "
+
+
+def test_a_developer_is_shown_by_a_template_that_names_it(tokenizer, monkeypatch):
+    template = f"{{# system or developer #}}{tokenizer.chat_template}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    body = ChatRequest.model_validate({"messages": [{"role": "developer", "content": "a"}]})
+    assert tokenizer.decode(rendered(tokenizer, body.messages)[0]).startswith("developer: a")
+
+
+LOOK, GO = ({"type": "function", "function": {"name": name}} for name in ("look", "go"))
+
+
+@pytest.mark.parametrize(
+    ("more", "shown", "held"),
+    [
+        ({"tools": [LOOK, {"type": "custom", "custom": {"name": "patch"}}, {"type": "web_search"}]}, ["look"], None),
+        ({"tools": [{"type": "web_search"}]}, None, None),
+        ({"tools": [LOOK, GO], "tool_choice": "none"}, None, None),
+        ({"tools": [LOOK, GO], "tool_choice": GO}, ["go"], "tool_choice"),
+        ({"tools": [LOOK, GO], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}, ["look", "go"], None),
+        (
+            {"tools": [LOOK, GO], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [GO]}}},
+            ["go"],
+            None,
+        ),
+        (
+            {
+                "tools": [LOOK, GO],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [GO]}},
+            },
+            ["go"],
+            "tool_choice",
+        ),
+        ({"tools": [LOOK], "parallel_tool_calls": False}, ["look"], "parallel_tool_calls"),
+        ({"parallel_tool_calls": False}, None, None),
+    ],
+)
+def test_tools_are_chosen_as_openai_defines_it(more, shown, held):
+    body = ChatRequest.model_validate({"messages": MESSAGES, **more})
+    assert (body.shown_tools and [tool["function"]["name"] for tool in body.shown_tools], body.held) == (shown, held)
+
+
+def test_what_codex_sends_is_a_chat():
+    """Fields, tools and items as Codex's client has them (codex-rs/core/src/client_common.rs)."""
+    body = ResponsesRequest.model_validate(
+        {
+            "model": "tiny",
+            "instructions": "You are a coding agent.",
+            "input": [
+                {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>"}]},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list files"}]},
+                {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"},
+                {"type": "function_call", "name": "shell", "arguments": '{"command": ["ls"]}', "call_id": "c1"},
+                {"type": "function_call_output", "call_id": "c1", "output": "README.md"},
+                {"type": "web_search_call", "id": "w", "status": "completed"},
+            ],
+            "tools": [
+                {
+                    "type": "function",
+                    "name": "shell",
+                    "strict": False,
+                    "parameters": {"type": "object", "properties": {}},
+                },
+                {
+                    "type": "custom",
+                    "name": "apply_patch",
+                    "format": {"type": "grammar", "syntax": "lark", "definition": ""},
+                },
+                {"type": "web_search"},
+                {"type": "local_shell"},
+            ],
+            "tool_choice": "auto",
+            "parallel_tool_calls": False,
+            "reasoning": {"effort": "high", "summary": "auto"},
+            "store": False,
+            "stream": True,
+            "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "key",
+            "service_tier": "auto",
+            "text": {"verbosity": "low"},
+        }
+    )
+    chat = body.as_chat()
+    assert [message.role for message in chat.messages] == ["system", "developer", "user", "assistant", "tool"]
+    assert [tool["function"]["name"] for tool in chat.shown_tools] == ["shell"]
+    assert (chat.reasoning_effort, chat.form, chat.stream) == ("high", None, True)
+
+
+def test_a_response_repeats_its_request(client):
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}]
+    asked = {"tools": tools, "tool_choice": "none", "parallel_tool_calls": True, "instructions": "Be brief."}
+    answer = client.responses.create(model="tiny", input="a", max_output_tokens=3, temperature=0.5, **asked)
+    assert {name: getattr(answer.tools[0], name) for name in tools[0]} == tools[0]
+    assert (answer.tool_choice, answer.parallel_tool_calls, answer.instructions) == ("none", True, "Be brief.")
+    assert (answer.max_output_tokens, answer.temperature) == (3, 0.5)
+    assert Response.model_validate(answer.model_dump(warnings=False)).usage.output_tokens == 3

@@ -85,18 +85,23 @@ def _hostname(address: str) -> str:
         return ""
 
 
-class LocalNamesMiddleware:
-    """ASGI middleware; `allowed` are further names."""
+_OPTIONS = {"Host": "host", "Origin": "origin"}
 
-    def __init__(self, app: ASGIApp, allowed: Iterable[str] = ()) -> None:
-        self._app, self._allowed = app, {name.lower() for name in allowed}
+
+class LocalNamesMiddleware:
+    """ASGI middleware; `allowed` are further names, and `origins` of web pages, `*` for any."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+        self._app, self._allowed, self._origins = app, {name.lower() for name in allowed}, {*origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         foreign = self._foreign(scope) if scope["type"] == "http" else None
         if foreign is None:
             await self._app(scope, receive, send)
             return
-        message = f"expected a {foreign} of this machine, got another one; --allow-host allows it"
+        message = (
+            f"{foreign} must name this machine; start the server with --allow-{_OPTIONS[foreign]} to allow another"
+        )
         await JSONResponse(error_body(403, message, "foreign_host"), 403)(scope, receive, send)
 
     def _foreign(self, scope: Scope) -> str | None:
@@ -106,9 +111,10 @@ class LocalNamesMiddleware:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if not self._known(f"//{headers.get(b'host', '')}"):
             return "Host"
-        if b"origin" in headers and not self._known(headers[b"origin"]):
-            return "Origin"
-        return None
+        origin = headers.get(b"origin")
+        if origin is None or self._known(origin) or not self._origins.isdisjoint({origin, "*"}):
+            return None
+        return "Origin"
 
     def _known(self, address: str) -> bool:
         name = _hostname(address)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
@@ -37,6 +39,10 @@ from .steps import StepsAnswer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_SILENCE = 15.0
+"""Seconds without an event before a stream gets a comment."""
 
 
 class _JsonRequest(Request):
@@ -92,8 +98,17 @@ def app_of(service: Service) -> FastAPI:
     app.state.service = service
     add_error_handlers(app)
     if not service.settings.keys:
-        app.add_middleware(LocalNamesMiddleware, allowed=service.settings.allow_hosts)
+        hosts, origins = service.settings.allow_hosts, service.settings.allow_origins
+        app.add_middleware(LocalNamesMiddleware, allowed=hosts, origins=origins)
     app.add_middleware(LimitMiddleware, max_bytes=int(service.settings.max_body * 1_000_000), metrics=service.metrics)
+    if service.settings.allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.allow_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     for router in (_openai_routes(service), _own_routes(service), playground.router(service)):
         app.include_router(router)
     return app
@@ -103,13 +118,25 @@ def _openai_routes(service: Service) -> APIRouter:
     """OpenAI's API."""
     router, name = APIRouter(route_class=_JsonRoute), service.settings.name
     described = {
-        one: {"id": one, "object": "model", "created": service.created, "owned_by": "token-recycling"}
+        one: {
+            "id": one,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "token-recycling",
+            "max_model_len": service.loaded.context,
+            # Anthropic's fields.
+            "type": "model",
+            "display_name": one,
+            "created_at": datetime.fromtimestamp(service.created, timezone.utc).isoformat(),
+        }
         for one in (name, *service.settings.aliases)
     }
 
     @router.get("/v1/models")
     async def models(key: User) -> dict[str, Any]:
-        return {"object": "list", "data": list(described.values())}
+        names = list(described)
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return {"object": "list", "data": list(described.values()), **pages}
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str, key: User) -> dict[str, Any]:
@@ -180,19 +207,40 @@ async def _answer(
         answer = await kind.prepare(service, body, job)
         if body.stream or kind is StepsAnswer:
             headers = {"x-request-id": job.id, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            return StreamingResponse(_watched(answer, watch), media_type="text/event-stream", headers=headers)
+            return StreamingResponse(
+                _kept_alive(_watched(answer, watch)), media_type="text/event-stream", headers=headers
+            )
         whole = await answer.complete()
     watch.cancel()
     return JSONResponse(whole, headers={"x-request-id": job.id})
 
 
-async def _watched(answer: Answer, watch: asyncio.Task[None]) -> AsyncIterator[str]:
+async def _watched(answer: Answer, watch: asyncio.Task[None]) -> AsyncGenerator[str]:
     try:
         async with contextlib.aclosing(answer.streamed()) as events:
             async for event in events:
                 yield event
     finally:
         watch.cancel()
+
+
+async def _kept_alive(events: AsyncGenerator[str]) -> AsyncIterator[str]:
+    """Add a comment wherever nothing came for a while, as during the prefill of a long prompt: clients and proxies
+    close connections that stay silent.
+    """
+    async with contextlib.aclosing(events):
+        while True:
+            event = asyncio.ensure_future(anext(events, None))
+            try:
+                while not (await asyncio.wait({event}, timeout=_SILENCE))[0]:
+                    yield ": keep-alive\n\n"
+            finally:
+                if not event.done():
+                    event.cancel()
+                    await asyncio.wait({event})
+            if (written := event.result()) is None:
+                return
+            yield written
 
 
 @contextlib.contextmanager

@@ -61,6 +61,8 @@ class Settings:
     keys: tuple[Key, ...] = ()
     allow_hosts: tuple[str, ...] = ()
     """Names beside those of this machine to which a loopback address answers where no keys are configured."""
+    allow_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server from a browser; `*` is any."""
     max_keys: int = option(64, "Matrices of keys in memory at most.", 1, rich_help_panel="Learning")
     max_prompt_tokens: int | None = _limit(None, "Longest prompt; default the context.", 1)
     max_new_tokens: int | None = _limit(None, "Most tokens of an answer; default the context.", 1)

@@ -129,3 +129,56 @@ def test_with_an_old_release_of_transformers_tools_are_refused(server, monkeypat
         answer = server.post(f"/v1/{path}", asked)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
         assert "transformers 5.13 or newer" in answer.json()["error"]["message"]
+
+
+def test_a_stream_of_a_response_has_arguments_as_they_are_generated(server, says):
+    says(SAID)
+    with server.client().responses.stream(model="tiny", input="a", tools=FLAT) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        final = stream.get_final_response()
+    assert len(pieces) > 3
+    assert "".join(pieces) == final.output[1].arguments == '{"at": 1}'
+
+
+def test_a_call_that_is_cut_off_is_streamed_as_far_as_it_came(server, says, tokenizer):
+    """A whole answer still returns it as text."""
+    begun = '<tool_call>{"name": "look", "arguments": {"at": "a long'
+    says(f"{begun} story")
+    limit = len(tokenizer(begun)["input_ids"])
+    events = streamed_chat(server, tools=TOOLS, max_tokens=limit)
+    calls = [call.function for event in events for call in event.choices[0].delta.tool_calls or []]
+    assert (calls[0].name, "".join(call.arguments for call in calls)) == ("look", '{"at": "a long')
+    assert events[-1].choices[0].finish_reason == "length"
+    whole = chat(server, tools=TOOLS, max_tokens=limit).choices[0]
+    assert (whole.message.tool_calls, whole.finish_reason) == (None, "length")
+    with server.client().responses.stream(model="tiny", input="a", tools=FLAT, max_output_tokens=limit) as stream:
+        final = stream.get_final_response()
+    assert (final.status, final.output[0].status, final.output[0].arguments) == ("incomplete",) * 2 + (
+        '{"at": "a long',
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_of_anthropics_has_blocks_of_each_kind(server, says, stream):
+    says(f"<think>well</think>{SAID}")
+    tools = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
+    asked = {"messages": ASKED, "max_tokens": 200, "tools": tools, "stream": stream}
+    answer = server.post("/v1/messages", asked)
+    if stream:
+        read = [json.loads(event.partition("\ndata: ")[2]) for event in answer.text.split("\n\n") if event]
+        begun = [event["content_block"] for event in read if event["type"] == "content_block_start"]
+        assert [block["type"] for block in begun] == ["thinking", "text", "tool_use"]
+        pieces = [
+            event["delta"]["partial_json"] for event in read if event.get("delta", {}).get("type") == "input_json_delta"
+        ]
+        assert (len(pieces) > 1, json.loads("".join(pieces))) == (True, {"at": 1})
+        (reason,) = [event["delta"]["stop_reason"] for event in read if event["type"] == "message_delta"]
+        assert reason == "tool_use"
+        return
+    thought, text, call = answer.json()["content"]
+    assert (thought["thinking"], text["text"]) == ("well", "Let me see.")
+    assert (call["name"], call["input"], answer.json()["stop_reason"]) == ("look", {"at": 1}, "tool_use")
+    turns = [*ASKED, {"role": "assistant", "content": [thought, text, call]}]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "here"}
+    turns.append({"role": "user", "content": [result]})
+    assert server.post("/v1/messages", {**asked, "messages": turns}).status_code == 200

@@ -77,6 +77,14 @@ def serve(
             help="A name beside those of this machine to answer to, where no keys are configured; may be repeated.",
         ),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        _access(
+            metavar="ORIGIN",
+            help="Origin of web pages that may use the server from a browser, such as https://example.com, or * for "
+            "any; may be repeated.",
+        ),
+    ] = None,
     tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
     tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
     max_connections: Annotated[
@@ -126,6 +134,7 @@ def serve(
             isolate_forwarded=isolation is None,
             keys=keys,
             allow_hosts=tuple(allow_host or ()),
+            allow_origins=tuple(allow_origin or ()),
             **settings,
         )
         with running.loading_shown(model):
