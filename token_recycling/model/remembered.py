@@ -93,23 +93,26 @@ def _looked_at(parts: Collection[torch.nn.Module]) -> tuple[list[Any], list[Any]
     """
     (model, *below), attributes = parts, [part.__dict__ for part in parts]
     weights = [weight for own in attributes for weight in own["_parameters"].values() if weight is not None]
+    here = [weight for weight in weights if not weight.is_meta]
+    try:  # the usual case in one go, since every call looks
+        places = [weight.data_ptr() for weight in here]
+        written = [weight._version for weight in here]
+    except RuntimeError:  # wrapped tensors have no memory of their own, those of inference mode count no writing
+        places = [place(weight) for weight in here]
+        written = [not weight.is_inference() and weight._version for weight in here]
     form = [
         type(model).__qualname__,  # not its class, which is another one once it is accelerated
         "forward" in attributes[0],
         [*map(type, below)],
         [id(part) for own in attributes if own["_modules"] for part in own["_modules"].values()],
-        [
-            number
-            for number, own in enumerate(attributes)
-            if own.get("_compiled_call_impl") or hasattr(own.get("forward"), "_torchdynamo_orig_callable")
-        ],
-        [
-            (weight.shape, weight.dtype) if weight.is_meta else (id(weight), weight.dtype, place(weight))
-            for weight in weights
-        ],
+        [own.get("_compiled_call_impl") is not None for own in attributes],
+        [hasattr(own["forward"], "_torchdynamo_orig_callable") for own in attributes if "forward" in own].count(True),
+        [*map(id, here)],
+        [weight.dtype for weight in here],
+        places,
+        [(weight.shape, weight.dtype) for weight in weights if weight.is_meta],
     ]
-    # Tensors made in inference mode count no writing in place.
-    return form, [not weight.is_meta and not weight.is_inference() and weight._version for weight in weights]
+    return form, written
 
 
 class Kept:
