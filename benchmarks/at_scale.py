@@ -35,7 +35,7 @@ from benchmarks.real_model import fetched  # noqa: E402
 from token_recycling.bench.run import data as sets  # noqa: E402
 from token_recycling.costs.costs import OnlineCurve  # noqa: E402
 from token_recycling.engines.replica import EngineOptions, Replica  # noqa: E402
-from token_recycling.model.sources import resolved  # noqa: E402
+from token_recycling.model.loading import resolved  # noqa: E402
 from token_recycling.recycling.ngrams import ngrams_at  # noqa: E402
 
 _MOST = 24

@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.real_model import fetched  # noqa: E402
 from token_recycling.bench.run import data as sets  # noqa: E402
-from token_recycling.model.sources import resolved  # noqa: E402
+from token_recycling.model.loading import resolved  # noqa: E402
 
 NONE = "none"
 SUFFIX, OURS = "vLLM's suffix", "Token Recycling"

@@ -6,7 +6,7 @@ from support.commandline import run
 
 from benchmarks import demo
 from benchmarks.real_model import NoRealModelError
-from token_recycling.model.loading import read_prompts
+from token_recycling._util.prompts import read_prompts
 
 KINDS = ["code.txt", "edit.txt", "explanation.txt", "json.txt", "summary.txt", "translation.txt"]
 

@@ -98,7 +98,7 @@ def test_train_takes_it(file, tmp_path):
 
 @pytest.mark.parametrize("command", [["check"], ["generate"], ["compare"], ["serve", "--port", 0]])
 def test_a_bad_file_is_one_line_before_anything_slow(tmp_path, command):
-    (tmp_path / "bad.gguf").write_bytes(b"GGUF and nothing")
+    (tmp_path / "bad.gguf").write_bytes(b"PK and nothing")
     name, *options = command
     prompt = [PROMPT] if name in ("generate", "compare") else []
-    assert_refused(run(name, tmp_path / "bad.gguf", *prompt, *options), "expected a whole GGUF file")
+    assert_refused(run(name, tmp_path / "bad.gguf", *prompt, *options), "bad.gguf is no GGUF file")

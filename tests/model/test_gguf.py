@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import token_recycling as tr
 from token_recycling._util import extras
-from token_recycling.model import gguf, loading, sources
-from token_recycling.model.gguf_header import header
+from token_recycling.model import gguf, loading
 
 TOKENIZER = tiny.tokenizer()
 TOKENS = TOKENIZER.convert_ids_to_tokens(range(len(TOKENIZER)))
@@ -47,18 +46,14 @@ def file(whole, tmp_path):
     return Path(shutil.copy2(whole, tmp_path))
 
 
-def refusal(path):
-    """The error of what the command line asks first and of what loads, which is one and the same."""
-    with pytest.raises(ValueError, match=r"expected|reading") as first:
-        sources.check_source(str(path))
-    with pytest.raises(ValueError, match=r"expected|reading") as second:
-        sources.resolved(str(path))
-    assert str(first.value) == str(second.value)
-    return str(first.value)
+def refused(path, value):
+    with pytest.raises(ValueError, match=value):
+        loading.resolved(str(path))
+    assert kept() == []
 
 
 def kept():
-    return sorted(each.name for each in gguf.kept_in().glob("*") if each.is_dir() and each.name != "known")
+    return sorted(each.name for each in gguf.kept_in().glob("*") if each.is_dir())
 
 
 @pytest.mark.parametrize("kind", [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_1])
@@ -84,12 +79,11 @@ def test_load_gives_a_model_and_its_tokenizer(file):
     assert tr.generate(model, tokenizer("import", return_tensors="pt").input_ids, max_new_tokens=4).shape[1] > 1
 
 
-def test_it_is_unpacked_once_wherever_the_file_lies(file, tmp_path, monkeypatch):
+def test_it_is_unpacked_once(file, monkeypatch):
     folder = gguf.unpacked(file)
     monkeypatch.setattr(gguf, "_read", lambda path: pytest.fail("unpacked again"))
-    moved = file.rename(tmp_path / "other.GGUF")
-    assert gguf.unpacked(moved) == gguf.unpacked(Path(shutil.copy(moved, tmp_path / "copy.gguf"))) == folder
-    assert gguf.is_unpacked(moved)
+    assert gguf.unpacked(file) == folder
+    assert gguf.is_unpacked(file)
 
 
 def test_another_file_of_the_same_name_is_another_model(file):
@@ -97,17 +91,6 @@ def test_another_file_of_the_same_name_is_another_model(file):
     written(file)
     assert not gguf.is_unpacked(file)
     assert gguf.unpacked(file) != first
-
-
-def test_a_file_that_was_seen_is_not_hashed_again(file):
-    gguf.unpacked(file)
-    (known,) = (gguf.kept_in() / "known").iterdir()
-    digest = known.read_text()
-    known.write_text("0" * 64)
-    assert not gguf.is_unpacked(file), "looked up"
-    known.write_text("nonsense")
-    assert gguf.is_unpacked(file), "hashed"
-    assert known.read_text() == digest
 
 
 def test_generation_ends_where_a_turn_does(tmp_path):
@@ -131,31 +114,22 @@ def test_no_bars_of_transformers(file, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_the_header_tells_the_length(whole):
-    found = header(whole)
-    assert 0 <= whole.stat().st_size - found.length < 32, "but for the padding at the end"
-    assert found.elements == sum(
-        weight.numel() for weight in tiny.llama(vocab_size=len(TOKENS), head_dim=8).parameters()
-    )
-    assert found.values["general.architecture"] == "llama"
-
-
 # What cannot be unpacked
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
 def test_a_file_that_is_cut_off(file, share):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
-    assert "expected a whole GGUF file" in (said := refusal(file))
-    assert "download it again" in said
-    assert kept() == []
+    refused(file, f"cannot read {file}.*download the file again")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file"])
 def test_a_file_of_another_kind(file, content):
     file.write_bytes(content)
-    assert "expected a GGUF file, got" in refusal(file)
+    refused(file, f"{file} is no GGUF file")
+    with pytest.raises(ValueError, match="no GGUF file"):
+        loading.check_source(str(file))
 
 
 def retyped(file, number):
@@ -167,24 +141,16 @@ def retyped(file, number):
     file.write_bytes(content)
 
 
-def test_a_quantisation_that_nobody_knows(file):
-    retyped(file, 999)
-    assert "expected a quantisation that the package gguf" in (said := refusal(file))
-    assert "number 999" in said
+@pytest.mark.parametrize(("number", "named"), [(999, "999"), (KINDS.Q8_1, "Q8_1")])
+def test_a_quantisation_that_is_not_read(file, number, named):
+    retyped(file, number)
+    refused(file, f"cannot read {file}: .*{named}")
 
 
-def test_a_quantisation_that_transformers_does_not_read(tmp_path):
-    file = written(tmp_path / "tiny.gguf")
-    retyped(file, KINDS.Q8_1)
-    with pytest.raises(ValueError, match=r"expected a language model of an architecture and a quantisation .* Q8_1"):
-        gguf.unpacked(file)
-    assert kept() == []
-
-
-def test_an_architecture_that_transformers_does_not_read(tmp_path):
+def test_an_architecture_that_is_not_read(tmp_path):
     file = written(tmp_path / "tiny.gguf", architecture="rwkv6")
     for ask in (gguf.unpacked, gguf.configuration):
-        with pytest.raises(ValueError, match=r"expected a language model of an architecture .* rwkv6 is not supported"):
+        with pytest.raises(ValueError, match="rwkv6 is not supported"):
             ask(file)
 
 
@@ -196,13 +162,13 @@ def test_one_part_of_a_model(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert "one of 3 parts" in refusal(file)
+    refused(file, "one of 3 parts")
 
 
 def test_without_the_package(file, monkeypatch):
     found = extras.importlib.util.find_spec
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
-    assert "needs the extra 'gguf', got no gguf; pip install 'token-recycling[gguf]'" in refusal(file)
+    refused(file, "needs the extra 'gguf', got no gguf")
 
 
 # Folders
@@ -212,32 +178,32 @@ def test_a_folder_with_one_file_is_that_file(file):
     folder = file.parent / "folder"
     folder.mkdir()
     file.rename(folder / "one.gguf")
-    assert sources.resolved(str(folder)) == str(gguf.unpacked(folder / "one.gguf"))
+    assert loading.resolved(str(folder)) == str(gguf.unpacked(folder / "one.gguf"))
     (folder / "config.json").write_text("{}")
-    assert sources.resolved(str(folder)) == str(folder)
+    assert loading.resolved(str(folder)) == str(folder)
 
 
 def test_a_folder_with_two_files(file):
     shutil.copy(file, file.parent / "b.gguf")
     with pytest.raises(ValueError, match=r"with 2 of them: b.gguf, tiny.Q8_0.gguf; give one of these files"):
-        sources.check_source(str(file.parent))
+        loading.check_source(str(file.parent))
 
 
 def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "notes.txt").write_text("a")
     with pytest.raises(ValueError, match=r"or a \.gguf file, got the file"):
-        sources.check_source(str(tmp_path / "notes.txt"))
+        loading.check_source(str(tmp_path / "notes.txt"))
     with pytest.raises(ValueError, match="there is no such folder or file"):
-        sources.check_source("nowhere.gguf")
+        loading.check_source("nowhere.gguf")
 
 
 def test_the_title_of_a_model_tells_no_path(file, tmp_path, monkeypatch):
-    assert sources.title(str(file)) == "tiny.Q8_0"
+    assert loading.title(str(file)) == "tiny.Q8_0"
     (tmp_path / "model-1.5").mkdir()
-    assert sources.title(str(tmp_path / "model-1.5")) == "model-1.5"
+    assert loading.title(str(tmp_path / "model-1.5")) == "model-1.5"
     monkeypatch.chdir(tmp_path)
-    assert sources.title(".") == tmp_path.name
-    assert sources.title("org/model") == "org/model"
+    assert loading.title(".") == tmp_path.name
+    assert loading.title("org/model") == "org/model"
 
 
 # Disks and other processes
@@ -254,52 +220,10 @@ def files_of_at_most(size):
 
 
 def test_a_disk_that_gets_full(file):
-    with (
-        files_of_at_most(20_000),
-        pytest.raises(ValueError, match=r"of free disk for unpacking .*; free some, or set TOKEN_RECYCLING_CACHE"),
-    ):
+    with files_of_at_most(20_000), pytest.raises(ValueError, match=r"free some disk, or set TOKEN_RECYCLING_CACHE"):
         gguf.unpacked(file)
     assert kept() == []
     assert gguf.unpacked(file).is_dir(), "there is room again"
-
-
-def test_a_disk_that_is_full(file, monkeypatch):
-    monkeypatch.setattr(gguf.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    monkeypatch.setattr(gguf, "_read", lambda path: pytest.fail("began all the same"))
-    with pytest.raises(ValueError, match=r"expected 0\.0 GB of free disk for unpacking .*No space left"):
-        gguf.unpacked(file)
-
-
-def test_what_is_interrupted_leaves_nothing(file, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(gguf, "_note", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            gguf.unpacked(file)
-    assert kept() == []
-
-
-def cut(folder):
-    with open(folder / "model.safetensors", "r+b") as weights:
-        weights.truncate(100_000)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        cut,
-        lambda folder: (folder / "tokenizer.json").unlink(),
-        lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text().replace("32", "23")),
-        lambda folder: (folder / gguf._NOTE).write_text("{"),
-    ],
-)
-def test_a_damaged_folder_is_made_anew(file, damage):
-    folder = gguf.unpacked(file)
-    before = {each.name: each.read_bytes() for each in folder.iterdir()}
-    damage(folder)
-    assert not gguf.is_unpacked(file)
-    assert gguf.unpacked(file) == folder
-    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
-    assert kept() == [folder.name]
 
 
 def test_another_release_of_transformers_reads_anew(file, monkeypatch):

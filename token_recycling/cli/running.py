@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..model import gguf, loading, sources
+from .._util.prompts import Prompt
+from ..model import gguf, loading
 from . import console
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def drafter_and_model(
     device_map: str | None = None,
 ) -> tuple[Drafter, loading.Loaded]:
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
-    sources.check_source(model)
+    loading.check_source(model)
     with loading_shown(model):
         from ..drafters._registry import make_drafter
 
@@ -59,7 +60,7 @@ def note_dtype(name: str, dtype: str | None, loaded: loading.Loaded) -> None:
 @contextlib.contextmanager
 def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
     """Shows that models are loaded, or at first unpacked, and for how long; transformers' own bars are turned off."""
-    packed = [file for file in map(sources.packed, models) if weights and file is not None]
+    packed = [file for file in map(loading.packed, models) if weights and file is not None]
     with console.working(f"reading {' and '.join(models)}"):
         new = [file.name for file in packed if not gguf.is_unpacked(file)]
     if new:
@@ -69,7 +70,7 @@ def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
         yield
 
 
-def encoded(loaded: loading.Loaded, prompts: Sequence[loading.Prompt], chat: bool | None) -> list[torch.Tensor]:
+def encoded(loaded: loading.Loaded, prompts: Sequence[Prompt], chat: bool | None) -> list[torch.Tensor]:
     """Prompts as ids, (1, length) each, with a note where the tokenizer decided on the chat template."""
     through_template = bool(prompts) and loading.uses_chat(loaded, chat)
     if through_template and chat is None:

@@ -20,12 +20,12 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from .._util.device import memory
+from .._util.text_stream import first_line
 from ..bench.run.divergence import Divergence, first_divergence
 from ..bench.run.outcome import Outcome
 from ..bench.run.runners import DraftedRunner, Runner, TransformersRunner
 from ..drafters._base import Drafter
 from ..loop.stats import Stats
-from ..model.loading import first_line
 from .console import SEPARATOR, by_step, has_colours, say
 
 WAYS = ("plain", "lookup", "recycled")

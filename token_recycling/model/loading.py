@@ -1,26 +1,28 @@
-"""From what a user writes to what the library takes: a model, its tokenizer and prompts.
+"""From a name to a model and its tokenizer: MODEL is a local folder, a GGUF file, or a name on the Hugging Face hub.
 
-What is missing is reported before anything slow begins.
+A missing model is reported before anything slow begins.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import sys
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._util.text_stream import first_line
 from . import gguf
-from .sources import check_source, packed, resolved
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-STANDARD_INPUT = Path("-")
+    from .._util.prompts import Prompt
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_TIMEOUT = 5
 
 
 class Loaded(NamedTuple):
@@ -35,13 +37,6 @@ class Loaded(NamedTuple):
         from .info import model_info
 
         return model_info(self.model).max_length
-
-
-class Prompt(NamedTuple):
-    """A text to continue, and where it comes from."""
-
-    name: str
-    text: str
 
 
 def load(
@@ -73,6 +68,74 @@ def load(
         raise UnsupportedModelError(f"{name} cannot be accelerated: {reason}")
     prepacking.prepack(model, prepack, fixed=reproducible)
     return Loaded(model, tokenizer)
+
+
+def check_source(name: str) -> None:
+    """Raises ValueError unless `name` is a folder with a model, a whole GGUF file or the name of a model on the hub."""
+    path, file = Path(name).expanduser(), packed(name)
+    if file is not None:
+        gguf.checked(file)
+        return
+    if (path / "config.json").is_file():
+        return
+    if path.is_dir():
+        files = _gguf_files(path)
+        if files:
+            raise ValueError(
+                f"expected a folder with a config.json or one .gguf file, got {name} with {len(files)} of them: "
+                f"{', '.join(file.name for file in files)}; give one of these files"
+            )
+        raise ValueError(f"expected a model folder with a config.json, got {name} without; is it the right folder?")
+    if path.exists():
+        raise ValueError(f"expected the folder of a model or a .gguf file, got the file {name}; give its folder")
+    # A name such as models/target looks like a hub name; if its first part is a folder here, it is meant as a path.
+    if not _HUB_NAME.fullmatch(name) or path.suffix == ".gguf" or ("/" in name and path.parent.is_dir()):
+        raise ValueError(
+            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such folder or file"
+        )
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT)  # unlike a download, this does not retry
+    except Exception as error:  # not found, gated, offline, refused: in any case no model
+        raise ValueError(
+            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such folder or "
+            f"file, and no answer of the hub with such a model ({first_line(error)})"
+        ) from error
+
+
+def resolved(name: str) -> str:
+    """What transformers loads for `name`: a folder, that of a GGUF file unpacked (or ValueError), or the name on the
+    hub.
+    """
+    file = packed(name)
+    path = Path(name).expanduser() if file is None else gguf.unpacked(file)
+    return str(path) if path.is_dir() else name
+
+
+def packed(name: str) -> Path | None:
+    """The GGUF file that `name` means: itself, or the only one in a folder without a config.json; else None."""
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = _gguf_files(path)
+        return files[0] if len(files) == 1 else None
+    return path if gguf.is_packed(path) else None
+
+
+def title(name: str) -> str:
+    """A model's name without places of this machine: a hub name as it is, else the last part of the path, without
+    `.gguf`.
+    """
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name
+    return path.resolve().stem if gguf.is_packed(path) else path.resolve().name
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    return sorted(filter(gguf.is_packed, folder.iterdir()))
 
 
 def load_model(
@@ -239,73 +302,3 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
     matrix = drafter.prepare(TreeModel(loaded.model))
     if path.exists():
         matrix.load(path, tokenizer=fingerprint(loaded.tokenizer))
-
-
-def read_prompts(texts: Sequence[str], paths: Sequence[Path]) -> list[Prompt]:
-    """Prompts from arguments, else from files and all files of folders, else standard input, for which - stands
-    everywhere; raises ValueError. Line ends at the end of a file or of standard input are dropped: they are the
-    editor's.
-    """
-    if texts and paths:
-        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
-    if not texts and not paths and sys.stdin.isatty():
-        raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
-    given = enumerate(texts, start=1)
-    prompts = [_read(STANDARD_INPUT) if text == "-" else Prompt(f"argument {n}", text) for n, text in given]
-    for path in paths if prompts else paths or [STANDARD_INPUT]:
-        prompts += map(_read, _prompt_files(path))
-    for prompt in prompts:
-        if not prompt.text.strip():
-            raise ValueError(f"expected a prompt, got an empty one ({prompt.name}); give a text to continue")
-        if prompt.text.encode("utf-8", "ignore").decode() != prompt.text:
-            raise _not_utf8(prompt.name)
-    return prompts
-
-
-def _prompt_files(path: Path) -> list[Path]:
-    """The file itself, or the files of a folder; raises ValueError."""
-    if path == STANDARD_INPUT or path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
-    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-    if not files:
-        raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
-    return files
-
-
-def text_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and, by name, all below the folders among them but hidden ones; standard input is one.
-    Raises ValueError for a path that is neither, and for a folder without files.
-    """
-    found = []
-    for path in paths:
-        shown = [path]
-        if path.is_dir():
-            below = sorted(file for file in path.rglob("*") if file.is_file())
-            shown = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-        elif path != STANDARD_INPUT and not path.is_file():
-            raise ValueError(f"expected text files or folders of them, got {path}: there is none")
-        if not shown:
-            raise ValueError(f"expected a folder of text files, got {path}, which holds none")
-        found += shown
-    return found
-
-
-def bytes_of(files: Sequence[Path]) -> int:
-    """How much there is to read of these, as far as is known."""
-    return sum(file.stat().st_size for file in files if file != STANDARD_INPUT)
-
-
-def _read(path: Path) -> Prompt:
-    """The prompt in a file, or on standard input; raises ValueError."""
-    name = "standard input" if path == STANDARD_INPUT else path.name
-    try:
-        text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
-        return Prompt(name, text.rstrip("\r\n"))
-    except UnicodeDecodeError:
-        raise _not_utf8(name) from None
-
-
-def _not_utf8(name: str) -> ValueError:
-    return ValueError(f"expected text in UTF-8, got something else ({name})")

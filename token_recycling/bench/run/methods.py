@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..._util.options import check_known, written_options
 from ...drafters._registry import drafter_names, make_drafter
-from ...model.sources import resolved, title
+from ...model.loading import resolved, title
 from ..row_format import BASELINE, REPLAY_BASELINE
 from .oracle import Hindsight, OracleRunner
 from .runners import DraftedRunner, Runner, TransformersRunner

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from ...model import loading, sources
+from ...model import loading
 from ..scenario import RunOptions
 from .data import Question, digest, load
 from .environment import environment
@@ -72,7 +72,7 @@ class Session:
         named = [parse(spec) for spec in options.methods]
         for one in named:
             if isinstance(one, (Assisted, Oracle)):
-                sources.check_source(one.folder)
+                loading.check_source(one.folder)
         # Data and plan are tried before the model is loaded: what is wrong with them is quick to find.
         plan(options, named, load(options.data, options.limit))
         loaded = _loaded(self._model, options.dtype, self._device, options.threads, options.prepack)

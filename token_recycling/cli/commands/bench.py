@@ -15,7 +15,7 @@ from ..._util.text_stream import one_line
 from ...bench.report import LIBRARIES
 from ...bench.row_format import ROWS
 from ...bench.scenario import OWN_METHODS, runs_of
-from ...model import sources
+from ...model import loading
 from .. import console, running
 from ..options import Chat, Device, DType, Json, Model, Prepack, Threads, completed_drafters
 
@@ -95,8 +95,8 @@ def bench(
         },
     }
     runs = runs_of(scenario, given)
-    sources.check_source(model)
-    folder = output or Path("results") / Path(sources.title(model)).name
+    loading.check_source(model)
+    folder = output or Path("results") / Path(loading.title(model)).name
     with running.loading_shown(model):
         from ...bench.run.session import Session
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ...model import loading, sources
+from ...model import loading
 from .. import console, running
 from ..options import Device, DType, Json, Model, Threads
 
@@ -26,7 +26,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Says whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
-    sources.check_source(model)
+    loading.check_source(model)
     with running.loading_shown(model, weights=self_test):
         found = _support_of(model, self_test, dtype, device, threads)
     if as_json:

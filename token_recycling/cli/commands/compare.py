@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
 from ..options import Chat, Device, DeviceMap, Drafting, DType, Json, MaxNewTokens, Model, Prepack, Threads
@@ -36,7 +37,7 @@ def compare(
     """Decodes prompts plainly, with transformers' prompt lookup, and recycled: the same text or not, and which is how
     fast; on a CPU the first ones in bfloat16 too, unless --dtype is given. Exit status 1 if any text differs.
     """
-    given = loading.read_prompts(texts or [], prompts or [])[:limit]
+    given = read_prompts(texts or [], prompts or [])[:limit]
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, device_map=device_map)
     encoded = running.encoded(loaded, given, chat)
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...model import loading, sources
+from ..._util.prompts import bytes_of, text_files
+from ...model import loading
 from .. import console, running
 from ..options import Json
 
@@ -24,17 +25,17 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Builds a datastore from text files, a document each; use it as --drafter rest:datastore=FILE."""
-    found = loading.text_files(files)
+    found = text_files(files)
     if output.is_dir():
         raise ValueError(f"expected a file for --output, got the folder {output}")
-    sources.check_source(model)
+    loading.check_source(model)
     with running.loading_shown(model):
         from ...drafters._shared.training.corpus import documents
         from ...drafters.rest import datastore as library
         from ...recycling.matrix_file import fingerprint
 
         tokenizer = loading.load_tokenizer(model)
-    with console.working("reading", loading.bytes_of(found)) as advance:
+    with console.working("reading", bytes_of(found)) as advance:
         ids = list(documents(found, tokenizer, advance))
     with console.working(f"indexing {sum(map(len, ids)):,} tokens"):
         made = library.build(ids, output, fingerprint(tokenizer))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
 from ..options import (
@@ -65,7 +66,7 @@ def generate(
         raise ValueError(
             "expected --reproducible or --matrix, got both: what a matrix has learned decides what is drafted"
         )
-    given = loading.read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
+    given = read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ...model import loading, sources
+from ...model import loading
 from ...serving.keys import parse_keys
 from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation, is_loopback
 from .. import console, running
@@ -106,7 +106,7 @@ def serve(
     **settings: Any,
 ) -> None:
     """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
-    sources.check_source(model)
+    loading.check_source(model)
     keys = parse_keys(api_key or [], api_key_file)
     learning, why = (
         (isolation, "as asked") if isolation else default_isolation(host, bool(keys), settings["reproducible"])
@@ -125,7 +125,7 @@ def serve(
         uvicorns = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
         chosen = Settings(
-            name=name[0] if name else sources.title(model),
+            name=name[0] if name else loading.title(model),
             aliases=tuple(name[1:]) if name else (),
             drafter=drafter,
             offers=_offers(drafter, offer),

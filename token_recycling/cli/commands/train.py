@@ -19,8 +19,9 @@ from rich.table import Table
 
 from ... import drafters
 from ..._util.extras import lacking
+from ..._util.prompts import bytes_of, text_files
 from ...drafters._shared.training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
-from ...model import loading, sources
+from ...model import loading
 from .. import console, running
 from ..options import Device, DType, Json, Model, Threads
 
@@ -96,10 +97,10 @@ def _run(
     """Everything from the user's files to the saved part; what is quick to check comes first."""
     if not 0 < held_out < 1:
         raise ValueError(f"expected --held-out between 0 and 1, got {held_out}")
-    found = loading.text_files(files)
+    found = text_files(files)
     models = [model] if draft is None else [model, draft]
     for each in models:
-        sources.check_source(each)
+        loading.check_source(each)
     folder = output or _beside(draft, name)
     with running.loading_shown(*models):
         from ...drafters._shared.pairing import paired
@@ -154,7 +155,7 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextO
     from ...drafters._shared.training.corpus import documents
     from ...hf.accelerate import generate
 
-    with console.working("reading", loading.bytes_of(files)) as advance:
+    with console.working("reading", bytes_of(files)) as advance:
         prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)
     with console.reaching("writing texts") as progress:
         return continuations(

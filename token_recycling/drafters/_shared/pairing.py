@@ -17,9 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ..._util.locks import Lock
 from ..._util.text_stream import first_line
 from ...model.info import UnsupportedModelError
-from ...model.loading import tokenizer_beside
+from ...model.loading import resolved, title, tokenizer_beside
 from ...model.self_test import ready
-from ...model.sources import resolved, title
 from ...model.tree_model import TreeModel
 
 _Kept = TypeVar("_Kept")

@@ -1,0 +1,87 @@
+"""Prompts and texts that a user names: as arguments, as files and folders, or on standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+STANDARD_INPUT = Path("-")
+
+
+class Prompt(NamedTuple):
+    """A text to continue, and where it comes from."""
+
+    name: str
+    text: str
+
+
+def read_prompts(texts: Sequence[str], paths: Sequence[Path]) -> list[Prompt]:
+    """Prompts from arguments, else from files and all files of folders, else standard input, for which - stands
+    everywhere; raises ValueError. Line ends at the end of a file or of standard input are dropped: they are the
+    editor's.
+    """
+    if texts and paths:
+        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
+    if not texts and not paths and sys.stdin.isatty():
+        raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
+    given = enumerate(texts, start=1)
+    prompts = [_read(STANDARD_INPUT) if text == "-" else Prompt(f"argument {n}", text) for n, text in given]
+    for path in paths if prompts else paths or [STANDARD_INPUT]:
+        prompts += map(_read, _prompt_files(path))
+    for prompt in prompts:
+        if not prompt.text.strip():
+            raise ValueError(f"expected a prompt, got an empty one ({prompt.name}); give a text to continue")
+        if prompt.text.encode("utf-8", "ignore").decode() != prompt.text:
+            raise _not_utf8(prompt.name)
+    return prompts
+
+
+def _prompt_files(path: Path) -> list[Path]:
+    """The file itself, or the files of a folder; raises ValueError."""
+    if path == STANDARD_INPUT or path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    if not files:
+        raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
+    return files
+
+
+def text_files(paths: Sequence[Path]) -> list[Path]:
+    """The files among `paths` and, by name, all below the folders among them but hidden ones; standard input is one.
+    Raises ValueError for a path that is neither, and for a folder without files.
+    """
+    found = []
+    for path in paths:
+        shown = [path]
+        if path.is_dir():
+            below = sorted(file for file in path.rglob("*") if file.is_file())
+            shown = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        elif path != STANDARD_INPUT and not path.is_file():
+            raise ValueError(f"expected text files or folders of them, got {path}: there is none")
+        if not shown:
+            raise ValueError(f"expected a folder of text files, got {path}, which holds none")
+        found += shown
+    return found
+
+
+def bytes_of(files: Sequence[Path]) -> int:
+    """How much there is to read of these, as far as is known."""
+    return sum(file.stat().st_size for file in files if file != STANDARD_INPUT)
+
+
+def _read(path: Path) -> Prompt:
+    """The prompt in a file, or on standard input; raises ValueError."""
+    name = "standard input" if path == STANDARD_INPUT else path.name
+    try:
+        text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
+        return Prompt(name, text.rstrip("\r\n"))
+    except UnicodeDecodeError:
+        raise _not_utf8(name) from None
+
+
+def _not_utf8(name: str) -> ValueError:
+    return ValueError(f"expected text in UTF-8, got something else ({name})")
