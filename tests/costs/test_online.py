@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.costs.costs import OnlineCurve, paying_nodes, tokens_by_size
+from token_recycling.costs.budget import best_size
+from token_recycling.costs.costs import OnlineCurve
 
 N = np.arange(1, 65)
 TICK = 0.01
@@ -41,8 +42,9 @@ def worth(truth, curve, moment, steps=500):
     for step in range(steps):
         if chance.random() < 0.2:
             sure = chance.random()
-        expected = tokens_by_size((0.3 + 0.7 * sure) * (0.75 + 0.2 * sure) ** N[:-1])
-        ours, best = paying_nodes(expected, curve.relative), paying_nodes(expected, truth)
+        gains = (0.3 + 0.7 * sure) * (0.75 + 0.2 * sure) ** N[:-1]
+        expected = 1 + np.append(0, gains.cumsum())
+        ours, best = (best_size(gains, times)[0] for times in (curve.relative, truth))
         curve.took(ours + 1, TICK * truth[ours] * moment(step, chance))
         if step >= 100:
             got += [[expected[size], truth[size]] for size in (ours, best)]

@@ -288,13 +288,3 @@ class Costs:
         sums[:] = (_OF_CALL * old + new for old, new in zip(sums, step, strict=True))
         work.gave(*step)
         return 0 if paid or sums[0] >= sums[1] else min(int(own / _LOOKS), _LONGEST)
-
-
-def tokens_by_size(gains: np.ndarray) -> np.ndarray:
-    """(n + 1,) float64: expected tokens of a step with the first 0, 1, ... n nodes of `gains` (n,)."""
-    return 1 + np.concatenate([[0.0], np.cumsum(gains, dtype=np.float64)])
-
-
-def paying_nodes(expected: np.ndarray, costs: np.ndarray) -> int:
-    """The index of the most expected tokens per time, of tokens (n,) and costs (n,); the first of equal ones."""
-    return int(np.argmax(expected / costs))

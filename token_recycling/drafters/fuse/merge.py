@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ..._util.compiled import compiled
-from ...costs.costs import paying_nodes
+from ...costs.budget import paying_nodes
 from ...recycling.calibration import CELLS, cell_of, chance, count, match_kind, new_calibration
 from ...recycling.trie import Trie
 from ...trees.draft import Context, Draft

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..._util.compiled import compiling
-from ...costs.costs import paying_nodes, tokens_by_size
+from ...costs.budget import best_size
 from ...recycling.ngrams import ngrams_at
 from ...recycling.texts import Text
 from ..replica import TokenBuffer
@@ -199,7 +199,7 @@ class Drafting:
         began = self._now()
         costs = self._drafter.costs()[len(self._again) :]
         self.away += self._now() - began
-        return paying_nodes(tokens_by_size(gains), costs[: len(gains) + 1])
+        return best_size(gains, costs)[0]
 
     def _learn(self, passes: list[Pass]) -> None:
         orders = self._recycler.options.orders
