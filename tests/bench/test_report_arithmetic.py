@@ -44,9 +44,9 @@ def test_rates_are_weighted_by_tokens():
 def test_tokens_per_second_take_the_median_of_repeats():
     rows = [
         row(tokens=10, seconds=[1.0, 9.0, 2.0], total_seconds=[3.0]),
-        row(tokens=30, seconds=[4.0, 6.0], total_seconds=[7.0], processor_seconds=[2.5]),
+        row(tokens=30, first_tokens=3, seconds=[4.0, 6.0], total_seconds=[7.0], processor_seconds=[2.5]),
     ]
-    assert figures(*rows)["decoding"] == 40 / (2 + 5)
+    assert figures(*rows)["decoding"] == (9 + 27) / (2 + 5), "tokens of the first forward pass are not decoded"
     assert figures(*rows)["whole_call"] == 40 / 10
     assert figures(*rows, clock="processor")["whole_call"] == 40 / (1.5 + 2.5)
     assert figures(*rows, clock="processor")["decoding"] == 40 / (1.5 + 2.5)
@@ -55,7 +55,7 @@ def test_tokens_per_second_take_the_median_of_repeats():
 def test_an_answer_that_ends_at_once_is_no_speed():
     silent = row("ours", "a/2", tokens=1, seconds=[0.001], total_seconds=[0.1])
     rows = [row("ours", "a/1", tokens=10, seconds=[2.0], total_seconds=[3.0]), silent]
-    assert figures(*rows)["decoding"] == 5
+    assert figures(*rows)["decoding"] == 9 / 2
     assert np.isnan(figures(silent)["decoding"])
     assert np.isnan(figures(row(tokens=4, batch=4, seconds=[0.001]))["decoding"])
     both = [row("plain", "a/1"), row("plain", "a/2")]

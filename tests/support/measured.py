@@ -23,9 +23,9 @@ ENVIRONMENT = {
     "date": "2026-11-21T10:00:00",
     "commit": "abc1234",
 }
-MEASURED = ("tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams", "seconds", "prefill_seconds")
-MEASURED += ("total_seconds", "processor_seconds", "parts", "drafted", "discarded", "lengths", "nodes", "tried")
-MEASURED += ("accepted", "identical", "divergence")
+MEASURED = ("tokens", "first_tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams", "seconds")
+MEASURED += ("prefill_seconds", "total_seconds", "processor_seconds", "parts", "drafted", "discarded", "lengths")
+MEASURED += ("nodes", "tried", "accepted", "identical", "divergence")
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 METHODS = {
     "generate": ("transformers generate", 0.0, 1),

@@ -133,12 +133,13 @@ def compare(
 
 
 def speeds(found: Sequence[SideBySide]) -> dict[str, Any]:
-    """Tokens and seconds of each way, total tokens over total time, the speedup over plain decoding, and the fastest
-    way; None for what was not measured. Prompts without an answer are left out.
+    """Return for each way the tokens and seconds of whole calls and the tokens per second of decoding, the end-to-end
+    speedup over plain decoding, and the way that is fastest end to end; None for what was not measured. Prompts without
+    an answer are left out.
     """
     answers = [one for one in found if one.answered]
     ways = {way: _speed([one.outcomes[way] for one in answers if way in one.outcomes]) for way in WAYS}
-    rates = {way: speed["tokens_per_second"] for way, speed in ways.items() if speed is not None}
+    rates = {way: _end_to_end(speed) for way, speed in ways.items() if speed is not None}
     return {
         **ways,
         "speedup": rates["recycled"] / rates["plain"] if rates else None,
@@ -149,8 +150,18 @@ def speeds(found: Sequence[SideBySide]) -> dict[str, Any]:
 def _speed(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
     if not outcomes:
         return None
-    tokens, seconds = sum(len(one.tokens[0]) for one in outcomes), sum(one.total_seconds for one in outcomes)
-    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+    tokens, decoding = sum(len(one.tokens[0]) for one in outcomes), sum(one.seconds for one in outcomes)
+    decoded = tokens - sum(one.first_tokens for one in outcomes)
+    return {
+        "tokens": tokens,
+        "seconds": sum(one.total_seconds for one in outcomes),
+        "tokens_per_second": decoded / decoding if decoded else 0.0,
+    }
+
+
+def _end_to_end(speed: dict[str, Any]) -> float:
+    """Return the tokens per second of whole calls."""
+    return speed["tokens"] / speed["seconds"]
 
 
 def summary(found: Sequence[SideBySide]) -> dict[str, Any]:
@@ -188,7 +199,7 @@ def in_bfloat16(
     answered = [(arguments, one) for arguments, one in zip(prompts, found, strict=False) if one.answered]
     speed = _speed([runner.generate(arguments) for arguments, _ in answered])
     before = _speed([one.outcomes["recycled"] for _, one in answered])
-    return speed["tokens_per_second"] / before["tokens_per_second"] if speed and before else None
+    return _end_to_end(speed) / _end_to_end(before) if speed and before else None
 
 
 def tail(text: str, lines: int = 8) -> str:
@@ -236,7 +247,8 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dic
     tokens = sum(row["stats"]["tokens"] for row in rows)
     table.add_row(*_cells(f"all {summary['prompts']}", summary, summary["mat"], tokens))
     console.print(table)
-    say(console, "in tokens/s of whole calls; plain: transformers' generate, lookup: its prompt lookup of 10 tokens")
+    say(console, "tokens/s of decoding; plain: transformers' generate, lookup: its prompt lookup of 10 tokens")
+    say(console, "speedup: end to end over plain, prefill included")
     lines = [("model", summary["model"]), ("drafter", summary["drafter"])]
     if summary["unanswered"]:
         lines.append(("left out", f"speeds of {summary['unanswered']} prompts with {_NO_ANSWER}"))
@@ -261,8 +273,8 @@ def _ways(measured: dict[str, Any]) -> list[str]:
 
 def _fastest(summary: dict[str, Any]) -> str:
     first = summary["fastest"]
-    rate = summary[first]["tokens_per_second"]
-    others = [f"{rate / summary[way]['tokens_per_second']:.2f} times {way}" for way in _ways(summary) if way != first]
+    rates = {way: _end_to_end(summary[way]) for way in _ways(summary)}
+    others = [f"{rates[first] / rate:.2f}x {way}" for way, rate in rates.items() if way != first]
     return f"{first}, {', '.join(others)}"
 
 

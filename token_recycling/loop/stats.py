@@ -72,7 +72,9 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens per second of decoding: those after the first step, and its time, left out."""
+        """Generated tokens per second of decoding: those of the first forward pass, and its time, left out. Every rate
+        that this package reports as tokens/s has this definition.
+        """
         return (self.tokens - self.first_tokens) / self.decode_seconds if self.decode_seconds else 0.0
 
     @property

@@ -18,7 +18,7 @@ from ..row_format import CLOCKS
 
 Row = dict[str, Any]
 """One line of `rows.jsonl`: one method on one prompt."""
-_NUMBERS = ["batch", "tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
+_NUMBERS = ["batch", "tokens", "first_tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
 _COUNTS = ["parts", "lengths", "nodes", "tried", "accepted"]
 _OTHERS = ["mode", "method", "label", "prompt", "category", "seconds", "total_seconds"]
 _OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
@@ -49,6 +49,9 @@ def frame(rows: Iterable[Row], clock: str = "wall") -> pd.DataFrame:
         found[column] = found[column].map(lambda counts: counts if isinstance(counts, (dict, list)) else {})
     for column, key in zip(("decoding_seconds", "call_seconds"), CLOCKS[clock], strict=True):
         found[column] = found[key].map(statistics.median, na_action="ignore").astype(float)
+    # Decoding begins after the first forward pass, which emits a token of each text; processor time is of whole calls.
+    first = found["first_tokens"].fillna(found["batch"]).fillna(1)
+    found["decoded"] = found["tokens"] - (first if clock == "wall" else 0)
     found["first_token_seconds"] = found["prefill_seconds"].map(statistics.median, na_action="ignore").astype(float)
     found["margin"] = found["divergence"].map(_margin).where(found["identical"].eq(False)).astype(float)
     return found
@@ -76,7 +79,7 @@ def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFr
         "mat_without_loops": (done["tokens"] - done["loop_tokens"], done["steps"] - done["loop_steps"]),
         "discard_rate": (done["discarded"], done["tokens"]),
         "repeated_4grams": (done["repeated_4grams"] * done["tokens"], done["tokens"]),
-        "decoding": (decoded, done["decoding_seconds"]),
+        "decoding": (done["decoded"].where(_answered(done)), done["decoding_seconds"]),
         "whole_call": (decoded, done["call_seconds"]),
         "first_token": (done["first_token_seconds"], done["tokens"].mask(done["tokens"].notna(), 1)),
         "mat_first_quarter": (done["tokens"].where(place < 0.25), done["steps"]),

@@ -37,9 +37,16 @@ class Outcome:
     """Nodes whose parent was accepted, and accepted nodes, by rank path; counted in replay."""
 
     @property
+    def first_tokens(self) -> int:
+        """Tokens that the first forward pass emitted: one of each sequence, or more where it verified a draft."""
+        if self.stats is not None:
+            return self.stats.first_tokens
+        return sum(map(bool, self.tokens)) if self.lengths is None else sum(self.lengths[:1])
+
+    @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first of each sequence by the seconds of decoding; 0 where there are none."""
-        tokens = sum(len(one) - 1 for one in self.tokens)
+        """Tokens after the first forward pass by the seconds of decoding; 0 where there are none."""
+        tokens = sum(map(len, self.tokens)) - self.first_tokens
         return tokens / self.seconds if tokens > 0 else 0.0
 
 

@@ -28,7 +28,7 @@ Repetition = list[Outcome]
 
 _CLOCKS = ("seconds", "prefill_seconds", "total_seconds", "processor_seconds")
 _MEASUREMENTS = (
-    *("prompt_tokens", "tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams"),
+    *("prompt_tokens", "tokens", "first_tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams"),
     *(*_CLOCKS, "parts", "drafted", "discarded"),
     *("lengths", "nodes", "tried", "accepted", "paths", "identical", "divergence"),
 )
@@ -77,6 +77,7 @@ def _measured(repetitions: Sequence[Repetition]) -> dict[str, Any]:
     return {
         "prompt_tokens": sum(len(prompt) for outcome in median for prompt in outcome.prompts),
         "tokens": tokens,
+        "first_tokens": sum(outcome.first_tokens for outcome in median),
         "steps": steps,
         "mat": tokens / steps,
         **_loops(median),

@@ -44,15 +44,20 @@ export class Run {
   }
 
   get tokensPerSecond() {
-    return this.seconds ? this.tokens / this.seconds : 0;
+    return this.figures().rate;
   }
 
-  /** Figures after the first `count` steps. */
+  /**
+   * Figures after the first `count` steps. The rate is that of decoding: tokens after the first step by the time since,
+   * as the server and the command line have it.
+   */
   figures(count = this.steps.length) {
     if (!count) return { steps: 0, tokens: 0, seconds: 0, mat: 0, rate: 0 };
     const tokens = this.totals[count - 1];
     const { seconds } = this.steps[count - 1];
-    return { steps: count, tokens, seconds, mat: tokens / count, rate: tokens / seconds };
+    const first = this.steps[0];
+    const rate = count > 1 ? (tokens - first.tokens.length) / (seconds - first.seconds) : 0;
+    return { steps: count, tokens, seconds, mat: tokens / count, rate };
   }
 
   /** How many steps were complete `seconds` after the prompt had been read. */

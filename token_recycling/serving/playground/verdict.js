@@ -10,7 +10,8 @@ import { firstDifference } from "./run.js";
  */
 export function showVerdict({ plain, drafted, warmed, known, first, sampled, served }) {
   const ratio = drafted.tokensPerSecond / plain.tokensPerSecond;
-  byId("ratio").textContent = `${ratio.toFixed(2)}×`;
+  // An answer of one step has no time of decoding.
+  byId("ratio").textContent = ratio > 0 && Number.isFinite(ratio) ? `${ratio.toFixed(2)}×` : "–";
   byId("same").textContent = `${pace(ratio, drafted, plain)} ${sameness(plain, drafted, sampled, served)} ${drafted.loops}`;
   byId("warmed").textContent = warmed ? memory(warmed, plain, known) : "";
   byId("warmed").hidden = !warmed;
