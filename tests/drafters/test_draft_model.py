@@ -174,8 +174,8 @@ def test_a_drafter_is_described(model):
     drafter = tr.make_drafter("draft_model", model=model, nodes=9)
     stats = runs.check_same(model, drafter, tiny.prompt(0, 4), max_new_tokens=2)
     assert stats.drafter == (
-        "draft_model: LlamaForCausalLM, graph of 10 steps and 9 nodes at most, k = 4, theta_prob = 0.4, "
-        "theta_sib = 0.1, tau = 1, deterministic drafts"
+        "draft_model: LlamaForCausalLM, tree of 10 steps and 9 nodes at most, k = 4, theta_prob = 0.4, "
+        "theta_sib = 0.1, deterministic drafts"
     )
 
 

@@ -218,7 +218,6 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     ("rest", {"nodes": 0}, "nodes of 1 or more"),
     ("rest", {"num_tokens": 0}, "num_tokens of 1 or more"),
     ("rest", {"max_matches": 0}, "max_matches of 1 or more"),
-    ("rest", {"min_matching_ngram_size": 0}, "min_matching_ngram_size of 1 or more"),
     ("rest", {"max_matching_ngram_size": 1}, "max_matching_ngram_size of at least 2"),
     ("specdec_pp", {"threshold": 1.5}, "threshold from 0 to 1, got 1.5"),
     ("specdec_pp", {"min_length": 0}, "min_length of 1 or more"),
@@ -234,6 +233,21 @@ def test_options_out_of_range_are_refused(name, options, message, model, tmp_pat
     made = example(name, model, tmp_path)
     with pytest.raises(ValueError, match=f"expected .*{message}"):
         replace(made, **options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "option"),
+    [
+        ("eagle:head=x,learn=true", "learn"),
+        ("fuse:recycling+suffix,asks=paying", "asks"),
+        ("layer_skip:layers=1,mode=graph", "mode"),
+        ("mtp:learn=true", "learn"),
+        ("rest:datastore=x,min_matching_ngram_size=1", "min_matching_ngram_size"),
+    ],
+)
+def test_a_removed_option_is_refused_with_a_remedy(spec, option):
+    with pytest.raises(ValueError, match=f"no longer has the option '{option}': .*"):
+        tr.make_drafter(spec)
 
 
 def test_a_class_has_its_name_without_the_registry():

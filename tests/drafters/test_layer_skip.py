@@ -69,7 +69,7 @@ def test_skipped_layers_hand_on_what_they_get(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_text_is_that_of_generate(case):
     model = architectures.model_of(case)
-    drafter = tr.make_drafter("layer_skip", layers="1", nodes=12, k=2, theta_prob=0.0)
+    drafter = tr.make_drafter("layer_skip", layers="1", nodes=12, theta_prob=0.0)
     for length in (1, 12):
         for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
             runs.check_same(model, drafter, tiny.prompt(length, length, 96), max_new_tokens=16, **sampling)
@@ -89,7 +89,7 @@ def test_layers_that_do_nothing_are_found(deep):
 
 def test_without_them_every_draft_is_right(deep):
     stats = tr.Stats()
-    drafter = tr.make_drafter("layer_skip:layers=3-4,mode=sequence,depth=3")
+    drafter = tr.make_drafter("layer_skip:layers=3-4,depth=3,nodes=3,theta_prob=0")
     tr.generate(deep, tiny.prompt(0, 9), drafter=drafter, stats=stats, max_new_tokens=20)
     assert (stats.mat, stats.acceptance_rate) == (4.0, 1.0)
 
@@ -199,7 +199,7 @@ def test_it_is_made_for_the_model_at_hand(deep):
 def test_the_skipping_model_is_accelerated_as_usual(deep):
     ids = tiny.prompt(0, 5)
     wanted = deep.generate(ids, max_new_tokens=12)
-    tr.accelerate(deep, "layer_skip", layers="3 4", mode="sequence", depth=3)
+    tr.accelerate(deep, "layer_skip", layers="3 4", nodes=3, depth=3, theta_prob=0.0)
     assert torch.equal(deep.generate(ids, max_new_tokens=12), wanted)
     assert deep.acceleration.stats.mat == 4.0
     assert TreeModel(tr.decelerate(deep)).model is deep

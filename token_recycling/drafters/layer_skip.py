@@ -11,7 +11,7 @@ import copy
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -31,18 +31,25 @@ _SAMPLE, _LONGEST = 64, 512
 
 @dataclass(kw_only=True)
 class LayerSkip(CausalDrafter):
-    """Drafts with the target, some of its layers left out; by default one branch, which ends where the draft is
-    unsure.
-    """
+    """Drafts one branch with the target, some of its layers left out; it ends where the draft is unsure."""
 
     layers: str | Sequence[int] = "auto"
     """The layers to skip, counted from 0, the first not among them: such as `4-9 12`. auto: chosen by a short search on
     the first prompt and what the target makes of it.
     """
-    mode: Mode = "tree"
     depth: int = 6
-    k: int = 1
+    """Drafting steps at most."""
     theta_prob: float = 0.6
+    """Drafting ends after a token of a lower probability."""
+    # One branch, as in the paper: what a draft model has options for is fixed here.
+    mode: ClassVar[Mode] = "tree"  # type: ignore[misc]
+    k: ClassVar[int] = 1  # type: ignore[misc]
+    theta_sib: ClassVar[float] = 0.0  # type: ignore[misc]
+    tau: ClassVar[int] = 1  # type: ignore[misc]
+    removed: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("mode", "k", "theta_sib", "tau"),
+        "it drafts one branch; limit it by depth and theta_prob, or draft trees with draft_model",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -157,7 +157,7 @@ class ModelText(TextDrafter):
 class CausalDrafter(ModelDrafter):
     """Drafts a sequence, a tree or a graph by the draft model's probabilities alone."""
 
-    mode: Mode = "graph"
+    mode: Mode = "tree"
     """sequence: one branch of fixed length; tree: up to k children a node, where they are likely enough; graph: a tree
     whose recurring parts are drafted once.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,10 +26,17 @@ from ...trees.templates import root_only
 from .._base import Drafter, check_at_least
 from .datastore import Datastore, DatastoreError, tokenizer_of
 
+_LEAST = 2
+"""Tokens that must match at least; otherwise nothing is drafted."""
+
 
 @dataclass
 class Rest(Drafter):
     """Drafts what most often followed the last tokens in a datastore of past text."""
+
+    removed: ClassVar[dict[str, str]] = {
+        "min_matching_ngram_size": f"matches have {_LEAST} tokens or more, as in the paper; leave it out"
+    }
 
     datastore: str | Path
     """File made by `token-recycling datastore build`."""
@@ -38,17 +46,14 @@ class Rest(Drafter):
     """Tokens of a continuation, which is how deep a tree can be."""
     max_matching_ngram_size: int = 16
     """How many of the last tokens are looked up at most; fewer where they are not found."""
-    min_matching_ngram_size: int = 2
-    """How many must be found at least; otherwise nothing is drafted."""
     max_matches: int = 5000
     """Continuations that are counted at most."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "nodes", "num_tokens", "min_matching_ngram_size", "max_matches")
-        if self.max_matching_ngram_size < self.min_matching_ngram_size:
+        check_at_least(1, self, "nodes", "num_tokens", "max_matches")
+        if self.max_matching_ngram_size < _LEAST:
             raise ValueError(
-                f"expected max_matching_ngram_size of at least {self.min_matching_ngram_size}, "
-                f"which is min_matching_ngram_size, got {self.max_matching_ngram_size}"
+                f"expected max_matching_ngram_size of at least {_LEAST}, got {self.max_matching_ngram_size}"
             )
         self._store = Datastore(self.datastore)
         self._checked = False
@@ -83,7 +88,7 @@ class Rest(Drafter):
             context.tokens[-self.max_matching_ngram_size :].cpu().numpy(),
             min(self.num_tokens, context.room),
         )
-        found = self._store.continuations(recent, self.min_matching_ngram_size, length, self.max_matches)
+        found = self._store.continuations(recent, _LEAST, length, self.max_matches)
         if not len(found):
             return Draft(root_only(), context.root)
         trie = Trie(int(recent[-1]))
