@@ -7,7 +7,7 @@ from support import tiny
 from support.commandline import assert_refused, run, run_json
 from support.gguf_files import write_gguf
 
-from token_recycling.model import gguf
+from token_recycling.model import loading
 
 PROMPT = "for index in range"
 SHORT = ("--max-new-tokens", 12, "--drafter", "recycling:tree=4")
@@ -35,7 +35,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def folder(file):
-    return gguf.unpacked(file)
+    return loading.unpacked(file)
 
 
 def test_unpacking_is_said_once(file, monkeypatch, tmp_path):
@@ -59,7 +59,7 @@ def test_check_reads_no_weights(file, folder, monkeypatch, tmp_path):
     assert run_json("check", file, "--self-test")["difference"] is not None
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     assert run_json("check", file) == expected
-    assert not gguf.is_unpacked(file)
+    assert not loading.is_unpacked(file)
 
 
 def test_bench_calls_it_by_its_name(file, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import token_recycling as tr
 from token_recycling._util import extras
-from token_recycling.model import gguf, loading
+from token_recycling.model import loading
 
 TOKENIZER = tiny.tokenizer()
 TOKENS = TOKENIZER.convert_ids_to_tokens(range(len(TOKENIZER)))
@@ -53,7 +53,7 @@ def refused(path, value):
 
 
 def kept():
-    return sorted(each.name for each in gguf.kept_in().glob("*") if each.is_dir())
+    return sorted(each.name for each in loading.unpacked_in().glob("*") if each.is_dir())
 
 
 @pytest.mark.parametrize("kind", [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_1])
@@ -80,17 +80,17 @@ def test_load_gives_a_model_and_its_tokenizer(file):
 
 
 def test_it_is_unpacked_once(file, monkeypatch):
-    folder = gguf.unpacked(file)
-    monkeypatch.setattr(gguf, "_read", lambda path: pytest.fail("unpacked again"))
-    assert gguf.unpacked(file) == folder
-    assert gguf.is_unpacked(file)
+    folder = loading.unpacked(file)
+    monkeypatch.setattr(loading, "_read_gguf", lambda path: pytest.fail("unpacked again"))
+    assert loading.unpacked(file) == folder
+    assert loading.is_unpacked(file)
 
 
 def test_another_file_of_the_same_name_is_another_model(file):
-    first = gguf.unpacked(file)
+    first = loading.unpacked(file)
     written(file)
-    assert not gguf.is_unpacked(file)
-    assert gguf.unpacked(file) != first
+    assert not loading.is_unpacked(file)
+    assert loading.unpacked(file) != first
 
 
 def test_generation_ends_where_a_turn_does(tmp_path):
@@ -102,7 +102,7 @@ def test_generation_ends_where_a_turn_does(tmp_path):
 
 def test_nothing_beside_the_file_has_a_say(file):
     alone = tr.load(file).tokenizer.chat_template
-    shutil.rmtree(gguf.kept_in())
+    shutil.rmtree(loading.unpacked_in())
     (file.parent / "tokenizer_config.json").write_text('{"chat_template": "another"}')
     (file.parent / "chat_template.jinja").write_text("another")
     assert tr.load(file).tokenizer.chat_template == alone == TEMPLATE
@@ -149,7 +149,7 @@ def test_a_quantisation_that_is_not_read(file, number, named):
 
 def test_an_architecture_that_is_not_read(tmp_path):
     file = written(tmp_path / "tiny.gguf", architecture="rwkv6")
-    for ask in (gguf.unpacked, gguf.configuration):
+    for ask in (loading.unpacked, loading._gguf_configuration):
         with pytest.raises(ValueError, match="rwkv6 is not supported"):
             ask(file)
 
@@ -178,7 +178,7 @@ def test_a_folder_with_one_file_is_that_file(file):
     folder = file.parent / "folder"
     folder.mkdir()
     file.rename(folder / "one.gguf")
-    assert loading.resolved(str(folder)) == str(gguf.unpacked(folder / "one.gguf"))
+    assert loading.resolved(str(folder)) == str(loading.unpacked(folder / "one.gguf"))
     (folder / "config.json").write_text("{}")
     assert loading.resolved(str(folder)) == str(folder)
 
@@ -221,20 +221,20 @@ def files_of_at_most(size):
 
 def test_a_disk_that_gets_full(file):
     with files_of_at_most(20_000), pytest.raises(ValueError, match=r"free some disk, or set TOKEN_RECYCLING_CACHE"):
-        gguf.unpacked(file)
+        loading.unpacked(file)
     assert kept() == []
-    assert gguf.unpacked(file).is_dir(), "there is room again"
+    assert loading.unpacked(file).is_dir(), "there is room again"
 
 
 def test_another_release_of_transformers_reads_anew(file, monkeypatch):
-    gguf.unpacked(file)
-    monkeypatch.setattr(gguf, "installed", lambda name: "9.9")
-    assert not gguf.is_unpacked(file)
+    loading.unpacked(file)
+    monkeypatch.setattr(loading, "installed", lambda name: "9.9")
+    assert not loading.is_unpacked(file)
 
 
 def test_two_at_once_unpack_once(file, monkeypatch):
-    read, times = gguf._read, []
-    monkeypatch.setattr(gguf, "_read", lambda path: times.append(path) or read(path))
+    read, times = loading._read_gguf, []
+    monkeypatch.setattr(loading, "_read_gguf", lambda path: times.append(path) or read(path))
     with ThreadPoolExecutor(4) as threads:
-        folders = set(threads.map(gguf.unpacked, [file] * 4))
+        folders = set(threads.map(loading.unpacked, [file] * 4))
     assert len(folders) == len(times) == 1

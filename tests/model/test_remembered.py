@@ -17,7 +17,7 @@ from support import tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.remembered import forget, kept_of, remembered
+from token_recycling.model.remembered import kept_of, remembered
 
 
 @pytest.fixture
@@ -93,11 +93,10 @@ def test_what_cannot_be_made_is_not_remembered(model, numbers):
 def test_one_thing_or_all_of_a_kind_can_be_forgotten(model, numbers):
     names = ["a", ("a", 1), ("a", 2), ("b", 1)]
     assert [remembered(model, name, numbers) for name in names] == [0, 1, 2, 3]
-    forget(model, ("a", 1))
+    kept_of(model).forget(("a", 1))
     assert [remembered(model, name, numbers) for name in names] == [0, 4, 2, 3]
-    forget(model, "a")
+    kept_of(model).forget("a")
     assert [remembered(model, name, numbers) for name in names] == [5, 6, 7, 3]
-    forget(tiny.llama(), "a")
 
 
 def test_a_warning_is_given_once(model, caplog):

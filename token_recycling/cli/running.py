@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._util.prompts import Prompt
-from ..model import gguf, loading
+from ..model import loading
 from . import console
 
 if TYPE_CHECKING:
@@ -60,11 +60,10 @@ def note_dtype(name: str, dtype: str | None, loaded: loading.Loaded) -> None:
 @contextlib.contextmanager
 def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
     """Shows that models are loaded, or at first unpacked, and for how long; transformers' own bars are turned off."""
-    packed = [file for file in map(loading.packed, models) if weights and file is not None]
-    with console.working(f"reading {' and '.join(models)}"):
-        new = [file.name for file in packed if not gguf.is_unpacked(file)]
+    new = loading.to_unpack(*models) if weights else []
     if new:
-        console.note(f"{' and '.join(new)} is unpacked into {gguf.kept_in()}, in float32; later starts find it there")
+        into = loading.unpacked_in()
+        console.note(f"{' and '.join(new)} is unpacked into {into}, in float32; later starts find it there")
     with console.working(f"{'unpacking and ' if new else ''}loading {' and '.join(models)}"):
         loading.quieten()
         yield

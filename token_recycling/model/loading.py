@@ -1,19 +1,30 @@
 """From a name to a model and its tokenizer: MODEL is a local folder, a GGUF file, or a name on the Hugging Face hub.
 
 A missing model is reported before anything slow begins.
+
+transformers dequantises a GGUF file again at every start: 19 s of processor time for 135 million parameters, where an
+ordinary folder loads in one. So the model is kept in such a folder: in float32, which loses nothing, with its
+tokenizer, chat template and generation configuration. It lies in the user's cache under the path, size and date of the
+file and the release of transformers, and is renamed into place when it is complete.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._util.extras import lacking
+from .._util.files import cache_folder, one_at_a_time, replacing_folder
 from .._util.text_stream import first_line
-from . import gguf
+from .._util.versions import installed
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +34,9 @@ if TYPE_CHECKING:
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT = 5
+_MAGIC = b"GGUF"
+_ENDS = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
+"""Tokens that end a text, a turn and a message: generation ends at each, as in llama.cpp."""
 
 
 class Loaded(NamedTuple):
@@ -74,7 +88,7 @@ def check_source(name: str) -> None:
     """Raises ValueError unless `name` is a folder with a model, a whole GGUF file or the name of a model on the hub."""
     path, file = Path(name).expanduser(), packed(name)
     if file is not None:
-        gguf.checked(file)
+        _check_gguf(file)
         return
     if (path / "config.json").is_file():
         return
@@ -111,8 +125,14 @@ def resolved(name: str) -> str:
     hub.
     """
     file = packed(name)
-    path = Path(name).expanduser() if file is None else gguf.unpacked(file)
+    path = Path(name).expanduser() if file is None else unpacked(file)
     return str(path) if path.is_dir() else name
+
+
+def to_unpack(*names: str) -> list[str]:
+    """Return the GGUF files among models that are not in the cache yet."""
+    files = [file for file in map(packed, names) if file is not None]
+    return [file.name for file in files if not is_unpacked(file)]
 
 
 def packed(name: str) -> Path | None:
@@ -121,7 +141,7 @@ def packed(name: str) -> Path | None:
     if path.is_dir() and not (path / "config.json").is_file():
         files = _gguf_files(path)
         return files[0] if len(files) == 1 else None
-    return path if gguf.is_packed(path) else None
+    return path if _is_gguf(path) else None
 
 
 def title(name: str) -> str:
@@ -131,11 +151,11 @@ def title(name: str) -> str:
     path = Path(name).expanduser()
     if not path.exists():
         return name
-    return path.resolve().stem if gguf.is_packed(path) else path.resolve().name
+    return path.resolve().stem if _is_gguf(path) else path.resolve().name
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    return sorted(filter(gguf.is_packed, folder.iterdir()))
+    return sorted(filter(_is_gguf, folder.iterdir()))
 
 
 def load_model(
@@ -208,8 +228,8 @@ def load_configuration(name: str) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     file = packed(name)
-    if file is not None and not gguf.is_unpacked(file):
-        return gguf.configuration(file)
+    if file is not None and not is_unpacked(file):
+        return _gguf_configuration(file)
     try:
         return AutoConfig.from_pretrained(resolved(name))
     except Exception as error:  # as above
@@ -248,6 +268,125 @@ def _why_no_cuda() -> str:
             "pip install torch --index-url https://download.pytorch.org/whl/cu130"
         )
     return f"torch was built for CUDA {torch.version.cuda} and finds no NVIDIA GPU; run nvidia-smi to check the driver"
+
+
+# GGUF files
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, by its name."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def is_unpacked(path: Path) -> bool:
+    """Whether the model in a GGUF file is in the cache."""
+    return _unpacked_folder(path).is_dir()
+
+
+def unpacked(path: Path) -> Path:
+    """Return the folder of the model in a GGUF file, made on first use; other processes wait for it. Raises ValueError
+    for a file that transformers does not read, for a missing package, and for a full disk.
+    """
+    folder = _unpacked_folder(path)
+    if not folder.is_dir():
+        _check_gguf(path)
+        with one_at_a_time(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                _unpack(path, folder)
+    return folder
+
+
+def _gguf_configuration(path: Path) -> Any:
+    """Return the configuration of the model in a GGUF file, without its weights; raises ValueError as `unpacked`."""
+    from transformers import AutoConfig
+
+    _check_gguf(path)
+    with _reading(path):
+        return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def _check_gguf(path: Path) -> None:
+    """Raises ValueError for a missing package, and for what is no GGUF file."""
+    if missing := lacking("gguf", "gguf", "accelerate"):
+        raise ValueError(f"reading {path} {missing}")
+    with open(path, "rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise ValueError(f"{path} is no GGUF file, it begins otherwise; give a model's .gguf file")
+
+
+def unpacked_in() -> Path:
+    """The folder of unpacked models."""
+    return cache_folder() / "gguf"
+
+
+def _unpacked_folder(path: Path) -> Path:
+    seen = path.stat()
+    file = f"{path.resolve()} {seen.st_size} {seen.st_mtime_ns} {installed('transformers')}"
+    return unpacked_in() / hashlib.sha256(file.encode()).hexdigest()[:16]
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    """Write the model as an ordinary folder; raises ValueError."""
+    from safetensors import SafetensorError
+
+    model, tokenizer = _read_gguf(path)
+    size = sum(weight.nbytes for weight in model.parameters())
+    try:
+        with replacing_folder(folder) as temporary:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"unpacking {path} takes {size / 1e9:.1f} GB in {folder.parent}, got: {first_line(error)}; free some disk, "
+            "or set TOKEN_RECYCLING_CACHE to a folder on another disk"
+        ) from error
+
+
+def _read_gguf(path: Path) -> tuple[Any, Any]:
+    """The model in float32, and its tokenizer; raises ValueError."""
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .compat import dequantising
+
+    # Alone in a folder: nothing that lies beside the file, such as a tokenizer's settings, has a say.
+    with _reading(path), tempfile.TemporaryDirectory() as alone:
+        (Path(alone) / "model.gguf").symlink_to(path.resolve())
+        fields = GGUFReader(path).fields
+        parts = fields["split.count"].contents() if "split.count" in fields else 1
+        if parts > 1:
+            raise ValueError(f"it is one of {parts} parts; join them with llama.cpp's `llama-gguf-split --merge`")
+        ends = {fields[key].contents(): None for key in _ENDS if key in fields}
+        one = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
+        tokenizer = AutoTokenizer.from_pretrained(**one)
+        model = AutoModelForCausalLM.from_pretrained(**one, dtype="float32", **dequantising())
+    # What is dequantised is a model as any other, and can be saved as such.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.generation_config.eos_token_id = [*ends] if len(ends) > 1 else next(iter(ends), None)
+    return model, tokenizer
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Errors as ValueErrors, and no bar of transformers' own, which no setting of it turns off."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    tqdm = reader.tqdm
+    reader.tqdm = partial(tqdm, disable=True)
+    try:
+        yield
+    except Exception as error:  # a file can hold anything
+        raise ValueError(
+            f"transformers {installed('transformers')} cannot read {path}: {first_line(error)}; download the file "
+            "again if it is cut off, else take another one, or the model's own folder or hub name"
+        ) from error
+    finally:
+        reader.tqdm = tqdm
+
+
+# Prompts
 
 
 def encode(loaded: Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:

@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from .._util.device import memory
 from ..costs.costs import TICK
-from .remembered import forget, parts_of, place, recalled, remembered
+from .remembered import Kept, kept_of, parts_of, place
 
 _LEAST_BYTES = 4_000_000
 """Weights that a core keeps at hand anyway are not packed, where nobody asked for it."""
@@ -194,10 +194,11 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
     `wanted=None` packs where it is possible, and the weights are no trifle and at most a quarter of memory; `True`
     wherever it is possible, else raises ValueError; `False` drops what is packed. `fixed`: see `Prepacked`.
     """
+    parts, kept = parts_of(model), kept_of(model)
     if wanted is False:
-        drop(model)
+        _drop(parts, kept)
         return None
-    modules, reason = _layers_of(model)
+    modules, reason = _layers_among(parts)
     needed = sum(module.weight.nbytes for module in modules)
     if wanted is None and not _LEAST_BYTES <= needed <= memory(torch.device("cpu")) // _SHARE_OF_MEMORY:
         return None
@@ -205,12 +206,12 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
         if wanted:
             raise ValueError(f"cannot prepack this model: expected {reason}; leave prepack=True out")
         return None
-    known = prepacked_of(model)
+    known = kept.recall(PREPACKED)
     if known is not None and known.fixed == fixed and known.unchanged:
         return known
-    drop(model)
+    _drop(parts, kept)
     began = time.perf_counter()
-    made = remembered(model, PREPACKED, lambda: Prepacked(modules, fixed))
+    made = kept.get(PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
         logger.warning("weights laid out for short passes: %.1f s, once", time.perf_counter() - began)
     return made
@@ -218,24 +219,28 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
 
 def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
     """What `prepack` has made of the weights as they are."""
-    return recalled(model, PREPACKED)
+    return kept_of(model).recall(PREPACKED)
 
 
 def drop(model: PreTrainedModel) -> None:
     """Forget packed weights, of whatever state of the model."""
-    for module in parts_of(model):
+    _drop(parts_of(model), kept_of(model))
+
+
+def _drop(parts: Iterable[nn.Module], kept: Kept) -> None:
+    for module in parts:
         layer = vars(module).get("forward")
         if isinstance(layer, _Layer):
             layer._owner.drop()
-    forget(model, PREPACKED)
+    kept.forget(PREPACKED)
 
 
-def _layers_of(model: PreTrainedModel) -> tuple[list[nn.Linear], str | None]:
+def _layers_among(parts: Iterable[nn.Module]) -> tuple[list[nn.Linear], str | None]:
     """The layers that can be packed; or what was expected of the model, and not found."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return [], "a build of torch with oneDNN, got one without"
     dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
-    found = [part for part in parts_of(model) if type(part) is nn.Linear and _packable(part, dtypes)]
+    found = [part for part in parts if type(part) is nn.Linear and _packable(part, dtypes)]
     return found, None if found else "linear layers in float32 or bfloat16 that this CPU multiplies, got none"
 
 

@@ -187,16 +187,6 @@ def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], va
     return kept_of(model).get(what, make, values_matter)
 
 
-def recalled(model: PreTrainedModel, what: Hashable, values_matter: bool = True) -> Any | None:
-    """Return what `remembered` has made before for the weights as they are, or None."""
-    return kept_of(model).recall(what, values_matter)
-
-
-def forget(model: PreTrainedModel, what: Hashable) -> None:
-    """Forget one thing, or, of things named by tuples, all that begin with `what`."""
-    kept_of(model).forget(what)
-
-
 @contextmanager
 def lasting() -> Iterator[None]:
     """Tensors that are made within may be written in place later, in inference mode or outside of it: one call may be

@@ -27,7 +27,7 @@ from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on
 from .kv_cache import unroll
 from .prefill import cross_border, prefill
 from .recurrence import bytes_of_states
-from .remembered import Kept, file_of, kept_of, machine, parts_of, read, shape_of, write
+from .remembered import Kept, file_of, kept_of, machine, read, shape_of, write
 from .tree_model import TreeModel
 
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
@@ -105,7 +105,7 @@ def _kept_verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
 
 def _setting(model: PreTrainedModel, known: ModelInfo) -> dict[str, str] | None:
     """What the verdict depends on: sources of all parts and all that they are told; None where they have no files."""
-    files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in parts_of(model)}
+    files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in model.modules()}
     sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
     if None in files:
         return None
