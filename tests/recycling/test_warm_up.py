@@ -64,7 +64,7 @@ def test_recycling_compiles_nothing_later(options, model):
     check(model, Recycling(**options))
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "prompt_lookup", "fuse:recycling+suffix+prompt_lookup"])
+@pytest.mark.parametrize("drafter", ["suffix", "fuse:recycling+suffix"])
 def test_others_compile_nothing_later(drafter, model):
     check(model, tr.make_drafter(drafter))
 

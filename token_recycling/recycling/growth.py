@@ -103,6 +103,16 @@ def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
     return Sources(known.rows, index, known.past, known.calibration, copying)
 
 
+class Following(NamedTuple):
+    """The candidate that each of n texts would add next."""
+
+    parents: np.ndarray  # (n,) int64: nodes
+    ranks: np.ndarray  # (n,) int64: places among the candidates of the parent
+    gains: np.ndarray  # (n,) float64: expected tokens; 0 where there is no candidate
+    corrections: np.ndarray  # (n, 2) float64: of `_corrections`
+    placed: np.ndarray  # (n, nodes of a template + 1) int64: of `_next_of_template`
+
+
 @compiled
 def draft(
     texts: TextArrays,
@@ -117,51 +127,83 @@ def draft(
     root included. `known.text` is empty. `costs` (m,) float64: what passes over 1, 2, ... nodes of all texts take, in
     any unit; none where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
     """
-    n, chains, most = len(asked.rows), shape.children == 1, np.int64(len(asked.rows) * shape.nodes)
+    n = len(asked.rows)
+    placed = np.zeros((n, len(shape.parents) + 1), np.int64)
+    following = Following(np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n), np.ones((n, 2)), placed)
+    for one in range(n):
+        slot = asked.slots[one]
+        tree, sources = tree_of(texts.trees, slot), _sources_of(texts, slot, known)
+        _read(texts, asked, one, tree, sources)
+        if shape.corrected:
+            following.corrections[one] = _corrections(texts.wrong, slot)
+        _follow(texts, asked, one, np.int64(0), shape, tree, sources, following)
+        counts[one] = 1
+    grown, kept = _grow(texts, asked, known, shape, costs, ratio, following)
+    for place in range(kept):
+        counts[grown[place]] += 1
+
+
+@compiled_part(allocates=True)
+def _grow(
+    texts: TextArrays,
+    asked: Asked,
+    known: Sources,
+    shape: Shape,
+    costs: np.ndarray,
+    ratio: float,
+    following: Following,
+) -> tuple[np.ndarray, int]:
+    """Add the most valuable candidate of all texts, as long as more may pay. Returns the text of each added node, and
+    how many of these nodes pay.
+    """
+    n, most, gains = len(asked.rows), np.int64(len(asked.rows) * shape.nodes), following.gains
     if len(costs):
         most = max(np.int64(0), min(most, np.int64(len(costs)) - n))
-    parents, ranks = np.empty(n, np.int64), np.empty(n, np.int64)
-    gains, corrections, placed = np.zeros(n), np.ones((n, 2)), np.zeros((n, len(shape.parents) + 1), np.int64)
-    grown, rates, total = np.empty(most, np.int64), np.empty(most), np.int64(0)
-    expected = n / ratio  # in units in which gains are what they are
+    grown, kept, expected = np.empty(most, np.int64), np.int64(0), n / ratio  # in units of the gains as they are
     best = expected / costs[n - 1] if most > 0 and len(costs) else 0.0
     current, tree = np.int64(0), tree_of(texts.trees, asked.slots[0])
     sources = _sources_of(texts, asked.slots[0], known)
-    for step in range(n + most):  # the roots of all texts, then one node after the other
-        one = np.int64(step) if step < n else np.int64(0)
-        if step >= n:
-            for other in range(1, n):
-                if gains[other] > gains[one]:
-                    one = np.int64(other)
-            if gains[one] <= 0 or not may_pay(costs, n + total, expected, best, gains[one]):
-                break
-        slot, node = asked.slots[one], np.int64(0)
+    for total in range(most):
+        one = np.int64(0)
+        for other in range(1, n):
+            if gains[other] > gains[one]:
+                one = np.int64(other)
+        if gains[one] <= 0 or not may_pay(costs, n + total, expected, best, gains[one]):
+            break
+        slot = asked.slots[one]
         if one != current:
             current, tree, sources = one, tree_of(texts.trees, slot), _sources_of(texts, slot, known)
-        if step < n:
-            _read(texts, asked, one, tree, sources)
-            counts[one] = 1
-            if shape.corrected:
-                corrections[one] = _corrections(texts.wrong, slot)
-        else:
-            node = texts.made[slot]
-            attach(tree, node, parents[one], ranks[one], sources)
-            if chains:
-                tree.values[node] = gains[one]
-            expected += gains[one]
-            rates[total], grown[total] = expected / costs[n + total] if len(costs) else 1.0, one
-            best = max(best, rates[total])
-            total += 1
-        consider(tree, node, sources)
-        texts.made[slot] = node + 1
-        if len(shape.parents):
-            parents[one], ranks[one], gains[one] = _next_of_template(tree, node, placed[one], shape, asked.rooms[one])
-        else:
-            parents[one], ranks[one], gains[one] = _next(tree, node + 1, shape, asked.rooms[one], corrections[one])
-    while total > 0 and rates[total - 1] < best:
-        total -= 1
-    for place in range(total):
-        counts[grown[place]] += 1
+        node = texts.made[slot]
+        attach(tree, node, following.parents[one], following.ranks[one], sources)
+        if shape.children == 1:
+            tree.values[node] = gains[one]
+        expected, grown[total] = expected + gains[one], one
+        rate = expected / costs[n + total] if len(costs) else 1.0
+        if rate >= best:
+            best, kept = rate, np.int64(total + 1)
+        _follow(texts, asked, one, node, shape, tree, sources, following)
+    return grown, kept
+
+
+@compiled_part
+def _follow(
+    texts: TextArrays,
+    asked: Asked,
+    one: int,
+    node: int,
+    shape: Shape,
+    tree: GrowingTree,
+    sources: Sources,
+    following: Following,
+) -> None:
+    """Find what may follow the newest node of a text, and which candidate of its tree is the next."""
+    consider(tree, node, sources)
+    texts.made[asked.slots[one]] = node + 1
+    if len(shape.parents):
+        found = _next_of_template(tree, node, following.placed[one], shape, asked.rooms[one])
+    else:
+        found = _next(tree, node + 1, shape, asked.rooms[one], following.corrections[one])
+    following.parents[one], following.ranks[one], following.gains[one] = found
 
 
 @compiled
