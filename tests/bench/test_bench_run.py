@@ -63,22 +63,6 @@ def test_a_models_own_way_of_choosing_is_left_out():
     assert session.without_own_choices(where.model) == []
 
 
-def test_in_replay_nodes_are_counted_by_path_too(tmp_path):
-    for one in benching.run(benching.setup(), plan(2), tmp_path):
-        if one["mode"] != "replay":
-            assert one["paths"] is None
-            continue
-        by_place = {}
-        for path, tried, accepted in one["paths"] or ():
-            ranks = path.split(".")
-            counts = by_place.setdefault((len(ranks), int(ranks[-1])), [0, 0])
-            counts[0] += tried
-            counts[1] += accepted
-        assert {place: counts[0] for place, counts in by_place.items()} == {(d, r): n for d, r, n in one["tried"]}
-        found = {place: counts[1] for place, counts in by_place.items() if counts[1]}
-        assert found == {(d, r): n for d, r, n in one["accepted"]}
-
-
 class Stop(BaseException):
     """As KeyboardInterrupt, which pytest takes for its own."""
 

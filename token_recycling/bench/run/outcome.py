@@ -9,7 +9,6 @@ import torch
 
 from ..._util.device import synchronize
 from ...loop.stats import Stats
-from ...trees.tree import RankPath
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,6 @@ class Outcome:
     """Of the whole call, that this process ran for, all its threads together: other work on the machine adds little."""
     stats: Stats | None
     """Of our own loop."""
-    paths: dict[RankPath, tuple[int, int]] | None = None
-    """Nodes whose parent was accepted, and accepted nodes, by rank path; counted in replay."""
 
     @property
     def first_tokens(self) -> int:

@@ -6,9 +6,6 @@ on the path is the text's own next token. Measured is how well a method predicts
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
@@ -18,7 +15,6 @@ from ...loop.stats import Stats
 from ...loop.step import decode
 from ...loop.text import Sequence, TokenSelector
 from ...model.self_test import ready
-from ...trees.tree import RankPath, Tree
 from .outcome import Outcome, Stopwatch
 
 
@@ -39,7 +35,7 @@ class ReplaySelector(TokenSelector):
 
 def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, following: torch.Tensor) -> Outcome:
     """Decodes `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
-    stats, lengths, walked = Stats(synchronize=True), [], []
+    stats, lengths = Stats(synchronize=True), []
     watch = Stopwatch(model.device)
     target = ready(model)
     limit = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(following))])
@@ -48,7 +44,6 @@ def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, follo
         target, [sequence], drafter, [ReplaySelector(sequence, following)], target.new_cache(), stats
     ):
         lengths.append(len(step.tokens))
-        walked.append((step.draft.tree, step.accepted))
     seconds, used = watch.read()
     emitted = sequence.tokens[len(prompt) :].tolist()
     assert emitted == following.tolist()
@@ -62,17 +57,4 @@ def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, follo
         total_seconds=seconds,
         processor_seconds=used,
         stats=stats,
-        paths=_by_path(walked),
     )
-
-
-def _by_path(walked: Iterable[tuple[Tree, list[int]]]) -> dict[RankPath, tuple[int, int]]:
-    """Tried and accepted nodes by rank path, from the tree and the accepted nodes of every step.
-
-    Counted when the clock has stopped: making the paths of a new tree takes longer than the rest of a step's counting.
-    """
-    tried, accepted = Counter[RankPath](), Counter[RankPath]()
-    for tree, nodes in walked:
-        tried.update(tree.paths[child] for node in nodes for child in tree.children[node])
-        accepted.update(tree.paths[node] for node in nodes[1:])
-    return {path: (count, accepted[path]) for path, count in tried.items()}

@@ -13,7 +13,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ...loop.stats import Stats
-from ...trees.tree import RankPath
 from ..row_format import VERSION
 from .divergence import first_divergence
 from .items import Item
@@ -22,7 +21,6 @@ from .plan import Entry, Workload
 from .prompts import BenchmarkConfig
 from .repetition import in_loops, repeated_4grams
 
-_MOST_PATHS = 500
 Repetition = list[Outcome]
 """One decoding of an item: an outcome for each turn."""
 
@@ -30,7 +28,7 @@ _CLOCKS = ("seconds", "prefill_seconds", "total_seconds", "processor_seconds")
 _MEASUREMENTS = (
     *("prompt_tokens", "tokens", "first_tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams"),
     *(*_CLOCKS, "parts", "drafted", "discarded"),
-    *("lengths", "nodes", "tried", "accepted", "paths", "identical", "divergence"),
+    *("lengths", "nodes", "tried", "accepted", "identical", "divergence"),
 )
 
 
@@ -115,23 +113,11 @@ def _drafting(repetition: Repetition) -> dict[str, Any]:
         "nodes": _by_number(stats.nodes),
         "tried": [[*place, count] for place, count in sorted(stats.tried.items())],
         "accepted": [[*place, count] for place, count in sorted(stats.accepted.items())],
-        "paths": _paths(repetition),
     }
 
 
 def _by_number(counts: Counter[int]) -> dict[str, int]:
     return {str(number): count for number, count in sorted(counts.items())}
-
-
-def _paths(repetition: Repetition) -> list[list[Any]] | None:
-    """Tried and accepted nodes by rank path, those tried most first; trees that change have very many."""
-    tried, accepted = Counter[RankPath](), Counter[RankPath]()
-    for outcome in repetition:
-        for path, counts in (outcome.paths or {}).items():
-            tried[path] += counts[0]
-            accepted[path] += counts[1]
-    most = tried.most_common(_MOST_PATHS)
-    return [[".".join(map(str, path)), count, accepted[path]] for path, count in most] or None
 
 
 def _divergence(model: PreTrainedModel, baseline: Repetition, repetition: Repetition) -> dict[str, Any] | None:
