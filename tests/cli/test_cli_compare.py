@@ -161,9 +161,9 @@ def test_compare_tells_where_texts_part(loaded, tiny_model_dir, monkeypatch):
     found = run_json("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10, status=1)
     divergence = found["prompts"][0]["divergence"]
     ids = torch.tensor([loaded.tokenizer(PROMPT)["input_ids"] + plain[:position]])
-    best = loaded.model(ids).logits[0, -1].detach().topk(2).values
-    assert (divergence["position"], divergence["plain"], divergence["recycled"]) == (position, plain[position], 65)
-    assert divergence["margin"] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
+    logits = loaded.model(ids).logits[0, -1].detach()
+    assert (divergence["place"], divergence["expected"], divergence["got"]) == (position, plain[position], 65)
+    assert divergence["margin"] == pytest.approx(float(logits[plain[position]] - logits[65]), abs=1e-4)
     assert found["summary"]["identical"] is False
     text = run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10)
     assert text.exit_code == 1

@@ -1,14 +1,13 @@
-"""Decode one prompt in three ways and compare: whether the texts are equal, what each took, and how a person sees it.
+"""Decode prompts in three ways and compare: whether the outputs are equal, what each took, and how a person sees it.
 
 Plain is transformers' own `model.generate`; lookup is the same with its own prompt lookup; recycled is the same call of
-the accelerated model. All are timed from the call to the return, the prompt's forward included, as the benchmark times
-them.
+the accelerated model. They are methods of the benchmark, measured and written to rows as it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,17 +19,24 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from .._util.device import memory
+from .._util.prompts import Prompt
 from .._util.text_stream import first_line
-from ..bench.run.divergence import Divergence, first_divergence
+from ..bench.row_format import BASELINE
+from ..bench.run.data import Question
+from ..bench.run.items import Conversation
+from ..bench.run.measure import Event, WorkloadRun
+from ..bench.run.methods import Drafted, parse
 from ..bench.run.outcome import Outcome
-from ..bench.run.runners import DraftedRunner, Runner, TransformersRunner
-from ..drafters._base import Drafter
+from ..bench.run.plan import Entry, Workload
+from ..bench.run.prompts import BenchmarkConfig
 from ..loop.stats import Stats
+from ..model.loading import Loaded
 from .console import SEPARATOR, by_step, has_colours, say
 
-WAYS = ("plain", "lookup", "recycled")
-LOOKUP = {"prompt_lookup_num_tokens": 10}
-"""Arguments of `generate` for transformers' prompt lookup, as its documentation sets them."""
+Row = dict[str, Any]
+METHODS = {"plain": BASELINE, "lookup": "prompt_lookup_hf:n=10", "recycled": ""}
+"""Methods of the benchmark by way; recycled is the user's drafter."""
+WAYS = tuple(METHODS)
 ROWS = 12
 """Prompts that have a line each in the table at the end, at most."""
 _SHARE_OF_MEMORY = 8
@@ -46,90 +52,97 @@ class SideBySide:
 
     name: str
     prompt: str
-    outcomes: dict[str, Outcome]
-    """By way; without `lookup` where transformers has none for the model."""
-    divergence: Divergence | None
-    """Where the recycled text parts from the plain one."""
+    rows: dict[str, Row]
+    """Of the benchmark, by way; without `lookup` where transformers has none for the model."""
+    recycled: Outcome
     answered: bool
     """False where the model ends the text at once: that is no speed."""
 
     @property
     def stats(self) -> Stats:
         """Of the recycled decoding."""
-        stats = self.outcomes["recycled"].stats
-        assert stats is not None
-        return stats
+        assert self.recycled.stats is not None
+        return self.recycled.stats
 
     @property
     def tokens(self) -> list[int]:
         """Of the recycled decoding."""
-        return self.outcomes["recycled"].tokens[0]
+        return self.recycled.tokens[0]
 
     @property
     def steps(self) -> list[list[int]]:
         """Tokens of the recycled decoding by step."""
-        ends = accumulate(self.outcomes["recycled"].lengths or (), initial=0)
+        ends = accumulate(self.recycled.lengths or (), initial=0)
         return [self.tokens[start:end] for start, end in pairwise(ends)]
 
     @property
     def identical(self) -> bool:
-        return self.divergence is None
+        return bool(self.rows["recycled"]["identical"])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        divergence = self.divergence and asdict(self.divergence)
-        if divergence:
-            del divergence["between"]
         return {
             "name": self.name,
             "steps": self.steps,
             "identical": self.identical,
             "answered": self.answered,
-            "divergence": divergence,
+            "divergence": self.rows["recycled"]["divergence"],
             **speeds([self]),
             "stats": self.stats.as_dict(),
         }
 
 
-def why_no_lookup(model: PreTrainedModel, arguments: dict[str, Any]) -> str | None:
-    """Why transformers' prompt lookup cannot decode with this model, or None if it can: it is tried."""
-    try:
-        TransformersRunner(model, LOOKUP).generate(arguments)
-    except Exception as error:  # whatever it is, the other two ways are compared
-        return first_line(error)
-    return None
+class Comparing:
+    """A model whose prompts are decoded in all ways, or recycled alone; what the drafter learns stays."""
 
+    def __init__(
+        self,
+        loaded: Loaded,
+        spec: str,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        chat: bool,
+        ways: Sequence[str] = WAYS,
+    ) -> None:
+        """Warms up, with a drafter that is thrown away."""
+        self.loaded, self._prompts = loaded, prompts
+        self.no_lookup: str | None = None
+        """Why transformers' prompt lookup cannot decode with this model."""
+        self._found: dict[str, Outcome] = {}
+        methods = {way: parse(METHODS[way]) if METHODS[way] else Drafted(spec) for way in ways}
+        self._entries = {way: Entry(method) for way, method in methods.items()}
+        config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, chat)
+        items = tuple(Conversation((Question(name, "", (text,), "prompt"),)) for name, text in prompts)
+        self._run = WorkloadRun(config, self._workload(items), {}, self._heard)
+        self._run.prepare(0)
+        if self.no_lookup is not None:
+            del self._entries["lookup"]
+            self._run = WorkloadRun(config, self._workload(items), {}, self._heard)
+            self._run.prepare(0)
 
-def compare(
-    model: PreTrainedModel,
-    arguments: dict[str, Any],
-    drafter: Drafter,
-    turn: int = 0,
-    name: str = "",
-    prompt: str = "",
-    lookup: bool = True,
-    on_way: Callable[[], Any] = lambda: None,
-) -> SideBySide:
-    """Decodes in all ways with the same `arguments` of `model.generate`, beginning with another way each `turn`.
+    def _workload(self, items: tuple[Conversation, ...]) -> Workload:
+        return Workload("generate", tuple(self._entries.values()), items)
 
-    `name` and `prompt` label the result; `on_way` is called after each way.
-    """
-    runners: dict[str, Runner] = {
-        "plain": TransformersRunner(model, {}),
-        "lookup": TransformersRunner(model, LOOKUP),
-        "recycled": DraftedRunner(model, drafter, time_parts=False),
-    }
-    outcomes = {}
-    for place in range(len(WAYS)):
-        way = WAYS[(turn + place) % len(WAYS)]
-        if lookup or way != "lookup":
-            outcomes[way] = runners[way].generate(arguments)
-        on_way()
-    plain, recycled = outcomes["plain"], outcomes["recycled"]
-    divergence = first_divergence(model, plain.prompts[0], plain.tokens[0], recycled.tokens[0])
-    eos = model.generation_config.eos_token_id
-    ends = set(eos if isinstance(eos, list) else [eos])
-    return SideBySide(name, prompt, outcomes, divergence, answered=not ends.issuperset(plain.tokens[0]))
+    def _heard(self, event: Event) -> None:
+        if event.found is None:
+            return
+        way = next(way for way, entry in self._entries.items() if entry is event.entry)
+        if isinstance(event.found, Exception):
+            if way != "lookup":
+                raise event.found
+            self.no_lookup = first_line(event.found)
+        elif event.phase == "measuring":
+            (self._found[way],) = event.found
+
+    def __iter__(self) -> Iterator[SideBySide]:
+        """One prompt after another; the order of the ways rotates."""
+        eos = self.loaded.model.generation_config.eos_token_id
+        ends = set(eos if isinstance(eos, list) else [eos])
+        for place, (name, prompt) in enumerate(self._prompts):
+            rows = dict(zip(self._entries, self._run.rows_of(place), strict=True))
+            first = self._found.get("plain", self._found["recycled"])
+            answered = not ends.issuperset(first.tokens[0])
+            yield SideBySide(name, prompt, rows, self._found["recycled"], answered)
 
 
 def speeds(found: Sequence[SideBySide]) -> dict[str, Any]:
@@ -138,30 +151,30 @@ def speeds(found: Sequence[SideBySide]) -> dict[str, Any]:
     an answer are left out.
     """
     answers = [one for one in found if one.answered]
-    ways = {way: _speed([one.outcomes[way] for one in answers if way in one.outcomes]) for way in WAYS}
+    ways = {way: _speed([one.rows[way] for one in answers if way in one.rows]) for way in WAYS}
     rates = {way: _end_to_end(speed) for way, speed in ways.items() if speed is not None}
     return {
         **ways,
-        "speedup": rates["recycled"] / rates["plain"] if rates else None,
+        "speedup": rates["recycled"] / rates["plain"] if "plain" in rates else None,
         "fastest": max(rates, key=lambda way: rates[way]) if rates else None,
     }
 
 
-def _speed(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
-    if not outcomes:
+def _speed(rows: Sequence[Row]) -> dict[str, Any] | None:
+    if not rows:
         return None
-    tokens, decoding = sum(len(one.tokens[0]) for one in outcomes), sum(one.seconds for one in outcomes)
-    decoded = tokens - sum(one.first_tokens for one in outcomes)
+    tokens, decoding = sum(row["tokens"] for row in rows), sum(row["seconds"][0] for row in rows)
+    decoded = tokens - sum(row["first_tokens"] for row in rows)
     return {
         "tokens": tokens,
-        "seconds": sum(one.total_seconds for one in outcomes),
+        "seconds": sum(row["total_seconds"][0] for row in rows),
         "tokens_per_second": decoded / decoding if decoded else 0.0,
     }
 
 
 def _end_to_end(speed: dict[str, Any]) -> float:
     """Return the tokens per second of whole calls."""
-    return speed["tokens"] / speed["seconds"]
+    return float(speed["tokens"] / speed["seconds"])
 
 
 def summary(found: Sequence[SideBySide]) -> dict[str, Any]:
@@ -184,22 +197,12 @@ def may_try_bfloat16(model: PreTrainedModel) -> bool:
     return on_cpu and nbytes <= memory(model.device) // _SHARE_OF_MEMORY
 
 
-def in_bfloat16(
-    model: PreTrainedModel,
-    warming: dict[str, Any],
-    prompts: Sequence[dict[str, Any]],
-    drafter: Drafter,
-    found: Sequence[SideBySide],
-) -> float | None:
-    """How many times as fast the first prompts are recycled by the model in bfloat16 as they were; None if none of them
-    has an answer. `warming` and `prompts` are arguments of `model.generate`.
-    """
-    runner = DraftedRunner(model, drafter, time_parts=False)
-    runner.generate(warming)
-    answered = [(arguments, one) for arguments, one in zip(prompts, found, strict=False) if one.answered]
-    speed = _speed([runner.generate(arguments) for arguments, _ in answered])
-    before = _speed([one.outcomes["recycled"] for _, one in answered])
-    return _end_to_end(speed) / _end_to_end(before) if speed and before else None
+def in_bfloat16(other: Comparing, found: Sequence[SideBySide]) -> float | None:
+    """How many times as fast the first prompts are recycled in bfloat16 as they were; None if none has an answer."""
+    pairs = [pair for pair in zip(other, found, strict=False) if pair[1].answered]
+    speed, before = ([one.rows["recycled"] for one in each] for each in zip(*pairs, strict=True)) if pairs else ([], [])
+    now, then = _speed(speed), _speed(before)
+    return _end_to_end(now) / _end_to_end(then) if now and then else None
 
 
 def tail(text: str, lines: int = 8) -> str:
@@ -227,8 +230,12 @@ def print_comparison(console: Console, place: str, found: SideBySide, pieces: Se
     colours = has_colours(console)
     console.print(Text.assemble("" if colours else SEPARATOR, by_step(pieces, colours)), soft_wrap=True)
     console.print()
-    if found.divergence is not None:
-        say(console, f"differs: {found.divergence}")
+    if (parting := found.rows["recycled"]["divergence"]) is not None:
+        gap = "" if parting["margin"] is None else f", whose logits are {parting['margin']:.3g} apart"
+        say(
+            console,
+            f"differs: token {parting['place']} is {parting['expected']} plain and {parting['got']} recycled{gap}",
+        )
     measured = found.as_dict()
     rates = [f"{way} {_rate(measured[way])} tokens/s" for way in _ways(measured)] or [_NO_ANSWER]
     speedup = [f"speedup {measured['speedup']:.2f}"] if found.answered else []

@@ -38,41 +38,34 @@ def compare(
     fast; on a CPU the first ones in bfloat16 too, unless --dtype is given. Exit status 1 if any text differs.
     """
     given = read_prompts(texts or [], prompts or [])[:limit]
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, device_map=device_map)
-    encoded = running.encoded(loaded, given, chat)
+    _, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, device_map=device_map)
+    running.encoded(loaded, given, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
-    from ...drafters._registry import make_drafter
     from .. import side_by_side
 
-    # First calls cost extra on all sides; what is learned here goes with the drafter that learned it.
-    throw_away = make_drafter(drafter)
+    through_template = loading.uses_chat(loaded, chat)
     with console.working("warming up"):
-        short = loading.arguments(loaded, encoded[0], 16)
-        no_lookup = side_by_side.why_no_lookup(loaded.model, short)
-        warm = side_by_side.compare(loaded.model, short, throw_away, lookup=False)
-    if no_lookup is not None:
-        console.note(f"transformers' prompt lookup fails with this model: {no_lookup}")
-    out = Console()
-    if not as_json:
-        side_by_side.legend(out, warm.stats.drafter)
-    found, rows, ways = [], [], len(side_by_side.WAYS)
-    for place, (prompt, ids) in enumerate(zip(given, encoded, strict=True)):
-        arguments, title = loading.arguments(loaded, ids, max_new_tokens), f"{place + 1} of {len(given)}"
-        with console.working(f"prompt {title}, in each way", ways * len(given), ways * place) as advance:
-            one = side_by_side.compare(
-                loaded.model, arguments, made, place, *prompt, no_lookup is None, lambda: advance(1)
-            )
-        found.append(one)
-        rows.append({**one.as_dict(), "text": decoded(loaded.tokenizer, one.tokens)})
-        if not as_json:
-            side_by_side.print_comparison(out, title, one, pieces(loaded.tokenizer, one.steps))
+        comparing = side_by_side.Comparing(loaded, drafter, given, max_new_tokens, through_template)
+    if comparing.no_lookup is not None:
+        console.note(f"transformers' prompt lookup fails with this model: {comparing.no_lookup}")
+    out, found, rows = Console(), [], []
+    with console.working("decoding each prompt in each way", len(given)) as advance:
+        for place, one in enumerate(comparing, start=1):
+            advance(1)
+            found.append(one)
+            rows.append({**one.as_dict(), "text": decoded(loaded.tokenizer, one.tokens)})
+            if not as_json:
+                if place == 1:
+                    side_by_side.legend(out, one.stats.drafter)
+                side_by_side.print_comparison(out, f"{place} of {len(given)}", one, pieces(loaded.tokenizer, one.steps))
     summary = {"model": running.described(loaded, model), **side_by_side.summary(found)}
     if dtype is None and side_by_side.may_try_bfloat16(loaded.model):
         with console.working("trying bfloat16"):
             other = loading.load(model, "bfloat16", device, threads, prepack, device_map=device_map)
-            some = [loading.arguments(other, ids, max_new_tokens) for ids in encoded[: side_by_side.TRIED]]
-            summary["bfloat16"] = side_by_side.in_bfloat16(other.model, short, some, make_drafter(drafter), found)
+            some = given[: side_by_side.TRIED]
+            recycled = side_by_side.Comparing(other, drafter, some, max_new_tokens, through_template, ["recycled"])
+            summary["bfloat16"] = side_by_side.in_bfloat16(recycled, found)
     if as_json:
         console.print_json({"prompts": rows, "summary": summary})
     else:
