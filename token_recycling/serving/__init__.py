@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server with an accelerated model. The extra `serving` has what it needs.
+"""A server of OpenAI's and Anthropic's APIs with an accelerated model. The extra `serving` has its dependencies.
 
-The way of a request: its route (`app`), its fields (`requests`), its texts and what is said of them (`completions`,
-`responses` or `steps`, each a kind of `answers.Answer`), and their generation in a thread (`job`).
+A request passes its route (`app`), its validation (`protocol`), its endpoint (`completions`, `chat`, `responses`,
+`messages` or `steps`, each a kind of `answers.Answer`), and its generation in a thread (`job`).
 """
 
 from __future__ import annotations
