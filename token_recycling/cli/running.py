@@ -33,23 +33,22 @@ def drafter_and_model(
     device_map: str | None = None,
 ) -> tuple[Drafter, loading.Loaded]:
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
-    loading.check_source(model)
     with loading_shown(model):
         from ..drafters._registry import make_drafter
 
         made = make_drafter(drafter, reproducible=reproducible)
         loaded = loading.load(model, dtype, device, threads, prepack, reproducible, device_map)
-    note_dtype(model, dtype, loaded)
+    note_dtype(dtype, loaded)
     return made, loaded
 
 
-def note_dtype(name: str, dtype: str | None, loaded: loading.Loaded) -> None:
+def note_dtype(dtype: str | None, loaded: loading.Loaded) -> None:
     """Notes that 16-bit weights are computed in float32 by default, and that 16 bits may be faster on CPUs with
     instructions for it.
     """
     if dtype is not None or loaded.model.device.type != "cpu":
         return
-    stored = str(getattr(loading.load_configuration(name), "dtype", None)).removeprefix("torch.")
+    stored = loaded.stored_dtype
     if stored in ("bfloat16", "float16"):
         from .._util.device import cpu_dtypes
 
@@ -60,11 +59,11 @@ def note_dtype(name: str, dtype: str | None, loaded: loading.Loaded) -> None:
 @contextlib.contextmanager
 def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
     """Shows that models are loaded, or at first unpacked, and for how long; transformers' own bars are turned off."""
-    new = loading.to_unpack(*models) if weights else []
-    if new:
+    new = loading.to_unpack(*models)
+    if new and weights:
         into = loading.unpacked_in()
         console.note(f"{' and '.join(new)} is unpacked into {into}, in float32; later starts find it there")
-    with console.working(f"{'unpacking and ' if new else ''}loading {' and '.join(models)}"):
+    with console.working(f"{'unpacking and ' if new and weights else ''}loading {' and '.join(models)}"):
         loading.quieten()
         yield
 

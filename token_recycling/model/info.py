@@ -40,7 +40,7 @@ from .architectures import (
 from .compat import DynamicIndexedLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer, is_as_compared, lacks
 from .kv_cache import attends_to_blocks, can_be_taken
 from .recurrence import Mixer, mixers_among
-from .remembered import Kept, kept_of, parts_of
+from .remembered import Kept, kept_of, parts_of, shape_of
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
@@ -93,6 +93,8 @@ class ModelInfo:
     """Whether some of its layers keep a state over the text."""
     reads_on: bool = True
     """Whether it reads several tokens behind a cache as it reads them one by one."""
+    shape: str = field(default="", repr=False)
+    """A short name for its configuration, wherever it was loaded from."""
     config: PretrainedConfig | None = field(default=None, repr=False)
     """That of its text decoder."""
     mixers: tuple[Mixer, ...] = field(default=(), repr=False)
@@ -240,6 +242,7 @@ def _found(model: PreTrainedModel) -> ModelInfo:
         branches=branches,
         recurrent=recurrent,
         reads_on=not recurrent or exceptional.reads_on,
+        shape=shape_of(model.config),
         config=config,
         mixers=mixers if recurrent else (),
         arguments=arguments,

@@ -52,6 +52,11 @@ class Loaded(NamedTuple):
 
         return model_info(self.model).max_length
 
+    @property
+    def stored_dtype(self) -> str:
+        """The type of the weights where the model was loaded from, such as bfloat16."""
+        return str(getattr(load_configuration(self.model.name_or_path), "dtype", None)).removeprefix("torch.")
+
 
 def load(
     name: str | os.PathLike[str],
@@ -130,7 +135,9 @@ def resolved(name: str) -> str:
 
 
 def to_unpack(*names: str) -> list[str]:
-    """Return the GGUF files among models that are not in the cache yet."""
+    """Return the GGUF files among models that are not in the cache yet. Raises ValueError for what is no model."""
+    for name in names:
+        check_source(name)
     files = [file for file in map(packed, names) if file is not None]
     return [file.name for file in files if not is_unpacked(file)]
 

@@ -145,7 +145,7 @@ def setting(target: TreeModel, kind: str = "") -> dict[str, str]:
     """What t(n) depends on, besides texts and length."""
     return {
         "model": type(target.model).__name__,
-        "shape": remembered.shape_of(target.config),
+        "shape": target.info.shape,
         "attention": target.info.attention,
         "dtype": str(target.dtype).removeprefix("torch."),
         "machine": remembered.machine(target.device),

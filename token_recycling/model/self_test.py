@@ -27,7 +27,7 @@ from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on
 from .kv_cache import unroll
 from .prefill import cross_border, prefill
 from .recurrence import bytes_of_states
-from .remembered import Kept, file_of, kept_of, machine, read, shape_of, write
+from .remembered import Kept, file_of, kept_of, machine, read, write
 from .tree_model import TreeModel
 
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
@@ -111,10 +111,10 @@ def _setting(model: PreTrainedModel, known: ModelInfo) -> dict[str, str] | None:
         return None
     return {
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "shape": shape_of(model.config),
+        "shape": known.shape,
         "attention": f"{model.config._attn_implementation} {known.attention}",
         "dtype": str(model.dtype),
-        "machine": machine(model.device),
+        "machine": machine(known.device or torch.device("meta")),
         "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],
         "versions": " ".join(str(installed(name)) for name in ("torch", "transformers", "token-recycling")),
     }

@@ -26,7 +26,6 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Says whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
-    loading.check_source(model)
     with running.loading_shown(model, weights=self_test):
         found = _support_of(model, self_test, dtype, device, threads)
     if as_json:

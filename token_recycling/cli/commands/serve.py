@@ -139,7 +139,7 @@ def serve(
         )
         with running.loading_shown(model):
             loaded = loading.load(model, dtype, device, threads, prepack, settings["reproducible"], device_map)
-        running.note_dtype(model, dtype, loaded)
+        running.note_dtype(dtype, loaded)
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, chosen)
