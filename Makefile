@@ -139,19 +139,20 @@ MINUTES ?= 10
 test-vllm: .venv-vllm/.ready ## Token Recycling in vLLM on a CPU, in .venv-vllm (Python 3.11, 3.5 GB)
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_load.py
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_offline.py
+	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_guided.py
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_served.py
 
 test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its kernels stood in for, in .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	.venv-vllm/bin/python -m pytest tests/engines/test_sglang_contract.py
 
-bench-vllm: .venv-vllm/.ready ## tokens a step and speed in vLLM, next to its own drafters and none, into docs/results/vllm.md (C++ compiler)
+bench-vllm: .venv-vllm/.ready ## tokens per step and speed in vLLM, next to its ngram, its suffix decoding and none (2 hours, C++ compiler)
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps arctic-inference==0.3.0
-	.venv-vllm/bin/python benchmarks/in_vllm.py --minutes $(MINUTES)
+	.venv-vllm/bin/python benchmarks/engines.py vllm
 
-bench-sglang: .venv-vllm/.ready ## MAT of trees in SGLang with and without earlier outputs, its kernels stood in for
+bench-sglang: .venv-vllm/.ready ## tokens per step of trees in SGLang with and without history, its kernels stood in for
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
-	.venv-vllm/bin/python benchmarks/in_sglang.py
+	.venv-vllm/bin/python benchmarks/engines.py sglang
 
 ECOSYSTEM := tests/ecosystem/requirements.txt
 .venv-ecosystem/.ready: pyproject.toml constraints.txt $(ECOSYSTEM)
@@ -172,8 +173,8 @@ test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, c
 test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, built in .venv-llama-cpp (C++ compiler, minutes)
 	.venv-llama-cpp/bin/python -m pytest tests/engines/test_llama_cpp.py
 
-bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
-	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
+bench-llama-cpp: .venv-llama-cpp/.ready ## tokens per step and speed in llama-cpp-python, next to its prompt lookup and none
+	.venv-llama-cpp/bin/python benchmarks/engines.py llama-cpp
 
 .venv-mlx/.ready:
 	$(PYTHON) -m venv .venv-mlx
@@ -184,8 +185,8 @@ bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its 
 test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU build, in .venv-mlx
 	.venv-mlx/bin/python -m pytest tests/engines/test_mlx.py tests/engines/test_mlx_use.py
 
-bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
-	.venv-mlx/bin/python benchmarks/in_mlx.py
+bench-mlx: .venv-mlx/.ready ## tokens per step and speed with mlx-lm, next to none
+	.venv-mlx/bin/python benchmarks/engines.py mlx
 
 .PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
 	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \

@@ -7,7 +7,6 @@ comes with numba. So what needs numba is imported in the tests, after the engine
 import dataclasses
 import gc
 import itertools
-import re
 import weakref
 from collections import Counter
 from types import SimpleNamespace
@@ -18,9 +17,8 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
-from support.vllm_engine import SHIPPED, VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
+from support.vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
 from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
 
 
 @pytest.fixture(scope="module")
@@ -220,23 +218,3 @@ def test_the_same_seed_says_the_same_in_any_company(llm):
     together = say(llm, asked, [*seeded, *[greedy(30)] * 4])
     assert counts(llm)["draft_tokens"] > before
     assert together[:4] == alone
-
-
-def test_requests_guided_by_a_grammar_keep_to_it_and_teach_nothing():
-    """An engine of the shipped model, since a grammar needs a tokenizer; a free request next to the guided ones."""
-    llm = engine(SHIPPED, {"token_cost": 0}, skip_tokenizer_init=False)
-    recycler, learned = runner_of(llm).drafter.recycler, []
-    observe = recycler.observe_logits
-
-    def kept(contexts, logits, rows):
-        learned.append(bool(torch.isinf(logits[rows]).any()))
-        observe(contexts, logits, rows)
-
-    recycler.observe_logits = kept
-    guided = SamplingParams(
-        temperature=0, max_tokens=40, structured_outputs=StructuredOutputsParams(regex=r"(ab|ba)(cd|dc){12}")
-    )
-    text = llm.generate(["x = ", "def f"], [guided, SamplingParams(temperature=0, max_tokens=40)], use_tqdm=False)
-    assert re.fullmatch(r"(ab|ba)(cd|dc){12}", text[0].outputs[0].text)
-    assert not any(learned)
-    assert recycler.lessons > 20
