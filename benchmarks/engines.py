@@ -269,7 +269,7 @@ def main() -> None:
 def default_model(engine: str) -> str:
     """Return the model of an engine: a folder, or for llama.cpp a file."""
     from benchmarks.real_model import fetched
-    from token_recycling.model.sources import resolved
+    from token_recycling.model.loading import resolved
 
     if engine == "sglang":  # without kernels every token passes through the whole sequence
         return str(ROOT / "models" / "target")

@@ -26,8 +26,8 @@ from numba.extending import register_jitable
 
 logger = logging.getLogger("token_recycling")
 
-_SECONDS = "10 to 20 s"
-"""About what the default drafter takes."""
+_SECONDS = "10 to 70 s"
+"""What drafters and engines take, by the speed of the processor."""
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = ("recycling", "costs", "_util")
 """Where parts stand."""
