@@ -214,7 +214,6 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
     ("prompt_lookup", {"max_matching_ngram_size": 0}, "max_matching_ngram_size of 1 or more"),
     ("published", {"k": 0}, "k of 1 or more"),
     ("published", {"update": "newest"}, "update rule of last, first, unordered"),
-    ("recycling", {"learning": -0.1}, "learning of 0 or more, got -0.1"),
     ("rest", {"nodes": 0}, "nodes of 1 or more"),
     ("rest", {"num_tokens": 0}, "num_tokens of 1 or more"),
     ("rest", {"max_matches": 0}, "max_matches of 1 or more"),

@@ -75,6 +75,6 @@ def unpack(buffer: torch.Tensor, batch: int, nodes: int) -> PackedTrees:
 def send(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, device: torch.device) -> PackedTrees:
     """The trees of `drafts` on `device`, from one copy that the host does not wait for."""
     size = packed_size(len(drafts), nodes)
-    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda" and torch.cuda.is_available())
     pack(drafts, lengths, nodes, buffer)
     return unpack(buffer.to(device, non_blocking=True), len(drafts), nodes)
