@@ -18,9 +18,9 @@ from support.eagle_heads import (
 from support.runs import check_perfect, depths_that_pay, drafts_of
 
 import token_recycling as tr
+from token_recycling.drafters._shared.placed import placed_copy
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head
-from token_recycling.model.device_map import placed_copy
 from token_recycling.model.inspection import NoHiddenStatesError
 from token_recycling.model.tree_model import TreeModel
 

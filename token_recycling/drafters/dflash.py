@@ -23,13 +23,13 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from .._util.topk import top_candidates
 from ..costs.costs import Costs
 from ..model.compat import DFlashTokenCandidateGenerator, needed
-from ..model.device_map import placed_copy
 from ..model.inspection import output_layer
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ..trees.templates import root_only, template_from
 from ._base import DrafterTraits, check_at_least
 from ._shared.pairing import config_of, loaded
+from ._shared.placed import placed_copy
 from ._shared.product import best_product, product_draft
 from ._shared.states import StatesDrafter, StatesText, UnreadStates
 

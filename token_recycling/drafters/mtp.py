@@ -22,12 +22,12 @@ from .._util.topk import top_candidates
 from ..costs.budget import best_size, step_pays
 from ..costs.costs import Costs
 from ..model.compat import MtpCache, MtpModel, needed
-from ..model.device_map import placed_copy
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ..trees.templates import root_only, tree_of
 from ..trees.tree import RankPath
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
+from ._shared.placed import placed_copy
 from ._shared.product import product_draft
 from ._shared.states import REMOVED, StatesDrafter, StatesText, UnreadStates
 

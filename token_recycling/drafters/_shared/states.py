@@ -14,12 +14,12 @@ import torch
 from typing_extensions import Self
 
 from ...costs.costs import Costs, Work
-from ...model.device_map import Placed
 from ...model.tree_model import TreeModel
 from ...trees.draft import Step
 from ...trees.templates import size_in_words
 from ...trees.tree import Tree
 from .._base import Drafter, TextDrafter
+from .placed import Placed
 
 Module = TypeVar("Module")
 REMOVED = {"learn": "learning while decoding did not raise acceptance; leave it out, or train a head for such text"}

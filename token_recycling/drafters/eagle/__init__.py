@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from ...costs.costs import Costs
-from ...model.device_map import placed_copy
 from ...model.inspection import output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft
@@ -28,6 +27,7 @@ from ...trees.templates import parse_paths, root_only, template_from
 from ...trees.tree import Tree
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
+from .._shared.placed import placed_copy
 from .._shared.states import REMOVED, StatesDrafter, StatesText
 from .._shared.training.saved import TrainedPartError, check_model
 from .formats import load_head

@@ -23,9 +23,9 @@ from torch.nn.functional import pad, smooth_l1_loss
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from ...model.compat import of_rotary
-from ...model.device_map import placed_copy
 from ...model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
 from ...model.tree_model import TreeModel
+from .._shared.placed import placed_copy
 from .._shared.training.continuations import Continuations
 from .._shared.training.declaration import Trained, TrainingRun
 from .._shared.training.loop import Shuffled, Task, fit

@@ -20,13 +20,13 @@ import torch
 
 from ..._util.topk import top_candidates
 from ...costs.costs import Costs
-from ...model.device_map import placed_copy
 from ...model.inspection import output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import best_paths, root_only, template_from, tree_of
 from ...trees.tree import Tree
 from .._base import DrafterTraits, TextDrafter, check_at_least
+from .._shared.placed import placed_copy
 from .._shared.product import best_product, product_draft
 from .._shared.states import StatesDrafter
 from .._shared.training.saved import TrainedPartError, check_model

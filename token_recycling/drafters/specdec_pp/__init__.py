@@ -17,13 +17,13 @@ import torch
 from transformers import PreTrainedModel
 
 from ...costs.costs import Costs
-from ...model.device_map import placed_copy
 from ...model.inspection import output_width
 from ...model.tree_model import TreeModel
 from .._shared.base import ModelDrafter, ModelText
 from .._shared.expand import Rules, Stop
 from .._shared.graph import Graph
 from .._shared.pairing import DraftModelOption, Pairs
+from .._shared.placed import placed_copy
 from .head import KIND, AcceptanceHead, load_head
 
 

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from .._util.locks import Lock
-from .tree_model import TreeModel
+from ..._util.locks import Lock
+from ...model.tree_model import TreeModel
 
 T = TypeVar("T")
 _Module = TypeVar("_Module", bound=torch.nn.Module)
