@@ -136,6 +136,8 @@ class TreeStepper:
         else:
             lengths = [length if row in going else 0 for row, length in enumerate(lengths)]
             held = cache.get_seq_length()
+            if target.inputs.fixed_shapes and held:
+                TreeCache(cache)  # takes over its layers, where the prompt was read without a draft
             if target.inputs.fixed_shapes and takes_frames(cache):
                 inputs, self._trees = target.inputs.of_packed(drafts, lengths, held)
             else:
