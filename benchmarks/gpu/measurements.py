@@ -17,10 +17,12 @@ from transformers.generation.streamers import BaseStreamer
 from token_recycling._util.device import synchronize
 from token_recycling.cuda_graphs.graphs import Graphs
 from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.slots import band_of
-from token_recycling.cuda_graphs.step import tree_masks
 from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.model.cache_layers import Frame
+from token_recycling.model.shapes import band_of
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Draft
+from token_recycling.trees.packed import send
 from token_recycling.trees.templates import star
 
 from .profiled import profiled
@@ -102,28 +104,21 @@ def _forward(target: TreeModel, context: int, nodes: int) -> Row:
     """Seconds of the model's forward pass, run as a step runs it and with the same shapes, but alone: what of a step is
     not this is overhead. The best of some rounds.
     """
-    runner = _runner(target)
-    runner.begin(filled(target, context), context + nodes)
-    cache, tree = runner.cache, star(nodes)
-    cache.shared.band = band_of(context + nodes)
-    shape = tree.on(target.device)
-    mask = tree_masks(target.info.layers, shape, cache.shared.length, cache.shared.band, target.dtype)
-    tokens = torch.zeros(1, nodes, dtype=torch.long, device=target.device)
-    positions = (shape.depths + cache.shared.length)[None]
-    cache.aim(nodes)
+    runner, draft = _runner(target), Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
+    runner.begin(target, filled(target, context), 1, context + nodes)
+    trees, band = send([draft], [context], nodes, target.device), band_of(context + nodes)
+    places = trees.lengths[:, None] + torch.arange(nodes, device=target.device)
+    inputs = target.inputs.of_trees(trees, trees.lengths[:, None], band)
 
     def forward() -> torch.Tensor:
-        return target.model(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        ).logits
+        return target.forward({**inputs, "frame": Frame(places, band, band)}, runner.slots.cache)
 
     best = math.inf
     graphs = Graphs(target.device)
     for done in range(_ROUNDS + 1):
         synchronize(target.device)
         start = time.perf_counter()
-        with target.attending():
-            graphs.run(nodes, forward, [])
+        graphs.run(nodes, forward)
         synchronize(target.device)
         if done:  # the first round captures and compiles
             best = min(best, time.perf_counter() - start)
@@ -145,5 +140,5 @@ def _eager_profile(target: TreeModel, context: int) -> Row:
 @torch.no_grad()
 def _step_profile(target: TreeModel, context: int, nodes: int) -> Row:
     runner = _runner(target)
-    runner.begin(filled(target, context), context + nodes)
+    runner.begin(target, filled(target, context), 1, context + nodes)
     return profiled(lambda: one_step(target, runner, context, nodes)(), target.device)

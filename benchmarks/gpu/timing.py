@@ -11,10 +11,10 @@ from transformers.cache_utils import DynamicLayer
 
 from token_recycling._util.device import synchronize
 from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.slots import band_of
 from token_recycling.cuda_graphs.step import Choice, StepPlan
 from token_recycling.model.kv_cache import unroll
 from token_recycling.model.prefill import prefill
+from token_recycling.model.shapes import band_of
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import star
@@ -30,7 +30,7 @@ def timed(
     """Seconds of a step by number of nodes, each a size of its own, after `length` tokens: from the draft on the host
     to what the host reads, `k` candidates for every node among it.
     """
-    runner.begin(filled(target, length), length + max(sizes))
+    runner.begin(target, filled(target, length), 1, length + max(sizes))
     best: dict[int, float] = {}
     began = time.perf_counter()
     for done in range(_MOST_ROUNDS + 1):
@@ -53,14 +53,11 @@ def one_step(target: TreeModel, runner: StepRunner, length: int, nodes: int, k: 
     """A step of `nodes` nodes after `length` tokens of a text that the runner has begun: from the draft on the host to
     what the host reads. To be called without gradients.
     """
-    source = runner.host_source(nodes)
-    plan = StepPlan(nodes, source.depths, band_of(length + nodes), k, bool(k), False)
+    plan = StepPlan(1, nodes, min(nodes, 16), band_of(length + nodes), k)
     draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
-    runner.cache.shared.length.fill_(length)
 
     def step() -> None:
-        source.send(draft)
-        runner.run(target, plan, source, Choice())
+        runner.run(target, plan, [draft], [length], Choice())
 
     return step
 

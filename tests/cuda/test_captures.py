@@ -9,26 +9,27 @@ from support.on_device import CAPTURED, medium
 
 import token_recycling as tr
 from token_recycling.cuda_graphs import runner_of
-from token_recycling.cuda_graphs.step import Choice, StepPlan
+from token_recycling.cuda_graphs.step import Choice, StepPlan, verify
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.packed import send
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
-
-BAND = 256
 
 
 def test_cuda_itself_finds_no_wait_in_a_step(model):
     target = TreeModel(model.cuda())
     steps, cache = runner_of(target), target.new_cache()
+    tree = tr.Tree.from_paths([(0,), (1,), (0, 0)])
+    trees = send([tr.Draft(tree, torch.arange(len(tree)))], [0], 8, target.device)
+    plan = StepPlan(1, 8, 8, 1024, 8)
     with torch.no_grad():
-        steps.begin(cache, 64)
-        source, plan = steps.host_source(8), StepPlan(8, 8, BAND, 8, True, False)
-        steps.rehearse(target, plan, source, Choice())
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            steps.rehearse(target, plan, source, Choice())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        steps.begin(target, cache, 1, 64)
+        for mode in ("default", "error"):  # the first run loads and compiles
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                verify(target, steps.slots, plan, Choice(), trees, steps.seeds[:1], None)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
 
 def test_memory_is_flat_over_texts_and_given_back_at_the_end():

@@ -230,7 +230,7 @@ def test_a_model_changed_within_a_text_is_not_captured(model):
     steps = tr.stream(model, IDS, "recycling:tree=40", fast=True, max_new_tokens=80)
     next(steps)
     head.active = ["b"]
-    with pytest.raises(tr.NoFastPathError, match="as it was when the text began"):
+    with pytest.raises(tr.NoFastPathError, match="as it was when the call began"):
         list(steps)
     head.active = ["a"]
     assert fast(model) == wanted

@@ -86,7 +86,9 @@ def test_a_batch_crosses_twice_a_step_whatever_its_size():
 def test_few_shapes_recur_in_many_steps(attended):
     model, shapes = llama(num_hidden_layers=1, max_position_embeddings=2048), set()
     with PretendCard():
-        stream = tr.stream(model.to(CARD), tiny.prompt(0, 40).to(CARD), "recycling", max_new_tokens=1500, do_sample=True)
+        stream = tr.stream(
+            model.to(CARD), tiny.prompt(0, 40).to(CARD), "recycling", max_new_tokens=1500, do_sample=True
+        )
         next(stream)  # with the prompt
         attended.clear()
         for _, _ in zip(range(500), stream, strict=False):

@@ -22,8 +22,6 @@ GREEDY = {"do_sample": False}
 @pytest.mark.parametrize("name", drafter_names())
 def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(name, model, tmp_path):
     ours, theirs = (example(name, model, folder) for folder in (tmp_path / "a", tmp_path / "b") if not folder.mkdir())
-    if ours.traits.hidden_states or ours.traits.states:
-        pytest.skip("goes the ordinary way")
     for seed in range(3):
         ids = tiny.prompt(seed, 1 + 6 * seed)
         text, stats = decoded(model, ids, ours, max_new_tokens=40)
@@ -55,26 +53,27 @@ def test_what_is_learned_is_what_the_ordinary_way_learns(model, spec):
 
 
 def test_buckets_and_bands_are_crossed():
-    model = tiny.llama(vocab_size=architectures.VOCABULARY)
+    model = tiny.llama(vocab_size=architectures.VOCABULARY, max_position_embeddings=2048, num_hidden_layers=1)
     plans, steps = [], runner_of(TreeModel(model))
     run = steps.run
     steps.run = lambda target, plan, *others: (plans.append(plan), run(target, plan, *others))[1]
-    ids = tiny.prompt(0, 200, architectures.VOCABULARY)
+    ids = tiny.prompt(0, 900, architectures.VOCABULARY)
     wanted = model.generate(ids, max_new_tokens=260, **GREEDY)
     text, _ = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=260)
-    assert text == wanted[0, 200:].tolist()
+    assert text == wanted[0, 900:].tolist()
     assert {plan.nodes for plan in plans} >= {8, 16, 96}
-    assert {plan.band for plan in plans} >= {256, 512}
+    assert {plan.band for plan in plans} >= {1024, 2048}
 
 
-def test_room_grows_within_a_text(model):
-    steps, ids = runner_of(TreeModel(model)), tiny.prompt(0, 20)
-    wanted, began = plain(model, ids, 400), steps.begin
-    steps.begin = lambda cache, slots: began(cache, int(cache.get_seq_length()) + 8)
+def test_room_grows_within_a_text():
+    model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
+    steps, ids = runner_of(TreeModel(model)), tiny.prompt(0, 800)
+    wanted, begin = plain(model, ids, 400), steps.begin
+    steps.begin = lambda target, cache, sequences, slots, penalised: begin(target, cache, sequences, 8, penalised)
     for drafter in ("published:tree=static:8", "recycling:tree=8"):
-        steps.cache = type(steps.cache)(steps._like, 0, steps.device)
+        steps.slots = steps._room(TreeModel(model), 1, 0)
         assert decoded(model, ids, drafter, max_new_tokens=400)[0] == wanted
-        assert steps.cache.capacity == 512
+        assert steps.capacity == 2048
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
@@ -93,7 +92,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded)
     """From steps that are recorded and replayed, as CUDA graphs are."""
     model = architectures.model_of(case)
     steps = runner_or_reason(TreeModel(model))
-    exceptional = {"xglm", "jetmoe", "bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32"}
+    exceptional = {"bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32"}
     if case.family in exceptional or any(word in case.tested for word in ("ALiBi", "longrope", "dynamic")):
         assert isinstance(steps, str)
         assert steps.startswith("expected")

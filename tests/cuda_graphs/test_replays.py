@@ -43,10 +43,10 @@ def test_what_python_keeps_is_what_it_was_when_it_was_recorded():
     def function():
         return tensor * 10 + number
 
-    assert int(graphs.run("key", function, [])) == 11
+    assert int(graphs.run("key", function)) == 11
     number = 5
     tensor += 1
-    assert int(graphs.run("key", function, [])) == 21
+    assert int(graphs.run("key", function)) == 21
 
 
 @pytest.mark.parametrize("order", [(True, False, True), (False, True, False)], ids=["within first", "outside first"])

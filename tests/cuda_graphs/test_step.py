@@ -12,14 +12,27 @@ from transformers.generation import logits_process as warpers
 from token_recycling import Draft, Tree
 from token_recycling._util.topk import grouped_topk
 from token_recycling.cuda_graphs.noise import _GAMMA, _mixed, gumbel
-from token_recycling.cuda_graphs.slots import FixedCache, band_of
-from token_recycling.cuda_graphs.sources import BUCKETS, PADDING, HostSource, bucket_of, shape_of
-from token_recycling.cuda_graphs.step import Choice, Report, StepPlan, tree_masks
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.step import Choice, Report, StepPlan, _move
 from token_recycling.loop.accept import GreedySteps, accept_walk
 from token_recycling.model.architectures import Reach
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
+from token_recycling.model.shapes import ROWS, band_of, batch_of, rows_of
+from token_recycling.model.tree_inputs import tree_masks
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.trees.packed import send
+from token_recycling.trees.packed import PADDING, send
+from token_recycling.trees.templates import root_only
+
+
+def chosen(choice, logits):
+    """The choice (n,) after each row of logits (n, vocabulary), each at a place of its own."""
+    n = len(logits)
+    drafts = [Draft(root_only(), torch.zeros(1, dtype=torch.long))] * n
+    trees = send(drafts, range(n), 1, CPU)
+    scores = choice.scores(logits[:, None], trees, None)
+    return choice.tokens(scores, trees, SEED.expand(n), 1)[:, 0]
+
 
 SEED = torch.tensor([12345])
 CPU = torch.device("cpu")
@@ -27,39 +40,30 @@ CPU = torch.device("cpu")
 
 def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_needed():
     bands = sorted({band_of(slots) for slots in range(1, 9000)})
-    assert bands == [256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288]
-    assert all(band_of(slots) >= slots > band_of(slots) / 2 for slots in range(200, 9000))
+    assert bands == [1024, 2048, 3072, 4096, 6144, 8192, 12288]
+    assert all(band_of(slots) >= slots > band_of(slots) / 2 for slots in range(600, 9000))
     assert all(band_of(band) == band for band in bands)
 
 
 def test_buckets_hold_what_is_needed():
-    assert [bucket_of(nodes) for nodes in (1, 2, 8, 9, 81, 256, 257, 600)] == [1, 8, 8, 16, 96, 256, 512, 768]
-    assert all(bucket_of(bucket) == bucket for bucket in BUCKETS)
+    assert [rows_of(nodes) for nodes in (1, 2, 8, 9, 81, 256, 257, 600)] == [1, 8, 8, 16, 96, 256, 512, 768]
+    assert all(rows_of(bucket) == bucket for bucket in ROWS)
+    assert [batch_of(sequences) for sequences in (1, 2, 3, 32, 33)] == [1, 2, 4, 32, None]
 
 
-@given(strategies.trees())
-def test_a_trees_arrays_follow_from_its_parents(tree):
-    wanted = tree.on(CPU)
-    for name, made in shape_of(wanted.parents)._asdict().items():
-        assert torch.equal(made, getattr(wanted, name))
-
-
-def test_a_long_chain_is_followed_to_its_root():
-    for length in (*range(1, 20), 127, 255):
-        parents = torch.tensor([0, *range(length)])
-        shape = shape_of(parents)
-        assert torch.equal(shape.ancestors, torch.ones(length + 1, length + 1, dtype=torch.bool).tril())
-        assert shape.depths.tolist() == list(range(length + 1))
-
-
-def test_nodes_that_fill_up_a_bucket_are_roots_that_nobody_sees():
-    source = HostSource(8, CPU)
-    source.send(Draft(Tree((-1, 0, 1), (0, 0, 0)), torch.tensor([5, 6, 7])))
-    tokens, shape = source.draft(torch.tensor([5]))
-    assert tokens.tolist() == [5, 6, 7, *[PADDING] * 5]
-    assert shape.depths.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
-    assert torch.equal(shape.ancestors[3:], torch.eye(8, dtype=torch.bool)[3:])
-    assert not shape.ancestors[:3, 3:].any()
+@given(st.lists(strategies.drafts(), min_size=1, max_size=3), st.integers(0, 5))
+def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, more):
+    n = max(len(draft.tree) for draft in drafts) + more
+    trees = send(drafts, range(5, 5 + len(drafts)), n, CPU)
+    assert trees.lengths.tolist() == list(range(5, 5 + len(drafts)))
+    for row, draft in enumerate(drafts):
+        own, shape = len(draft.tree), draft.tree.on(CPU)
+        assert trees.tokens[row].tolist() == [*draft.tokens.tolist(), *[PADDING] * (n - own)]
+        assert torch.equal(trees.parents[row, :own], shape.parents)
+        assert torch.equal(trees.depths[row], torch.nn.functional.pad(shape.depths, (0, n - own)))
+        assert torch.equal(trees.ancestors[row, :own, :own], shape.ancestors)
+        assert torch.equal(trees.ancestors[row, own:], torch.eye(n, dtype=torch.bool)[own:])
+        assert not trees.ancestors[row, :own, own:].any()
 
 
 @pytest.mark.parametrize("length", [0, 3, 9])
@@ -67,14 +71,15 @@ def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model, length):
     tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
     drafts = [Draft(tree, torch.zeros(len(tree), dtype=torch.long))]
     wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
-    made = tree_masks({"full": Reach()}, tree.on(CPU), torch.tensor([length]), 24, torch.float32)
+    trees = send(drafts, [length], len(tree), CPU)
+    made = tree_masks({"full": Reach()}, trees, trees.lengths[:, None], 24, torch.float32)
     assert torch.equal(made[..., : length + len(tree)], wanted)
     assert (made[..., length + len(tree) :] == torch.finfo(torch.float32).min).all()
 
 
 def test_windows_are_counted_in_positions():
-    tree = Tree.from_paths([(0,), (1,), (0, 0)])
-    made = tree_masks({"sliding": Reach("sliding", 3)}, tree.on(CPU), torch.tensor([5]), 12, torch.float32)
+    drafts = [Draft(Tree.from_paths([(0,), (1,), (0, 0)]), torch.zeros(4, dtype=torch.long))]
+    made = tree_masks({"sliding": Reach("sliding", 3)}, send(drafts, [5], 4, CPU), 5, 12, torch.float32)
     seen = (made[0, 0] == 0).nonzero().tolist()
     # The root is at position 5 and sees 3 to 5; nodes 1 and 2 are at 6, node 3 at 7.
     by_node = [[slot for node, slot in seen if node == one] for one in range(4)]
@@ -104,7 +109,7 @@ def test_noise_is_never_infinite_and_draws_the_distribution():
     assert noise.isfinite().all()
     assert abs(float(noise.mean()) - 0.5772) < 0.01
     logits = torch.tensor([1.0, 0.0, -1.0, -3.0])
-    drawn = Choice(sample=True)(logits.expand(40_000, 4), lambda size: gumbel(SEED, torch.arange(40_000), size))
+    drawn = chosen(Choice(sample=True), logits.expand(40_000, 4))
     counts = torch.bincount(drawn, minlength=4)
     expected = logits.double().softmax(0).numpy() * 40_000
     assert chisquare(counts, expected).pvalue > 0.01
@@ -143,13 +148,23 @@ def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeyp
 def test_warpers_shape_what_is_drawn_from():
     torch.manual_seed(1)
     logits = torch.randn(1, 16).expand(500, 16)
-
-    def noise(size):
-        return gumbel(SEED, torch.arange(500), size)
-
     choice = Choice((warpers.TemperatureLogitsWarper(0.5), warpers.TopKLogitsWarper(3)), sample=True)
-    assert set(choice(logits, noise).tolist()) <= set(logits[0].topk(3).indices.tolist())
-    assert (Choice()(logits, noise) == logits[0].argmax()).all()
+    assert set(chosen(choice, logits).tolist()) <= set(logits[0].topk(3).indices.tolist())
+    assert (chosen(Choice(), logits) == logits[0].argmax()).all()
+
+
+@given(strategies.drafts(vocab_size=9), st.integers(0, 2**32 - 1))
+def test_a_penalty_is_that_of_transformers_at_every_node(draft, seed):
+    numbers = torch.Generator().manual_seed(seed)
+    n, before = len(draft.tree), torch.randint(0, 9, (5,), generator=numbers)
+    logits = torch.randn(1, n, 9, generator=numbers)
+    said = torch.zeros(1, 9, dtype=torch.bool)
+    said[0, [*before.tolist(), int(draft.tokens[0])]] = True
+    penalty = warpers.RepetitionPenaltyLogitsProcessor(1.7)
+    made = Choice((penalty,)).scores(logits, send([draft], [5], n, CPU), said)
+    for node, lineage in enumerate(draft.tree.lineages):
+        path = torch.cat([before, draft.tokens[list(lineage)]])
+        assert torch.equal(made[0, node], penalty(path[None], logits[:, node])[0])
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 640, 1000, 1024])
@@ -164,41 +179,41 @@ def test_candidates_are_the_largest(vocabulary):
 
 def test_accepted_slots_are_moved_together(model):
     target = TreeModel(model)
-    like = target.new_cache()
-    prefill(target, [torch.tensor([1, 2, 3])], like)
-    cache = FixedCache(like, 16, CPU)
-    for store in cache.stores:
-        store.copy_(torch.arange(16.0)[:, None].expand_as(store))
-    cache.shared.length.fill_(4)
-    cache.commit(torch.tensor([0, 2, 5, 0, 0]), torch.tensor([3]))
-    assert int(cache.shared.length) == 7
-    for store in cache.stores:
-        assert (store[..., :7, :] == torch.tensor([0.0, 1, 2, 3, 4, 6, 9])[:, None]).all()
+    cache = target.new_cache()
+    prefill(target, [torch.arange(1, 18)] * 2, cache)
+    kept = TreeCache(cache)
+    for store in kept.stores:
+        store.buffer.copy_(torch.arange(store.buffer.shape[3])[:, None].expand_as(store.buffer))
+    _move(kept, torch.tensor([4, 2]), torch.tensor([[0, 2, 5], [0, 1, 0]]))
+    for store in kept.stores:
+        assert (store.buffer[:, 0, :, :7] == torch.tensor([0.0, 1, 2, 3, 4, 6, 9])[:, None]).all()
+        assert (store.buffer[:, 1, :, :4] == torch.tensor([0.0, 1, 2, 3])[:, None]).all()
 
 
-def test_a_text_goes_in_and_comes_back(model):
-    target, text = TreeModel(model), tiny.prompt(0, 9)[0]
+@pytest.mark.parametrize("lengths", [[9], [9, 5]])
+def test_sequences_go_in_and_come_back(model, lengths):
+    target, texts = TreeModel(model), [tiny.prompt(row, length)[0] for row, length in enumerate(lengths)]
     given, wanted = target.new_cache(), target.new_cache()
-    prefill(target, [text[:6]], given)
-    prefill(target, [text], wanted)
-    cache = FixedCache(given, 32, CPU)
-    cache.read(wanted)
-    assert int(cache.shared.length) == 8
-    cache.write(given, 8)
+    first = min(lengths) - 3
+    prefill(target, [text[: first + 1] for text in texts], given)
+    prefill(target, texts, wanted)
+    runner = StepRunner(target)
+    runner.begin(target, wanted, len(lengths), 32)
+    runner.write(given, [length - 1 for length in lengths], first)
     for own, theirs in zip(given.layers, wanted.layers, strict=True):
-        assert_close(own.keys, theirs.keys)
-        assert_close(own.values, theirs.values)
+        for row, length in enumerate(lengths):
+            assert_close(own.keys[row, :, : length - 1], theirs.keys[row, :, : length - 1])
+            assert_close(own.values[row, :, : length - 1], theirs.values[row, :, : length - 1])
 
 
 def test_the_report_says_what_was_accepted():
-    plan = StepPlan(nodes=3, depths=2, band=256, k=2, reports_candidates=True, reports_tokens=True)
+    plan = StepPlan(batch=1, nodes=3, depths=2, band=1024, k=2)
     shares = torch.tensor([[0.5, 0.25], [1.0, 0.0], [0.75, 0.125]])
     numbers = torch.cat(
-        [torch.tensor([2, 0, 2, 8, 9, 4, 6, 8, 10, 11, 12, 13, 14, 15]).int(), shares.view(torch.int32).flatten()]
+        [torch.tensor([2, 0, 2, 8, 9, 10, 11, 12, 13, 14, 15]).int(), shares.view(torch.int32).flatten()]
     )
-    assert len(numbers) == plan.reported
-    report = Report(plan, numbers.numpy())
-    assert (report.path, report.tokens, report.drafted.tolist()) == ([0, 2], [8, 9], [4, 6, 8])
-    assert report.candidates is not None
-    assert report.candidates[0].tolist() == [[10, 11], [12, 13], [14, 15]]
-    assert report.candidates[1].tolist() == shares.tolist()
+    report = Report(plan, numbers[None].numpy())
+    assert report.accepted(0) == ([0, 2], [8, 9])
+    ids, found = report.candidates(0, 2)
+    assert ids.tolist() == [[10, 11], [12, 13]]
+    assert found.tolist() == shares[:2].tolist()

@@ -6,7 +6,7 @@ recorded, as in a captured graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -48,13 +48,11 @@ class RecordedGraphs:
     def forget(self) -> None:
         self.kept.clear()
 
-    def run(self, key: Hashable, function: Callable[[], Any], state: Sequence[torch.Tensor]) -> Any:
+    def run(self, key: Hashable, function: Callable[[], Any]) -> Any:
         if key not in self.kept:
-            before, recorder = [tensor.clone() for tensor in state], Recorder()
+            recorder = Recorder()
             with recorder:
                 result = function()
-            for tensor, value in zip(state, before, strict=True):
-                tensor.copy_(value)
             self.kept[key] = recorder, result
         recorder, result = self.kept[key]
         recorder.replay()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from transformers.cache_utils import Cache
 
@@ -42,10 +42,16 @@ Way = Callable[[TreeModel, list[Sequence], list[TokenSelector], Drafter, Cache],
 """Says for the length of a run how its steps are made."""
 
 
-def way_of(fast: bool) -> Way:
-    """Captured steps if `fast`, else the ordinary ones; raises ValueError for anything but True and False."""
+Fast = bool | Literal["auto"]
+"""Whether steps are captured: with True always or an error, with "auto" on CUDA where possible."""
+
+
+def way_of(fast: Fast) -> Way:
+    """How the steps of calls are made; raises ValueError for anything but True, False and "auto"."""
+    if fast == "auto":
+        return captured_where_possible
     if not isinstance(fast, bool):
-        raise ValueError(f"expected fast to be True or False, got {fast!r}")
+        raise ValueError(f'fast must be True, False or "auto", got {fast!r}')
     return captured if fast else ordinary
 
 
@@ -59,10 +65,9 @@ def ordinary(target: TreeModel, *run: object) -> Iterator[Stepping]:
 def captured(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
 ) -> Iterator[Stepping]:
-    """Make the steps of a run of constant shapes, captured where there is CUDA. There are slots for one text: another
-    thread's is waited for. Raises NoFastPathError where such steps do not hold.
+    """Make the steps of a run of constant shapes, captured where there is CUDA. A model has slots for one call: that of
+    another thread is waited for. Raises NoFastPathError where such steps do not hold.
     """
-    from .stepper import CapturedStepper
     from .support import why_not
 
     runner, reason = runner_of(target), why_not(sequences, selectors, drafter, cache)
@@ -70,9 +75,41 @@ def captured(
         if runner.wait():
             runner = runner_of(target)  # meanwhile the model may have changed
         else:
-            reason = "expected one text of the model at a time, got another one under way"
+            reason = "expected one call of the model at a time, got another one under way"
     if reason is not None:
         raise NoFastPathError(f"fast=True: {reason}")
+    with _taken(runner) as stepping:
+        yield stepping
+
+
+@contextmanager
+def captured_where_possible(
+    target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
+) -> Iterator[Stepping]:
+    """Make captured steps on CUDA, ordinary ones where these do not hold, with one warning for each reason, and while
+    another call of the model makes captured ones.
+    """
+    if target.device.type != "cuda":
+        yield Stepping("", TreeStepper)
+        return
+    from .support import runner_or_reason, why_not
+
+    reason = why_not(sequences, selectors, drafter, cache)
+    found = reason if reason is not None else runner_or_reason(target)
+    if isinstance(found, str):
+        target.kept.say_once(f"steps are not captured as CUDA graphs: {found}")
+    if isinstance(found, str) or not found.take():
+        yield Stepping("", TreeStepper)
+        return
+    with _taken(found) as stepping:
+        yield stepping
+
+
+@contextmanager
+def _taken(runner: StepRunner) -> Iterator[Stepping]:
+    """Captured steps of a runner that was taken, which is given back afterwards."""
+    from .stepper import CapturedStepper
+
     try:
         yield Stepping("captured", partial(CapturedStepper, runner=runner))
     finally:

@@ -1,28 +1,31 @@
-"""Fast steps of one model: the slots, the buffers and the captured graphs, which stay from call to call."""
+"""Captured steps of one model: its slots, buffers and graphs, which stay from call to call."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import partial
 from threading import Lock, get_ident
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
 import torch
+from transformers.cache_utils import Cache
 
-from ..model.kv_cache import unroll
+from ..model.cache_layers import TreeLayer
+from ..model.kv_cache import TreeCache, unroll
 from ..model.prefill import prefill
 from ..model.remembered import lasting
+from ..model.shapes import band_of, batch_of, rows_of
 from ..model.state import State
 from ..model.tree_model import TreeModel
+from ..trees.draft import Draft
+from ..trees.packed import PackedTrees, pack, packed_size, unpack
 from . import NoFastPathError
 from .graphs import Graphs
-from .slots import FixedCache, band_of
-from .sources import DeviceSource, HostSource, Source
 from .step import Choice, Report, StepPlan, Verified, verify
 
 _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then room doubles."""
+_DEPTHS = 16
+"""Depth of the paths that short plans have room for: chains of a bucket's length are rare."""
 
 
 def state_of(target: TreeModel) -> State:
@@ -30,8 +33,16 @@ def state_of(target: TreeModel) -> State:
     return State(target.model, target.info.attention)
 
 
+class _Buffer(NamedTuple):
+    """Where packed drafts of one shape are written, and where the device reads them."""
+
+    on_host: torch.Tensor
+    on_device: torch.Tensor
+    trees: PackedTrees
+
+
 class StepRunner:
-    """Made once for a model in one state. Runs one text at a time."""
+    """Made once for a model in one state. Runs one call at a time."""
 
     @lasting()
     def __init__(self, target: TreeModel) -> None:
@@ -40,128 +51,172 @@ class StepRunner:
         """That of the model, once this was tried out."""
         self._free = Lock()
         self._holder: int | None = None
-        self._like = target.new_cache()
-        prefill(target, [torch.ones(2, dtype=torch.long, device=self.device)], self._like)
-        unroll(self._like)
-        self.cache = FixedCache(self._like, 0, self.device)
-        self.root = torch.zeros(1, dtype=torch.long, device=self.device)
-        """(1,) int64: the newest token of the text."""
-        self.seed = torch.zeros(1, dtype=torch.long, device=self.device)
-        """(1,) int64: that of the text's draws."""
         self._graphs = Graphs(self.device)
-        self._sources: dict[int, HostSource] = {}
-        self._device_source: DeviceSource | None = None
-        self._logits: dict[int, torch.Tensor] = {}
-        self._pinned: dict[int, torch.Tensor] = {}
+        self._buffers: dict[tuple[int, int], _Buffer] = {}
+        self._results: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
+        self._pinned: dict[tuple[int, ...], torch.Tensor] = {}
         self._read = torch.cuda.Event() if self.device.type == "cuda" else None
+        self.seeds = torch.zeros(0, dtype=torch.long, device=self.device)
+        """(batch,) int64: those of the sequences' draws."""
+        self.said: torch.Tensor | None = None
+        """(batch, vocabulary) bool: tokens of each sequence, where a penalty asks for them."""
+        self.batch = self.capacity = 0
+        self.slots = self._room(target, 1, 0)
 
     def take(self) -> bool:
-        """Holds it for one text, unless another one is under way."""
+        """Hold it for one call, unless another one is under way."""
         taken = self._free.acquire(blocking=False)
         if taken:
             self._holder = get_ident()
         return taken
 
     def give_back(self) -> None:
-        """The text has ended; any thread may say so."""
+        """The call has ended; any thread may say so."""
         self._holder = None
         self._free.release()
 
     def wait(self) -> bool:
-        """Waits until no text is under way; False, at once, if this thread has begun one and would wait for itself."""
+        """Wait until no call is under way; False, at once, if this thread has begun one and would wait for itself."""
         if self._holder == get_ident():
             return False
         with self._free:
             return True
 
-    @lasting()
-    def begin(self, cache: Any, slots: int) -> None:
-        """Takes over the text in `cache`; it may grow up to `slots` slots."""
-        held = int(cache.get_seq_length())
-        self.reserve(min(slots, 2 * held + _AHEAD))
-        self.cache.read(cache)
-
-    @lasting()
-    def reserve(self, slots: int) -> None:
-        """Room for `slots` slots, those of the text kept."""
-        if slots <= self.cache.capacity:
-            return
-        before, self.cache = (
-            self.cache,
-            FixedCache(self._like, band_of(max(slots, 2 * self.cache.capacity)), self.device),
-        )
-        for own, old in zip(self.cache.stores, before.stores, strict=True):
-            own[:, :, :, : before.capacity] = old
-        self.cache.shared.length.copy_(before.shared.length)
+    def _room(self, target: TreeModel, batch: int, capacity: int) -> TreeCache:
+        """Slots for so many sequences; graphs that point to others are forgotten."""
         self._graphs.forget()
+        cache = target.new_cache()
+        prefill(target, [torch.ones(2, dtype=torch.long, device=self.device)], cache)
+        unroll(cache)
+        made = TreeCache(cache)
+        for store in made.stores:
+            store.resize(batch)
+            store.reserve(capacity)
+            store.buffer.zero_()  # what attention hides is still multiplied by zero
+        self.batch, self.capacity = batch, capacity
+        if len(self.seeds) < batch:
+            self.seeds = torch.zeros(batch, dtype=torch.long, device=self.device)
+        return made
 
     @lasting()
-    def host_source(self, nodes: int) -> HostSource:
-        """The one for trees of up to `nodes` nodes."""
-        if nodes not in self._sources:
-            self._sources[nodes] = HostSource(nodes, self.device)
-        return self._sources[nodes]
-
-    @lasting()
-    def device_source(self, retrieval: Any) -> DeviceSource:
-        """The one for this template and matrix."""
-        known = self._device_source
-        if known is None or known.retrieval != retrieval:
-            self._device_source = DeviceSource(retrieval, self.device)
+    def begin(self, target: TreeModel, cache: Cache, sequences: int, slots: int, penalised: bool = False) -> None:
+        """Take over the sequences in `cache`; they may grow up to `slots` slots. `penalised`: a penalty asks for what
+        was said.
+        """
+        batch, held = batch_of(sequences), int(cache.get_seq_length())
+        assert batch is not None, "support.why_not lets no larger batches through"
+        wanted = band_of(min(slots, 2 * held + _AHEAD))
+        if batch > self.batch or wanted > self.capacity:
+            del self.slots  # gives back its memory before more is taken
+            self.slots = self._room(target, max(batch, self.batch), max(wanted, self.capacity))
+        if held:
+            self.slots.take(TreeCache(cache), sequences, held)
+        if penalised and (self.said is None or len(self.said) < self.batch):
+            self.said = torch.zeros(self.batch, target.vocab_size, dtype=torch.bool, device=self.device)
             self._graphs.forget()
-        assert self._device_source is not None
-        return self._device_source
 
     @lasting()
-    def run(self, target: TreeModel, plan: StepPlan, source: Source, choice: Choice) -> tuple[Report, torch.Tensor]:
-        """One step: what the host must know, and the logits (n, vocabulary) at every node, which are the caller's."""
-        self.cache.shared.band = plan.band
-        key = (plan, isinstance(source, DeviceSource), choice.sample, tuple(map(_written, choice.warpers)))
-        state = [self.cache.shared.length, self.root, *source.state()]
-        function = partial(self._step, target, plan, source, choice)
+    def reserve(self, target: TreeModel, slots: int) -> None:
+        """Room for `slots` slots, those of the sequences kept."""
+        if slots > self.capacity:
+            before, held = self.slots, self.capacity
+            self.slots = self._room(target, self.batch, band_of(max(slots, 2 * self.capacity)))
+            self.slots.take(before, self.batch, held)
+
+    @lasting()
+    def mark_said(self, row: int, tokens: torch.Tensor, anew: bool = False) -> None:
+        """Note that a sequence holds `tokens` (any number,); `anew`: and no others."""
+        assert self.said is not None, "begin makes it"
+        if anew:
+            self.said[row] = False
+        known = tokens.to(self.device, non_blocking=True)
+        self.said[row].scatter_(0, known.clamp(max=self.said.shape[1] - 1), True)
+
+    @lasting()
+    def write(self, cache: Cache, lengths: list[int], first: int) -> None:
+        """Append to a cache the slots of the sequences from `first` on, as far as the longest one goes."""
+        cache.crop(min(0, first - int(cache.get_seq_length())))
+        for index, layer in enumerate(self.slots.cache.layers):
+            if isinstance(layer, TreeLayer):
+                parts = (store.tensors[place] for store, place in layer.parts)
+                cache.update(*(part[: len(lengths), :, first : max(lengths)] for part in parts), index)
+
+    @lasting()
+    def move(self, order: list[int], slots: int) -> None:
+        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs."""
+        for place, row in enumerate(order):
+            if place != row:
+                for store in self.slots.stores:
+                    store.buffer[:, place, :, :slots] = store.buffer[:, row, :, :slots]
+                for numbers in (self.seeds, self.said):
+                    if numbers is not None:
+                        numbers[place] = numbers[row]
+
+    def plan(self, drafts: list[Draft], lengths: list[int], k: int = 0, **wanted: object) -> StepPlan:
+        """The smallest plan for drafts below sequences of `lengths` cached tokens; `wanted` as in `StepPlan`."""
+        batch, nodes = batch_of(len(drafts)), rows_of(max(len(draft.tree) for draft in drafts))
+        deepest = 1 + max(draft.tree.depth for draft in drafts)
+        depths = min(nodes, _DEPTHS if deepest <= _DEPTHS else nodes)
+        return StepPlan(batch, nodes, depths, band_of(max(lengths) + nodes), k, **wanted)  # type: ignore[arg-type]
+
+    @lasting()
+    def run(
+        self, target: TreeModel, plan: StepPlan, drafts: list[Draft], lengths: list[int], choice: Choice
+    ) -> tuple[Report, Verified]:
+        """One step of drafts below sequences of `lengths` cached tokens: what the host must know, and the rest, which
+        is the caller's.
+        """
+        self.reserve(target, plan.band)
+        buffer = self._buffer(plan.batch, plan.nodes)
+        absent = plan.batch - len(drafts)
+        pack([*drafts, *drafts[:1] * absent], [*lengths, *[0] * absent], plan.nodes, buffer.on_host)
+        if self.device.type != "cpu":
+            buffer.on_device.copy_(buffer.on_host, non_blocking=True)
+        key = plan, choice.key
         if key not in self._graphs and self.state is not None and self.state != state_of(target):
             raise NoFastPathError(
-                "expected the model as it was when the text began, got another adapter, part or option of it; "
-                "change it between texts, or leave fast=True out"
+                "expected the model as it was when the call began, got another adapter, part or option of it; "
+                "change it between calls, or leave fast=True out"
             )
-        with target.attending():
-            report, logits = self._graphs.run(key, function, state)
+        said = None if self.said is None or choice.penalised is None else self.said[: plan.batch]
+        step = partial(verify, target, self.slots, plan, choice, buffer.trees, self.seeds[: plan.batch], said)
+        found = self._graphs.run(key, lambda: self._kept(step()))
         if self._read is None:
-            return Report(plan, report.numpy()), logits
-        if plan.reported not in self._pinned:
-            self._pinned[plan.reported] = torch.empty(plan.reported, dtype=torch.int32, pin_memory=True)
-        pinned = self._pinned[plan.reported]
-        pinned.copy_(report, non_blocking=True)
+            return Report(plan, found.report.cpu().numpy().copy()), _own(found)
+        pinned = self._pinned.get(found.report.shape)
+        if pinned is None:
+            pinned = torch.empty(found.report.shape, dtype=torch.int32, pin_memory=True)
+            self._pinned[found.report.shape] = pinned
+        pinned.copy_(found.report, non_blocking=True)
         self._read.record(torch.cuda.current_stream(self.device))
-        # Enqueued behind the step while the device still works on it: the next step writes these logits again.
-        own = logits.clone()
+        # Enqueued behind the step while the device still works on it: the next step writes these numbers again.
+        own = _own(found)
         self._read.synchronize()
-        return Report(plan, np.array(pinned.numpy())), own
+        return Report(plan, pinned.numpy().copy()), own
 
-    @lasting()
-    def rehearse(self, target: TreeModel, plan: StepPlan, source: Source, choice: Choice) -> None:
-        """One step, operation by operation, whose result is not used."""
-        self.cache.shared.band = plan.band
-        with target.attending():
-            self._step(target, plan, source, choice)
-
-    def _step(
-        self, target: TreeModel, plan: StepPlan, source: Source, choice: Choice
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        verified: Verified = verify(
-            target.model, self.cache, target.info.layers, plan, source, choice, self.root, self.seed
-        )
-        self.cache.commit(verified.accepted.path, verified.accepted.number)
+    def _kept(self, found: Verified) -> Verified:
+        """The same numbers in tensors that all graphs of one shape share, so that they are kept in memory once."""
         if self.device.type != "cuda":
-            return verified.report, verified.logits
-        # All graphs of one size write the same logits, so that these are kept in memory once.
-        if plan.nodes not in self._logits:
-            self._logits[plan.nodes] = torch.empty_like(verified.logits)
-        kept = self._logits[plan.nodes]
-        kept.copy_(verified.logits)
-        return verified.report, kept
+            return found
+        shared = []
+        for name, made in found._asdict().items():
+            if made is not None:
+                key = name, made.shape, made.dtype
+                if key not in self._results:
+                    self._results[key] = torch.empty_like(made)
+                made = self._results[key].copy_(made)
+            shared.append(made)
+        return Verified(*shared)
+
+    def _buffer(self, batch: int, nodes: int) -> _Buffer:
+        if (batch, nodes) not in self._buffers:
+            size = packed_size(batch, nodes)
+            on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            on_device = on_host if self.device.type == "cpu" else torch.empty_like(on_host, device=self.device)
+            self._buffers[batch, nodes] = _Buffer(on_host, on_device, unpack(on_device, batch, nodes))
+        return self._buffers[batch, nodes]
 
 
-def _written(warper: Any) -> Hashable:
-    """What a processor does, so that equal ones are known for equal."""
-    return type(warper), tuple(sorted(vars(warper).items()))
+def _own(found: Verified) -> Verified:
+    """Copies, which the next step of this shape does not write to."""
+    return Verified(*(None if one is None else one.clone() for one in found))

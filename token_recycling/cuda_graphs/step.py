@@ -1,167 +1,204 @@
-"""One step of constant shapes: draft, mask, forward, accept, keep, as tensor operations that never wait for the host.
+"""One step of constant shapes: mask, forward pass, acceptance, kept slots, as operations that never wait for the host.
 
-Everything that changes from step to step is a number on the device: the length of the text, the tokens and parents of
-the nodes, which of them are accepted. So a step of n nodes in one band of lengths is the same sequence of operations
-every time, and can be compiled as one graph and captured once. What the host must know comes back in one packed tensor.
+What changes from step to step is numbers on the device: the packed drafts, seeds, tokens said before. So a step of b
+sequences with n nodes each in one band of slots is the same sequence of operations every time, and can be captured
+once. What the host must know comes back in one packed tensor.
 
 Acceptance is that of `accept`: all nodes are judged at once, by one choice at every node. Greedily the choice is the
 argmax; sampled it is one draw from the processed distribution (`noise`), which depends on the seed and the place in the
-text, not on what was drafted. Either way every emitted token is chosen as in plain decoding. Cost of a step besides the
-forward pass: some passes over the logits, and one move of the accepted slots for the whole model.
+sequence, not on what was drafted. Cost besides the forward pass: some passes over the logits, and one move of the
+accepted slots for the whole model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import LogitsProcessor
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from .._util.topk import grouped_topk
-from ..loop.accept import GreedyPath, greedy_path
-from ..model.architectures import Reach
-from ..model.compat import told_slots
-from ..model.tree_inputs import Masks, masks
+from .._util.topk import as_candidates, packed_candidates
+from ..loop.accept import greedy_path
+from ..loop.processors import Scope, scope
+from ..model.cache_layers import Frame
+from ..model.inspection import hidden_states, layer_states
+from ..model.kv_cache import TreeCache
+from ..model.tree_model import TreeModel
 from ..trees.packed import PackedTrees
-from ..trees.tree import TreeShape
 from .noise import gumbel
-from .slots import FixedCache
-from .sources import Source
 
 
 @dataclass(frozen=True)
 class Choice:
     """How the next token after a node is chosen."""
 
-    warpers: Sequence[LogitsProcessor] = ()
+    processors: Sequence[LogitsProcessor] = ()
+    """Those that `fits`."""
     sample: bool = False
 
-    def __call__(self, logits: torch.Tensor, noise: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """(n,) int64 from logits (n, vocabulary); `noise(vocabulary)`, of that shape, is called if one samples."""
-        if not self.sample:
-            return logits.argmax(dim=-1)
-        scores = logits.to(torch.float32)
-        for warper in self.warpers:
-            scores = warper(None, scores)
-        return (scores + noise(scores.shape[1])).argmax(dim=-1)
+    @staticmethod
+    def fits(processor: LogitsProcessor) -> bool:
+        """Whether a processor can be part of a captured step."""
+        return scope(processor) >= Scope.EACH_ROW or type(processor) is RepetitionPenaltyLogitsProcessor
+
+    @property
+    def penalised(self) -> LogitsProcessor | None:
+        """The repetition penalty, if there is one; it needs to know which tokens were said."""
+        return next((one for one in self.processors if type(one) is RepetitionPenaltyLogitsProcessor), None)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for choices that are made alike."""
+        return self.sample, tuple(map(_key, self.processors))
+
+    def scores(self, logits: torch.Tensor, trees: PackedTrees, said: torch.Tensor | None) -> torch.Tensor:
+        """Processed scores (b, n, vocabulary) of logits; `said` (b, vocabulary) bool marks the tokens of each sequence
+        up to its root, if there is a penalty.
+        """
+        if not self.processors and not self.sample:
+            return logits
+        scores = logits.to(torch.float32).flatten(0, 1)
+        for processor in self.processors:
+            if type(processor) is RepetitionPenaltyLogitsProcessor:
+                assert said is not None, "a penalty needs the tokens that were said"
+                repeated = _said_by_node(said, trees).flatten(0, 1)
+                penalised = torch.where(scores < 0, scores * processor.penalty, scores / processor.penalty)
+                scores = torch.where(repeated, penalised, scores)
+            else:
+                scores = processor(None, scores)
+        return scores.view(logits.shape)
+
+    def tokens(self, scores: torch.Tensor, trees: PackedTrees, seeds: torch.Tensor, depths: int) -> torch.Tensor:
+        """The choice (b, n) int64 at every node. `seeds` (b,) int64; no node is as deep as `depths`."""
+        if self.sample:
+            batch, n, vocabulary = scores.shape
+            # Nodes of one depth stand at one place of a sequence, and one of them at most is visited.
+            along = torch.arange(depths, device=scores.device)
+            places = (trees.lengths[:, None] + along).flatten()
+            noise = gumbel(seeds.repeat_interleave(depths, output_size=batch * depths), places, vocabulary)
+            rows = torch.arange(batch, device=scores.device)[:, None] * depths + trees.depths
+            scores = scores + noise.index_select(0, rows.flatten()).view(batch, n, vocabulary)
+        return scores.argmax(dim=-1)
 
 
-def tree_masks(
-    layers: Mapping[str, Reach], shape: TreeShape, length: torch.Tensor, band: int, dtype: torch.dtype
-) -> Masks:
-    """(1, 1, n, band) each, to be added to attention scores: a node sees the text, `length` (1,) slots, and its
-    ancestors.
-    """
-    n = len(shape.parents)
-    after = torch.arange(band, device=length.device) - length
-    nodes = after.clamp(0, n - 1)
-    visible = (after < 0) | ((after < n) & shape.ancestors[:, nodes])
-    positions = torch.where(after < 0, after, shape.depths[nodes]) + length
-    return masks(layers, visible[None, None], (shape.depths + length)[None], positions[None], dtype)
+def _key(processor: LogitsProcessor) -> Hashable:
+    if type(processor) is RepetitionPenaltyLogitsProcessor:  # whose other attributes say which tokens were said
+        return type(processor), processor.penalty
+    return type(processor), tuple(sorted(vars(processor).items()))
+
+
+def _said_by_node(said: torch.Tensor, trees: PackedTrees) -> torch.Tensor:
+    """(b, n, vocabulary) bool: the tokens said before each node and on its path, the node included."""
+    batch, n = trees.tokens.shape
+    vocabulary = said.shape[1]
+    # The root counts only if `said` says so, which may leave out a prompt. One column more, for what is not on a path.
+    below = trees.ancestors & (torch.arange(n, device=said.device) > 0)
+    on_path = torch.where(below, trees.tokens.clamp(min=0)[:, None], vocabulary)
+    marked = torch.zeros(batch, n, vocabulary + 1, dtype=torch.bool, device=said.device).scatter_(2, on_path, True)
+    return marked[..., :vocabulary] | said[:, None]
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """What is constant in a step: with it, every operation and every shape is known."""
 
+    batch: int
     nodes: int
-    """n, those that only fill up the bucket included."""
+    """n of each sequence, those that only fill up the bucket included."""
     depths: int
     """Nodes of the longest path that there can be, the root included."""
     band: int
     """Slots that attention runs over, those of the nodes included."""
-    k: int
-    """Likeliest tokens after every node that the host or the source learns from; 0 for none."""
-    reports_candidates: bool
-    """Whether the host wants them."""
-    reports_tokens: bool
-    """Whether the host has yet to hear what was drafted."""
-
-    @property
-    def reported(self) -> int:
-        """Numbers that the host reads."""
-        drafted = self.nodes * self.reports_tokens
-        return 1 + 2 * self.depths + drafted + 2 * self.nodes * self.k * self.reports_candidates
+    k: int = 0
+    """Likeliest tokens after every node that the host learns from; 0 for none."""
+    hidden: bool = False
+    """Whether the last hidden states are wanted."""
+    states: tuple[int, ...] = ()
+    """Numbers of further hidden states that are wanted."""
 
 
 class Verified(NamedTuple):
-    """What the forward pass of a step gives."""
+    """What a step gives, on the device."""
 
-    logits: torch.Tensor
-    """(n, vocabulary)."""
     report: torch.Tensor
-    """(plan.reported,) int32, for the host: see `Report`."""
-    accepted: GreedyPath
+    """(b, numbers) int32, for the host: see `Report`."""
+    logits: torch.Tensor
+    """(b, n, vocabulary)."""
+    scores: torch.Tensor
+    """The same, processed; the logits themselves where nothing processes them."""
+    hidden: torch.Tensor | None
+    """(b, n, hidden): the last hidden states, if they are wanted."""
+    states: torch.Tensor | None
+    """(b, n, states * hidden)."""
 
 
 def verify(
-    model: PreTrainedModel,
-    cache: FixedCache,
-    layers: Mapping[str, Reach],
+    target: TreeModel,
+    slots: TreeCache,
     plan: StepPlan,
-    source: Source,
     choice: Choice,
-    root: torch.Tensor,
-    seed: torch.Tensor,
+    trees: PackedTrees,
+    seeds: torch.Tensor,
+    said: torch.Tensor | None,
 ) -> Verified:
-    """Everything of a step but the move of the accepted slots, as one graph; `root` (1,) int64 becomes the next root.
-    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in `ModelInfo`.
+    """Everything of a step. Nodes are written to the slots behind each sequence, and the accepted ones moved together;
+    nothing else changes, so that a step may be run again.
     """
-    tokens, shape = source.draft(root)
-    length = cache.shared.length
-    cache.aim(plan.nodes)
-    logits = model(
-        input_ids=tokens.clamp(min=0)[None],
-        attention_mask=tree_masks(layers, shape, length, plan.band, model.dtype),
-        position_ids=(shape.depths + length)[None],
-        past_key_values=cache,
-        use_cache=True,
-        **told_slots(length, plan.nodes),
-    ).logits[0]
-
-    def noise(vocabulary: int) -> torch.Tensor:
-        # Nodes of one depth stand at one place of the text, and one of them at most is visited.
-        places = length + torch.arange(plan.depths, device=length.device)
-        return gumbel(seed, places, vocabulary).index_select(0, shape.depths)
-
-    trees = PackedTrees(length, tokens[None], shape.parents[None], shape.depths[None], shape.ancestors[None])
-    accepted = GreedyPath(*(part[0] for part in greedy_path(trees, choice(logits, noise)[None], plan.depths)))
-    root.copy_(accepted.tokens.index_select(0, accepted.number - 1))
-    parts = [accepted.number, accepted.path, accepted.tokens]
-    if plan.reports_tokens:
-        parts.append(tokens)
-    report = torch.cat(parts).to(torch.int32)
+    along = torch.arange(plan.nodes, device=target.device)
+    frame = Frame(trees.lengths[:, None] + along, plan.band, plan.band)
+    inputs: dict[str, Any] = target.inputs.of_trees(trees, trees.lengths[:, None], plan.band)
+    with (
+        hidden_states(target.model) if plan.hidden else nullcontext([None]) as hidden,
+        layer_states(target.model, lambda _: plan.states) if plan.states else nullcontext([None]) as states,
+    ):
+        logits = target.forward({**inputs, "frame": frame}, slots.cache)
+    scores = choice.scores(logits, trees, said)
+    found = greedy_path(trees, choice.tokens(scores, trees, seeds, plan.depths), plan.depths)
+    _move(slots, trees.lengths, found.path)
+    parts = [torch.cat(found, dim=1).to(torch.int32)]
     if plan.k:
-        values, ids = grouped_topk(logits, plan.k)
-        source.note(tokens, ids)
-        if plan.reports_candidates:
-            shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
-            report = torch.cat([report, ids.flatten().to(torch.int32), shares.view(torch.int32).flatten()])
-    return Verified(logits, report, accepted)
+        parts += packed_candidates(logits, plan.k)
+    report = torch.cat([part.reshape(plan.batch, -1) for part in parts], dim=1)
+    return Verified(report, logits, scores, hidden[-1], states[-1])
+
+
+def _move(slots: TreeCache, lengths: torch.Tensor, path: torch.Tensor) -> None:
+    """Move the slots of each path (b, depths) to the end of its sequence; what is moved beyond the accepted ones lands
+    behind it, where the next step overwrites it.
+    """
+    if path.shape[1] == 1:
+        return  # the root is where it belongs
+    places = lengths[:, None] + torch.arange(1, path.shape[1], device=path.device)
+    sources = lengths[:, None] + path[:, 1:]
+    for store in slots.stores:
+        here = store.buffer[:, : len(path)]
+        shape = (*here.shape[:3], path.shape[1] - 1, here.shape[4])
+        moved = here.gather(3, sources[None, :, None, :, None].expand(shape))
+        here.scatter_(3, places[None, :, None, :, None].expand(shape), moved)
 
 
 class Report:
     """What the host reads of a step."""
 
     def __init__(self, plan: StepPlan, numbers: np.ndarray) -> None:
-        """`numbers` (plan.reported,) int32."""
-        count, path, tokens, drafted, candidates = np.split(
-            numbers, np.cumsum([1, plan.depths, plan.depths, plan.nodes * plan.reports_tokens])
-        )
-        accepted = int(count[0])
-        self.path: list[int] = path[:accepted].tolist()
-        """Accepted nodes."""
-        self.tokens: list[int] = tokens[:accepted].tolist()
-        """Emitted tokens."""
-        self.drafted = drafted
-        """(n,) int32: the tokens of the nodes, where the device drafts."""
-        self.candidates: tuple[np.ndarray, np.ndarray] | None = None
-        """(n, k) int32 and (n, k) float32: the likeliest tokens after every node, best first, and their probabilities;
-        None if the plan does not report them.
+        """`numbers` (b, ...) int32, as in `Verified`."""
+        self._plan, self._numbers = plan, numbers
+
+    def accepted(self, row: int) -> tuple[list[int], list[int]]:
+        """The accepted nodes of a sequence and the tokens that are emitted, as many."""
+        number, depths = self._numbers[row, 0], self._plan.depths
+        path, tokens = self._numbers[row, 1 : 1 + 2 * depths].reshape(2, depths)[:, :number].tolist()
+        return path, tokens
+
+    def candidates(self, row: int, nodes: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The likeliest tokens after the first nodes, and their probabilities: (nodes, k) int32 and float32; None if
+        the plan has none.
         """
-        if plan.reports_candidates:
-            ids, shares = candidates.reshape(2, plan.nodes, plan.k)
-            self.candidates = np.ascontiguousarray(ids), np.ascontiguousarray(shares).view(np.float32)
+        if not self._plan.k:
+            return None
+        return as_candidates(self._numbers[row, 1 + 2 * self._plan.depths :], self._plan.nodes, self._plan.k, nodes)

@@ -1,22 +1,24 @@
-"""Makes the steps of one text of constant shapes.
+"""Makes the steps of a call of constant shapes.
 
-The device goes as far as it can alone: a whole step from the tree's tokens, or from retrieval, to the kept slots. The
-host reads once a step what was accepted, ends the text where `generate` would, and drafts the next tree where a drafter
-needs the host for it. What a step has written beyond the end of a text is forgotten: its slots lie behind the text, and
-learning waits until the host knows where the text ended.
+The host drafts, sends all drafts in one copy, and reads once a step what was accepted; everything between is one graph.
+What a step has written beyond the end of a sequence is forgotten: its slots lie behind the sequence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 import torch
 
 from ..loop.accept import step_of
-from ..loop.run import Run
+from ..loop.run import Run, share_nodes
+from ..loop.text import Row
+from ..model.shapes import ROWS
 from ..trees.draft import Draft, Step
+from ..trees.templates import root_only
 from .runner import StepRunner
-from .slots import band_of
-from .sources import BUCKETS, Source, bucket_of
-from .step import Choice, StepPlan
+from .step import Choice, Verified
 
 
 class CapturedStepper:
@@ -24,83 +26,118 @@ class CapturedStepper:
 
     def __init__(self, run: Run, runner: StepRunner) -> None:
         self.run, self.runner = run, runner
-        (row,) = run.rows
-        self._row, self._sequence, self._traits, selector = row, row.sequence, row.traits, row.selector
-        self._drafter = run.text_drafter(row)
+        rows, selector = run.rows, run.rows[0].selector
         self._choice = Choice(tuple(selector.processors), selector.sample)
         run.prefill()
-        runner.begin(run.cache, self._sequence.max_length + BUCKETS[-1])
-        runner.root.copy_(self._sequence.tokens[-1:])
-        if selector.sample:
-            runner.seed.random_(2**63 - 1)
-        retrieval = self._drafter.retrieval
-        self._device = None if retrieval is None else runner.device_source(retrieval)
-        if self._device is not None:
-            self._device.forget()
-        self._pending: Step | None = None
-        """The last step, not yet learned from."""
-        self._device_learns = False
-        """Whether the device will learn from it, in the next one."""
+        longest = max(row.sequence.max_length for row in rows)
+        lengths = [row.sequence.length - 1 for row in rows]
+        penalty = self._choice.penalised
+        runner.begin(run.target, run.cache, len(rows), longest + ROWS[-1], penalty is not None)
+        self._first = min(lengths)
+        """Slots of the cache that stay as they are."""
+        self._said = [0] * len(rows)
+        """Columns of each sequence that the device has noted, where there is a penalty."""
+        for place, row in enumerate(rows):
+            if selector.sample:
+                with row.guarded():
+                    runner.seeds[place].random_(2**63 - 1, generator=row.selector.generator)
+            own = Choice(tuple(row.selector.processors)).penalised
+            if own is not None:
+                ignored = 0 if own.prompt_ignore_length is None else int(own.prompt_ignore_length)
+                runner.mark_said(place, row.sequence.padded[0, ignored:], anew=True)
+                self._said[place] = row.sequence.columns
+        self._steps: list[Step] = []
+        """Not yet learned from."""
 
     def step(self, going: list[int]) -> list[Step]:
-        clock, sequence, runner = self.run.clock, self._sequence, self.runner
-        draft = self._drafted()
+        clock, run, runner, traits = self.run.clock, self.run, self.runner, self.run.rows[0].traits
+        drafts = self._draft(going)
         clock.lap("retrieve")
-        source: Source
-        if draft is None:
-            assert self._device is not None
-            source, k, alone = self._device, self._device.retrieval.matrix.k, True
-        else:
-            source, k, alone = runner.host_source(bucket_of(len(draft.tree))), self._traits.top_k, False
-            source.send(draft)
-        slots = sequence.length - 1 + source.nodes
-        runner.reserve(slots)
-        plan = StepPlan(source.nodes, source.depths, band_of(slots), k, bool(k) and not alone, alone)
+        lengths = [row.sequence.length - 1 for row in run.rows]
+        states = () if traits.states is None else tuple(traits.states(run.target.config.num_hidden_layers))
+        plan = runner.plan(drafts, lengths, traits.top_k, hidden=traits.hidden_states, states=states)
         clock.lap("prepare")
-        report, logits = runner.run(self.run.target, plan, source, self._choice)
+        report, found = runner.run(run.target, plan, drafts, lengths, self._choice)
         clock.lap("forward")
-        if draft is None:
-            assert self._device is not None
-            draft = Draft(self._device.retrieval.tree, torch.from_numpy(report.drafted).long())
-        n, candidates = len(draft.tree), report.candidates
-        if candidates is not None:
-            candidates = candidates[0][:n], candidates[1][:n]
-        done = step_of(draft, logits[:n], report.path, report.tokens, sequence.append, candidates=candidates)
-        self._pending, self._device_learns = done, alone and not done.finished
+        self._steps = []
+        for place in going:
+            row, draft = run.rows[place], drafts[place]
+            if row.error is None:
+                with row.guarded():
+                    path, tokens = report.accepted(place)
+                    append = _Appending(row, found, place, path)
+                    candidates = report.candidates(place, len(draft.tree))
+                    logits = found.logits[place, : len(draft.tree)]
+                    step = step_of(draft, logits, path, tokens, append, place, candidates)
+                    self._steps.append(_with_states(step, found))
         clock.lap("verify")
-        return [done]
+        return self._steps
+
+    def _draft(self, going: list[int]) -> list[Draft]:
+        run = self.run
+        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in run.rows]
+        for place in going:
+            row = run.rows[place]
+            with row.guarded():
+                draft = row.draft(run.target, run.costs)
+                if draft.drawn_from and self._choice.sample:
+                    raise ValueError(
+                        "expected a drafter that says that it draws, got drawn tokens from "
+                        f"{run.text_drafter(row).describe()}; declare it in its traits, or leave fast=True out"
+                    )
+                drafts[place] = draft
+            if self._choice.penalised is not None:
+                new = row.sequence.padded[0, self._said[place] :]
+                self.runner.mark_said(place, new)
+                self._said[place] = row.sequence.columns
+        if len(drafts) > 1 and run.costs.asked:
+            share_nodes(drafts, going, run.costs.by_nodes)
+        return drafts
 
     def learn(self) -> None:
-        if not self._device_learns:
-            self._learn_pending()
+        steps, self._steps = self._steps, []
+        for step in steps:
+            row = self.run.rows[step.row]
+            with row.guarded():
+                row.observe(self.run.target, self.run.costs, step)
 
-    def _drafted(self) -> Draft | None:
-        """A draft of the host's, or None where the device drafts."""
-        if self._device is not None and self._row.deepest(self.run.target) >= self._device.retrieval.tree.depth:
-            return None
-        self._learn_pending()
-        draft = self._row.draft(self.run.target, self.run.costs)
-        if draft.drawn_from and self._choice.sample:
-            raise ValueError(
-                "expected a drafter that says that it draws, got drawn tokens from "
-                f"{self._drafter.describe()}; declare it in its traits, or leave fast=True out"
-            )
-        return draft
-
-    def _learn_pending(self) -> None:
-        """The host learns."""
-        step, self._pending = self._pending, None
-        if step is None:
-            return
-        self._drafter.observe(step)
-        if self._device is not None:
-            self._device.forget()
+    def leave(self, gone: Collection[Row]) -> None:
+        """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
+        rows, order = self.run.rows, list(range(len(self.run.rows)))
+        for place in reversed(range(len(rows))):
+            if rows[place] in gone:
+                order[place] = order[-1]
+                order.pop()
+        self.runner.move(order, max(row.sequence.length - 1 for row in rows))
+        rows[:], self._said = [rows[row] for row in order], [self._said[row] for row in order]
 
     def close(self) -> None:
-        self._learn_pending()
-        self.runner.cache.write(self.run.cache, self._sequence.length - 1)
+        self.learn()
+        if self.run.returns_cache:
+            self.runner.write(self.run.cache, [row.sequence.length - 1 for row in self.run.rows], self._first)
 
     def describe(self) -> str:
         captured = "captured as CUDA graphs" if self.runner.device.type == "cuda" else "not captured"
-        drafting = "trees from the host" if self._device is None else "drafting on the device"
-        return f"fast: constant shapes, {captured}, {drafting}"
+        return f"fast: constant shapes, {captured}"
+
+
+class _Appending:
+    """Appends tokens to a sequence, after what is kept of the scores that they were chosen by."""
+
+    def __init__(self, row: Row, found: Verified, place: int, path: list[int]) -> None:
+        self._row, self._found, self._place, self._path = row, found, place, iter(path)
+
+    def __call__(self, token: int) -> bool:
+        node, sequence, logits = next(self._path), self._row.sequence, self._row.selector.logits
+        if sequence.scores is not None:
+            sequence.scores.append(self._found.scores[self._place, node][None].to(torch.float32))
+        if logits is not None:
+            logits.append(self._found.logits[self._place, node][None].to(torch.float32))
+        return sequence.append(token)
+
+
+def _with_states(step: Step, found: Verified) -> Step:
+    """The step with the hidden states of its nodes, if there are any."""
+    n = len(step.draft.tree)
+    hidden, states = (None if one is None else one[step.row, :n] for one in (found.hidden, found.states))
+    return step if hidden is None and states is None else replace(step, hidden=hidden, states=states)

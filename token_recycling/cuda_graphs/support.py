@@ -13,21 +13,19 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.processors import Scope, scope
 from ..loop.text import Sequence, TokenSelector
-from ..model.compat import DynamicIndexedLayer
+from ..model.cache_layers import takes_frames
 from ..model.info import ModelInfo
 from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
-from ..model.remembered import remembered
+from ..model.shapes import BATCHES, batch_of
 from ..model.state import State, hooks_of
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from ..trees.templates import root_only
 from ..trees.tree import Tree
 from .runner import StepRunner, state_of
-from .step import Choice, StepPlan
-from .syncs import HostWaitsError, without_waiting
+from .step import Choice
 
 _TREE = Tree.from_paths([(0,), (1,), (1, 0)])
 _TRIED = 8
@@ -87,7 +85,7 @@ class _Found:
 def runner_or_reason(target: TreeModel) -> StepRunner | str:
     """What runs the model's fast steps, made once for as long as a step stays the same, or why it has none."""
     reason = by_configuration(target.info) or _by_surroundings(target.device)
-    return reason or remembered(target.model, "captured steps", _Found).of(target)
+    return reason or target.kept.get("captured steps", _Found).of(target)
 
 
 def _by_surroundings(device: torch.device) -> str | None:
@@ -135,23 +133,19 @@ def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
 
 @torch.no_grad()
 def _tried_out(target: TreeModel) -> StepRunner | str:
-    """Small steps: one watched, whether it would make the host wait, and some compared with the ordinary way."""
+    """Small steps, compared with the ordinary way; where there is CUDA the second one is a replay."""
     cache = target.new_cache()
-    if any(isinstance(layer, DynamicIndexedLayer) for layer in cache.layers):
-        return f"expected keys and values alone, got index keys (sparse attention) in {type(target.model).__name__}"
+    sequence = torch.arange(1, _TRIED, device=target.device) % target.embedded
+    prefill(target, [sequence], cache)
+    kept, name = TreeCache(cache), type(target.model).__name__
+    if not takes_frames(cache):
+        return f"expected keys and values alone, got other states (as of sparse attention) in {name}"
     runner = StepRunner(target)
-    runner.begin(cache, 1)
-    runner.reserve(1)
-    plan, source = StepPlan(1, 1, runner.cache.capacity, 0, False, False), runner.host_source(1)
+    runner.begin(target, cache, 1, _TRIED + 2 * len(_TREE))
     try:
-        with without_waiting():
-            runner.rehearse(target, plan, source, Choice())
-    except HostWaitsError as error:
-        return f"expected a forward pass that does not wait for the device, got {type(target.model).__name__}: {error}"
-    try:
-        deviation = _deviation(target, runner)
+        deviation = _deviation(target, runner, kept, int(sequence[-1]))
     except RuntimeError as error:
-        return f"expected a forward pass that can be captured, got {type(target.model).__name__}: {error}"
+        return f"expected a forward pass that can be captured, got {name}: {error}"
     if deviation > _ALIKE[target.dtype.itemsize]:
         return (
             f"expected the logits of the ordinary way, got others by {deviation:.2g} of the largest one; "
@@ -160,50 +154,41 @@ def _tried_out(target: TreeModel) -> StepRunner | str:
     return runner
 
 
-def _deviation(target: TreeModel, runner: StepRunner) -> float:
+def _deviation(target: TreeModel, runner: StepRunner, kept: TreeCache, root: int) -> float:
     """The largest difference between the logits of small trees on the fast and on the ordinary way, as a share of the
-    largest logit. The second tree sees what was kept of the first; where steps are captured, it is a replay.
+    largest logit. The second tree sees the slots that were kept of the first.
     """
-    cache = target.new_cache()
-    text = torch.arange(1, _TRIED, device=target.device) % target.embedded
-    prefill(target, [text], cache)
-    runner.begin(cache, _TRIED + 2 * len(_TREE))
-    runner.root.copy_(text[-1:])
-    kept, source, worst = TreeCache(cache), runner.host_source(len(_TREE)), 0.0
-    plan = StepPlan(source.nodes, source.depths, runner.cache.capacity, 0, False, False)
+    cache, worst = kept.cache, 0.0
     for _ in range(2):
-        held, root = cache.get_seq_length(), runner.root.clone()
-        alone = target.forward(target.inputs.of([Draft(root_only(), root)], [held], held), cache)
+        held = cache.get_seq_length()
+        alone = target.forward(target.inputs.of([Draft(root_only(), torch.tensor([root]))], [held], held), cache)
         kept.keep(held, [held], [[]])
         right = int(alone[0, 0].argmax())
-        tokens = torch.tensor([int(root), (right + 1) % target.embedded, right, 0], device=target.device)
-        draft = Draft(_TREE, tokens)
-        source.send(draft)
-        report, logits = runner.run(target, plan, source, Choice())
+        draft = Draft(_TREE, torch.tensor([root, (right + 1) % target.embedded, right, 0]))
+        report, found = runner.run(target, runner.plan([draft], [held]), [draft], [held], Choice())
         wanted = target.forward(target.inputs.of([draft], [held], held), cache)[0].float()
-        worst = max(worst, float((logits.float() - wanted).abs().max() / wanted.abs().max()))
-        kept.keep(held, [held], [report.path])
+        logits = found.logits[0, : len(_TREE)].float()
+        worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
+        path, tokens = report.accepted(0)
+        kept.keep(held, [held], [path])
+        root = tokens[-1]
     return worst
 
 
 def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache) -> str | None:
     """Why fast steps do not hold for a run, or None."""
-    if len(sequences) > 1:
-        return f"expected one text, got {len(sequences)}"
+    if batch_of(len(sequences)) is None:
+        return f"expected at most {BATCHES[-1]} sequences, got {len(sequences)}"
     if cache.offloading:
         return "expected a cache on the device, got an offloaded one"
-    (selector,) = selectors
-    if selector.sequence.scores is not None or selector.logits is not None:
-        return "expected a call for tokens alone, got output_scores or output_logits"
-    others = sorted({type(one).__name__ for one in selector.processors if scope(one) < Scope.EACH_ROW})
+    choices = {Choice(tuple(selector.processors), selector.sample) for selector in selectors}
+    others = {type(one).__name__ for choice in choices for one in choice.processors if not Choice.fits(one)}
     if others:
-        return f"expected processors that look at the scores alone, got {', '.join(others)}"
-    if not selector.sample and not selector.greedy:
-        return "expected greedy decoding without processors"
+        return f"expected processors that look at the scores alone, got {', '.join(sorted(others))}"
+    if len({choice.key for choice in choices}) > 1:
+        return "expected sequences whose tokens are chosen alike, got several ways in one batch"
     if drafter.traits.begins_anew:
         return f"expected a drafter without reproducible=True, got {drafter.describe()}; leave one of the two out"
-    if drafter.traits.hidden_states or drafter.traits.states:
-        return f"expected a drafter that learns from logits, got one that needs hidden states ({drafter.describe()})"
-    if selector.sample and drafter.traits.draws:
+    if choices.pop().sample and drafter.traits.draws:
         return f"expected a draft that is chosen, got one that is drawn ({drafter.describe()})"
     return None

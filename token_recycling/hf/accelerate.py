@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..cuda_graphs import runner_of, way_of
+from ..cuda_graphs import Fast, runner_of, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.known import NOTHING_KNOWN, Known
@@ -34,7 +34,7 @@ def accelerate(
     /,
     drafter: str | Drafter = "recycling",
     *,
-    fast: bool = False,
+    fast: Fast = "auto",
     reproducible: bool = False,
     prepack: bool | None = None,
     **options: Any,
@@ -64,11 +64,11 @@ def accelerate(
     return model
 
 
-def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: bool, /, **options: Any) -> Acceleration:
+def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
     """What accelerates a model, checked against it and compiled; raises as `accelerate` does."""
     way, target = way_of(fast), ready(model)
     made = make_drafter(drafter, **options)
-    if fast:
+    if fast is True:
         runner_of(target)
     made.warm_up(target.device)
     return Acceleration(made, way)
@@ -87,7 +87,7 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def accelerated(
-    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any
+    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any
 ) -> Iterator[Acceleration]:
     """Accelerates a model for the length of a `with` block; afterwards it is as it was before. Weights are used as
     `load` or `accelerate` has laid them out, or not.
@@ -110,7 +110,7 @@ def generate(
     /,
     *inputs: Any,
     drafter: str | Drafter = "recycling",
-    fast: bool = False,
+    fast: Fast = "auto",
     reproducible: bool = False,
     stats: Stats | None = None,
     prediction: str | Sequence[int] | torch.Tensor | None = None,
@@ -155,7 +155,7 @@ def _predicted(
     return ids
 
 
-def custom_generate(drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any) -> Callable[..., Any]:
+def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any) -> Callable[..., Any]:
     """A function for `model.generate(..., custom_generate=...)`, for code that must not touch the model.
 
     Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate`

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
-from ..cuda_graphs import way_of
+from ..cuda_graphs import Fast, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.known import Known
@@ -58,7 +58,7 @@ class Conversation:
         drafter: str | Drafter = "recycling",
         *,
         system: str | None = None,
-        fast: bool = False,
+        fast: Fast = "auto",
         prepack: bool | None = None,
         **arguments: Any,
     ) -> None:

@@ -82,6 +82,7 @@ def run_call(
             streamed=call.streamer is not None,
             reading=call.reading and reading,
             keeps_all=call.cache_is_seen,
+            returns_cache=call.cache_is_seen or prefixes is not None,
             known=known,
         )
         try:

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from ..cuda_graphs import way_of
+from ..cuda_graphs import Fast, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.run import check_held
@@ -38,7 +38,7 @@ def stream(
     stopping_criteria: list[StoppingCriteria] | None = None,
     past_key_values: Cache | None = None,
     stats: Stats | None = None,
-    fast: bool = False,
+    fast: Fast = "auto",
     **options: Any,
 ) -> Iterator[Step]:
     """Generates step by step: each `Step` has the draft, the logits at its nodes and the emitted tokens.

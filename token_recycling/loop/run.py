@@ -37,6 +37,8 @@ class Run:
     """Whether somebody waits for the first token."""
     reading: Reading | None = None
     """Called before each piece of a prompt."""
+    returns_cache: bool = True
+    """Whether anybody reads the cache afterwards."""
     states_read: list[torch.Tensor] = field(default_factory=list)
     """(tokens, states * hidden) each: of what was read of a single text in pieces, where its drafter needs them."""
 

@@ -43,6 +43,9 @@ class Stepper(Protocol):
     def learn(self) -> None:
         """Learn from the last step, whose tokens are out."""
 
+    def leave(self, gone: Collection[Row]) -> None:
+        """Remove finished texts; at least one must remain. The last one takes the place of a removed one."""
+
     def close(self) -> None:
         """After the last step, ended or not: leave in the cache all tokens of each text but the last."""
 
@@ -235,6 +238,7 @@ def decode(
     streamed: bool = False,
     reading: Reading | None = None,
     keeps_all: bool = True,
+    returns_cache: bool = True,
     known: Known = NOTHING_KNOWN,
 ) -> Generator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
@@ -242,6 +246,7 @@ def decode(
     `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
     many. Afterwards it holds of each text all but the last token, then slots of no text. If not `keeps_all`, texts
     leave it when they end, and rows of steps are places among those left: passes over fewer texts take less time.
+    If not `returns_cache`, it may hold anything.
     `after_pass` is called after every pass and may end texts. `stepper` makes the steps, and `kind` names them.
     `streamed`: the first token is waited for, so the pass over a long prompt verifies no draft, which would delay it.
     `reading` is called before pieces of a prompt, and may raise. `known`: of every text.
@@ -255,7 +260,7 @@ def decode(
     anew = drafter.traits.begins_anew
     target = target.unmeasured() if anew else target
     costs = costs_of(target, len(sequences), longest, kind, fixed=anew)
-    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed or anew, reading)
+    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed or anew, reading, returns_cache)
     made = begin(run, stepper)
     going = list(range(len(rows)))
     try:
@@ -270,7 +275,6 @@ def decode(
             finally:
                 learn(run, made)
             if not keeps_all and 0 < len(going) < len(run.rows):
-                assert isinstance(made, TreeStepper), "other ways are for one text"
                 made.leave([row for row in run.rows if row.sequence.ended])
                 going = list(range(len(run.rows)))
                 costs.share(len(going), max(row.sequence.length for row in run.rows))

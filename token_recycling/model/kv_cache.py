@@ -117,6 +117,13 @@ class TreeCache(KeptSlots):
         self._cut(max(held, joining))
 
     @lasting()
+    def take(self, other: TreeCache, sequences: int, slots: int) -> None:
+        """Hold the first slots of the first sequences of another cache of the same model, whatever was there."""
+        for own, given in zip(self._stores, other._stores, strict=True):
+            own.reserve(slots)
+            own.buffer[:, :sequences, :, :slots] = given.buffer[:, :sequences, :, :slots]
+
+    @lasting()
     def select(self, rows: Sequence[int], slots: int) -> None:
         """Keep these texts alone, in this order, with `slots` slots; a text may only move to the place of one that
         goes.
