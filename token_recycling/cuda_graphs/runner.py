@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from threading import Lock, get_ident
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache
@@ -198,7 +198,7 @@ class StepRunner:
         """The same numbers in tensors that all graphs of one shape share, so that they are kept in memory once."""
         if self.device.type != "cuda":
             return found
-        shared = []
+        shared: list[Any] = []
         for name, made in found._asdict().items():
             if made is not None:
                 key = name, made.shape, made.dtype
@@ -219,4 +219,5 @@ class StepRunner:
 
 def _own(found: Verified) -> Verified:
     """Copies, which the next step of this shape does not write to."""
-    return Verified(*(None if one is None else one.clone() for one in found))
+    hidden, states = (None if one is None else one.clone() for one in (found.hidden, found.states))
+    return Verified(found.report.clone(), found.logits.clone(), found.scores.clone(), hidden, states)
