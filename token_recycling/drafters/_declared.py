@@ -70,7 +70,9 @@ def declared(name: str) -> tuple[dict[str, Declared], str]:
         match node:
             case ast.AnnAssign(target=ast.Name("unnamed"), value=ast.Constant(str(value))):
                 unnamed = value
-            case ast.AnnAssign(target=ast.Name(field)) if not field.startswith("_") and not _is_no_option(node):
+            case ast.AnnAssign(target=ast.Name(field)) if _is_no_option(node):
+                fields.pop(field, None)  # an inherited option that this class fixes
+            case ast.AnnAssign(target=ast.Name(field)) if not field.startswith("_"):
                 fields[field] = Declared(_hint(node.annotation), node.value is None)
     return fields, unnamed
 
