@@ -92,7 +92,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded)
     """From steps that are recorded and replayed, as CUDA graphs are."""
     model = architectures.model_of(case)
     steps = runner_or_reason(TreeModel(model))
-    exceptional = {"bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32"}
+    exceptional = {"bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32", "falcon", "jetmoe", "xglm"}
     if case.family in exceptional or any(word in case.tested for word in ("ALiBi", "longrope", "dynamic")):
         assert isinstance(steps, str)
         assert steps.startswith("expected")

@@ -34,6 +34,13 @@ _ALIKE = {8: 1e-3, 4: 1e-3, 2: 0.1, 1: 0.2}
 ones.
 """
 
+_HOST_BOUND = {
+    "falcon": "indexes heads by a Python list, which is copied to the device in each pass",
+    "jetmoe": "reads the sizes of its experts' batches on the host",
+    "xglm": "makes its table of positions anew in each pass",
+}
+"""Tested families whose forward pass cannot be captured, and what it does."""
+
 
 def by_configuration(known: ModelInfo) -> str | None:
     """Why fast steps do not hold for a model, by what is known of it without its weights, or None."""
@@ -41,6 +48,8 @@ def by_configuration(known: ModelInfo) -> str | None:
         return known.reason
     if not known.tested:
         return f"expected a family that was tested, got {known.family!r}"
+    if known.family in _HOST_BOUND:
+        return f"expected a forward pass on the device alone, got {known.model}, which {_HOST_BOUND[known.family]}"
     if known.recurrent:
         return f"expected layers that attend, got {known.model}, of which some keep states over the text"
     if not known.branches:
