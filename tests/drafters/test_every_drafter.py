@@ -87,10 +87,6 @@ TABLE = {
 def test_the_text_is_that_of_generate(surface, way, name, tmp_path):
     model = ways.model_for(way)
     drafter = example(name, model, tmp_path)
-    if surface is fast and (drafter.traits.hidden_states or drafter.traits.states):
-        with pytest.raises(tr.NoFastPathError, match="one that needs hidden states"):
-            way(model, surface(model, drafter))
-        return
     try:
         found = way(model, surface(model, drafter))
     finally:
