@@ -11,7 +11,6 @@ from support import architectures, tiny
 from token_recycling import serving
 from token_recycling.drafters._base import Drafter, DrafterTraits, TextDrafter
 from token_recycling.model.loading import Loaded
-from token_recycling.recycling.matrix import Retrieval
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.protocol import SamplingRequest
 from token_recycling.serving.sampling import config_of
@@ -20,7 +19,6 @@ from token_recycling.serving.settings import Settings
 from token_recycling.serving.steps import StepReporter
 from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import check_template
-from token_recycling.trees.templates import root_only
 
 TEXTS = st.text("ab\n", max_size=30)
 
@@ -133,13 +131,11 @@ def test_a_watched_drafter_hands_everything_on():
 
     class Needy(Drafter):
         traits = DrafterTraits(hidden_states=True, top_k=5, draws=True)
-        retrieval = Retrieval(root_only(), None, "last")
 
     reporter = StepReporter(Needy(), lambda *step: None)
     assert reporter.traits == Needy.traits
     text = reporter.start(None, None, None)
     assert methods <= vars(type(text)).keys()
-    assert text.retrieval is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from .._util.options import check_at_least as check_at_least  # for drafters, of other packages too
-from ..recycling.matrix import Retrieval
 from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
@@ -59,11 +58,6 @@ class DrafterTraits:
 class TextDrafter:
     """Drafts for one text, in one thread at a time: from what it knows and the context alone, without touching the
     target's cache, and with the context's last token as root.
-    """
-
-    retrieval: Retrieval | None = None
-    """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: a device
-    then does both by itself.
     """
 
     def __init__(self, drafter: Drafter) -> None:

@@ -17,7 +17,7 @@ import torch
 from .._util.locks import Lock
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
-from ..recycling.matrix import AdjacencyMatrix, Retrieval, UpdateRule
+from ..recycling.matrix import AdjacencyMatrix, UpdateRule
 from ..recycling.matrix_file import check_vocabulary
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import template_from
@@ -85,7 +85,6 @@ class PublishedText(TextDrafter):
     def __init__(self, drafter: Published, matrix: AdjacencyMatrix) -> None:
         super().__init__(drafter)
         self.matrix = matrix
-        self.retrieval = Retrieval(drafter.template, matrix, drafter.update)
 
     def draft(self, context: Context) -> Draft:
         tree = self.drafter.template

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -135,11 +135,3 @@ def matrix_in(tensors: Mapping[str, np.ndarray]) -> AdjacencyMatrix:
     matrix = AdjacencyMatrix(*tensors["candidates"].shape)
     matrix.candidates.copy_(torch.from_numpy(tensors["candidates"]))
     return matrix
-
-
-class Retrieval(NamedTuple):
-    """Drafting that is one look-up: a template, and the matrix that it is filled from and that learns."""
-
-    tree: Tree
-    matrix: AdjacencyMatrix
-    update: UpdateRule

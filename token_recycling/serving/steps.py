@@ -133,7 +133,7 @@ class StepReporter(Drafter):
 
 
 class _ReportedText(TextDrafter):
-    """One text of a wrapped drafter; it has no `retrieval`, since a device that drafts by itself reports no steps."""
+    """One sequence of a wrapped drafter."""
 
     def __init__(self, drafter: Drafter, inner: TextDrafter, on_step: OnStep) -> None:
         super().__init__(drafter)
