@@ -105,9 +105,11 @@ def framed(cache: Cache, frame: Frame | None) -> Iterator[None]:
 
 
 def takes_frames(cache: Cache) -> bool:
-    """Whether all layers of a cache that have slots are plain `TreeLayer`s."""
+    """Whether all layers of a cache that have slots are plain `TreeLayer`s on one device: a frame's places are on the
+    model's first one.
+    """
     holders = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
-    return bool(holders) and all(type(layer) is TreeLayer for layer in holders)
+    return all(type(layer) is TreeLayer for layer in holders) and len({layer.device for layer in holders}) == 1
 
 
 class TreeLayer(DynamicLayer):

@@ -36,6 +36,10 @@ class Placed(Generic[T]):
         self._last: tuple[TreeModel, T] | None = None
         self._making = Lock()
 
+    def __reduce__(self) -> tuple[type[Placed[T]], tuple[()]]:
+        """Copies and pickles begin empty: what is kept belongs to a target that is not among what is copied."""
+        return type(self), ()
+
     def of(self, target: TreeModel, check: Callable[[], None], make: Callable[[], T]) -> T:
         """Return what `make()` gave for the target as it is; call `check()` first where the target is another one."""
         with self._making:
