@@ -1,0 +1,114 @@
+"""Ordinary steps on a card, which is played: few shapes, aligned masks, two crossings between host and card a step."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from support import tiny
+from support.pretend_card import CARD, OnCard, PretendCard
+from torch.nn import functional
+
+import token_recycling as tr
+from token_recycling.model.prefill import piece_of
+from token_recycling.model.shapes import ROWS, band_of, rows_of
+from token_recycling.model.tree_model import TreeModel
+
+FAMILIES = {"grouped heads": {}, "a key head for each query": {"num_key_value_heads": 4}}
+
+
+def llama(**options):
+    return tiny.llama(num_attention_heads=4, **options)
+
+
+@pytest.fixture
+def attended(monkeypatch):
+    """Queries, keys and masks of every attention on the card."""
+    seen, attention = [], functional.scaled_dot_product_attention
+
+    def noted(query, key, value, attn_mask=None, **options):
+        if isinstance(query, OnCard):
+            seen.append((query, key, attn_mask))
+        return attention(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("nodes", [8, 16, 32, 64])
+def test_a_greedy_step_crosses_twice_and_gives_the_sequence(nodes, options, dtype, attended):
+    model, ids = llama(**options).to(dtype), tiny.prompt(0, 30)
+    wanted = model.generate(ids, max_new_tokens=16, do_sample=False)[0, 30:].tolist()
+    with PretendCard() as card:
+        steps = tr.stream(model.to(CARD), ids.to(CARD), f"recycling:tree={nodes}", max_new_tokens=16)
+        tokens, before = list(next(steps).tokens), Counter(card.crossed)
+        attended.clear()
+        for step in steps:
+            tokens += step.tokens
+            crossed = card.crossed - before
+            assert crossed == {"to card": 1, "to host": 1}
+            before = Counter(card.crossed)
+    if dtype == torch.float32:
+        assert tokens == wanted
+    for query, key, mask in attended:
+        assert key.shape[2] == band_of(key.shape[2])
+        assert rows_of(query.shape[2] * key.shape[1] // 4) in ROWS
+        assert mask.stride(2) % 8 == mask.storage_offset() % 8 == 0
+
+
+def test_a_batch_crosses_twice_a_step_whatever_its_size():
+    model, ids = llama(), torch.cat([tiny.prompt(seed, 12) for seed in range(3)])
+    wanted = model.generate(ids, max_new_tokens=20, do_sample=False)
+    with PretendCard() as card:
+        seen = []
+
+        class Counted(tr.Drafter):
+            """Notes how much has crossed when the first sequence asks for a draft."""
+
+            def draft(self, context):
+                seen.append(Counter(card.crossed))
+                return tr.Draft(tr.Tree((-1, 0), (0, 0)), context.tokens[-2:].flip(0))
+
+            @property
+            def traits(self):
+                return tr.DrafterTraits(on_host=True)
+
+        ours = tr.generate(model.to(CARD), ids.to(CARD), drafter=Counted(), max_new_tokens=20, do_sample=False).cpu()
+    assert torch.equal(ours, wanted)
+    firsts = seen[3::3]
+    for earlier, later in pairwise(firsts):
+        assert later - earlier == {"to card": 1, "to host": 1}
+
+
+@pytest.mark.slow
+def test_few_shapes_recur_in_many_steps(attended):
+    model, shapes = llama(num_hidden_layers=1, max_position_embeddings=2048), set()
+    with PretendCard():
+        stream = tr.stream(
+            model.to(CARD), tiny.prompt(0, 40).to(CARD), "recycling", max_new_tokens=1500, do_sample=True
+        )
+        next(stream)  # with the prompt
+        attended.clear()
+        for _, _ in zip(range(500), stream, strict=False):
+            shapes |= {(query.shape[2], key.shape[2]) for query, key, _ in attended}
+            attended.clear()
+    assert 1 < len(shapes) <= 12
+
+
+def test_masks_of_a_prompt_with_a_draft_are_aligned():
+    with PretendCard():
+        target = TreeModel(llama().to(CARD))
+        for length in (3, 8, 13):
+            draft = tr.Draft(tr.Tree.from_paths([(0,), (1,)]), torch.arange(3))
+            mask = target.inputs.of_text(torch.arange(length, device=CARD), draft, 5)["attention_mask"]
+            assert mask.stride(2) % 8 == mask.storage_offset() == 0
+            assert mask.shape[3] == 5 + length + 3
+
+
+def test_prompts_are_read_in_large_pieces_unless_others_wait():
+    target = TreeModel(llama())
+    on_host = piece_of(target, 0), piece_of(target, 5000)
+    target.device = CARD
+    assert piece_of(target, 0) >= 4096 > piece_of(target, 0, others=True) > max(on_host)
