@@ -47,6 +47,6 @@ def test_the_search_finds_without_a_server(site, page):
     page.click(".md-search__input")
     page.keyboard.type("tensor parallelism", delay=20)
     page.wait_for_selector(".md-search-result__item")
-    assert "Scaling" in page.locator(".md-search-result__item h1").all_text_contents()
+    assert "Serving" in page.locator(".md-search-result__item h1").all_text_contents()
     page.keyboard.press("Enter")
     page.wait_for_url("**/*.html?h=*")

@@ -135,7 +135,8 @@ class StepRunner:
     @lasting()
     def write(self, cache: Cache, lengths: list[int], first: int) -> None:
         """Append to a cache the slots of the sequences from `first` on, as far as the longest one goes."""
-        cache.crop(min(0, first - int(cache.get_seq_length())))
+        if (more := int(cache.get_seq_length()) - first) > 0:  # crop(0) empties a cache before transformers 5.14
+            cache.crop(-more)
         for index, layer in enumerate(self.slots.cache.layers):
             if isinstance(layer, TreeLayer):
                 parts = (store.tensors[place] for store, place in layer.parts)
