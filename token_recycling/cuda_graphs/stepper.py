@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from ..loop.accept import step_of
-from ..loop.run import Run, share_nodes
+from ..loop.run import Run, places_left, share_nodes
 from ..loop.text import Row
 from ..model.shapes import ROWS
 from ..trees.draft import Draft, Step
@@ -103,11 +103,7 @@ class CapturedStepper:
 
     def leave(self, gone: Collection[Row]) -> None:
         """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
-        rows, order = self.run.rows, list(range(len(self.run.rows)))
-        for place in reversed(range(len(rows))):
-            if rows[place] in gone:
-                order[place] = order[-1]
-                order.pop()
+        rows, order = self.run.rows, places_left(self.run.rows, gone)
         self.runner.move(order, max(row.sequence.length - 1 for row in rows))
         rows[:], self._said = [rows[row] for row in order], [self._said[row] for row in order]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -98,6 +99,18 @@ class Run:
             with row.guarded():
                 self.text_drafter(row).read_prompt(torch.cat([*self.states_read, last]))
         self.states_read.clear()
+
+
+def places_left(rows: Sequence[Row], gone: Collection[Row]) -> list[int]:
+    """Return for each place of a batch without the rows that are `gone` which row takes it: where one was removed, the
+    last one.
+    """
+    order = list(range(len(rows)))
+    for place in reversed(range(len(rows))):
+        if rows[place] in gone:
+            order[place] = order[-1]
+            order.pop()
+    return order
 
 
 def share_nodes(drafts: list[Draft], going: list[int], costs: np.ndarray) -> None:

@@ -29,7 +29,7 @@ from ..trees.packed import PackedTrees, send
 from ..trees.templates import root_only
 from .accept import GreedySteps, accept_walk
 from .known import NOTHING_KNOWN, Known
-from .run import Run, check_held, share_nodes
+from .run import Run, check_held, places_left, share_nodes
 from .stats import Clock, Stats
 from .text import Row, Sequence, TokenSelector
 
@@ -212,11 +212,7 @@ class TreeStepper:
 
     def leave(self, gone: Collection[Row]) -> None:
         """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
-        rows, order = self.run.rows, list(range(len(self.run.rows)))
-        for place in reversed(range(len(rows))):
-            if rows[place] in gone:
-                order[place] = order[-1]
-                order.pop()
+        rows, order = self.run.rows, places_left(self.run.rows, gone)
         rows[:] = [rows[row] for row in order]
         self._kept.select(order, max(row.sequence.length - 1 for row in rows))
 
