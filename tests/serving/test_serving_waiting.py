@@ -132,14 +132,14 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
     assert all(length in one.why for one in sizes)
 
 
-def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model):
+def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypatch):
     bordered = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
     with closing(stated(bordered)) as service:
         assert service.places.texts == 1
         assert str(service.places).startswith("one text at a time, since it cannot share passes: expected one text")
     with closing(stated(model, drafter="layer_skip:sampled=true")) as service:
         assert "no seed would hold" in str(service.places)
-    vars(model.config)["max_position_embeddings"] = None
+    monkeypatch.setitem(vars(model.config), "max_position_embeddings", None)
     with closing(stated(model, max_new_tokens=9)) as service:
         assert "context is not known" in str(service.places)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from ..._util.extras import lacking
 
-LIBRARIES = "pandas", "tabulate", "scipy", "matplotlib"
-"""Of the extra `bench`."""
+
+def missing_libraries() -> str | None:
+    """What to install where a library that reports need is missing, as the end of a sentence; else None."""
+    return lacking("bench", "pandas", "tabulate", "scipy", "matplotlib")
 
 
 def require_extra() -> None:
     """Raise ValueError where a library that reports need is missing."""
-    if missing := lacking("bench", *LIBRARIES):
+    if missing := missing_libraries():
         raise ValueError(f"writing a report {missing}")

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..._util.extras import lacking
 from ..._util.text_stream import one_line
-from ...bench.report import LIBRARIES
+from ...bench.report import missing_libraries
 from ...bench.row_format import ROWS
 from ...bench.scenario import OWN_METHODS, runs_of
 from ...model import loading
@@ -102,7 +101,7 @@ def bench(
 
         # In reverse, so that the first run finds its model loaded.
         sessions = [Session(model, runs[name], folder / name, device, fresh) for name in reversed(runs)][::-1]
-    if missing := lacking("bench", *LIBRARIES):
+    if missing := missing_libraries():
         console.note(f"writing the report {missing}")
     for text in dict.fromkeys(note for one in sessions for note in one.notes):
         console.note(text)
