@@ -15,7 +15,7 @@ from transformers.generation import logits_process
 import token_recycling as tr
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
-from token_recycling.model.inspection import hidden_states
+from token_recycling.model.inspection import last_state, layer_states
 
 SIZE, NEW, RUNS = 3, 4, 400
 PROMPT = torch.tensor([[1, 0, 2]])
@@ -33,7 +33,7 @@ def drawing(mode):
 def stopping():
     """Its head stops after 0 and goes on after 1: what is drawn decides how long drafts are."""
     draft, head = small(8), AcceptanceHead(32, 0)
-    with torch.no_grad(), hidden_states(draft) as states:
+    with torch.no_grad(), layer_states(draft, last_state) as states:
         draft(torch.cat([PROMPT.expand(SIZE, 3), torch.arange(SIZE)[:, None]], dim=1))
         head.output.weight[0] = torch.linalg.pinv(states[0][:, -1]) @ torch.tensor([-3.0, 3.0, 0.5])
     options = {"min_length": 1, "max_length": 4, "threshold": 0.5, "sampled": True}

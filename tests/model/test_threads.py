@@ -11,7 +11,7 @@ from support.architectures import BORDERS, model_of, named
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import token_recycling as tr
-from token_recycling.model.inspection import hidden_states
+from token_recycling.model.inspection import last_state, layer_states
 from token_recycling.model.prefill import prefill
 from token_recycling.model.remembered import remembered
 from token_recycling.model.tree_model import TreeModel
@@ -51,7 +51,7 @@ def plain(model):
 
 @torch.no_grad()
 def seen(model):
-    with hidden_states(model) as states:
+    with layer_states(model, last_state) as states:
         model(input_ids=TEXT)
     (hidden,) = states
     return hidden
@@ -118,7 +118,7 @@ def test_threads_do_not_disturb_each_other(shared):
 
 
 def test_hidden_states_are_those_of_ones_own_thread(model):
-    with hidden_states(model) as mine, ThreadPoolExecutor(1) as pool:
+    with layer_states(model, last_state) as mine, ThreadPoolExecutor(1) as pool:
         pool.submit(plain, model).result()
         assert mine == []
         plain(model)

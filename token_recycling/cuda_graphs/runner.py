@@ -153,12 +153,12 @@ class StepRunner:
                     if numbers is not None:
                         numbers[place] = numbers[row]
 
-    def plan(self, drafts: list[Draft], lengths: list[int], k: int = 0, **wanted: object) -> StepPlan:
-        """The smallest plan for drafts below sequences of `lengths` cached tokens; `wanted` as in `StepPlan`."""
+    def plan(self, drafts: list[Draft], lengths: list[int], k: int = 0, states: tuple[int, ...] = ()) -> StepPlan:
+        """The smallest plan for drafts below sequences of `lengths` cached tokens."""
         batch, nodes = batch_of(len(drafts)), rows_of(max(len(draft.tree) for draft in drafts))
         deepest = 1 + max(draft.tree.depth for draft in drafts)
         depths = min(nodes, _DEPTHS if deepest <= _DEPTHS else nodes)
-        return StepPlan(batch, nodes, depths, band_of(max(lengths) + nodes), k, **wanted)  # type: ignore[arg-type]
+        return StepPlan(batch, nodes, depths, band_of(max(lengths) + nodes), k, states)
 
     @lasting()
     def run(
@@ -220,5 +220,4 @@ class StepRunner:
 
 def _own(found: Verified) -> Verified:
     """Copies, which the next step of this shape does not write to."""
-    hidden, states = (None if one is None else one.clone() for one in (found.hidden, found.states))
-    return Verified(found.report.clone(), found.logits.clone(), found.scores.clone(), hidden, states)
+    return Verified(*(None if one is None else one.clone() for one in found))  # type: ignore[arg-type]

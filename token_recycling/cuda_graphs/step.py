@@ -26,7 +26,7 @@ from .._util.topk import as_candidates, packed_candidates
 from ..loop.accept import greedy_path
 from ..loop.processors import Scope, scope
 from ..model.cache_layers import Frame
-from ..model.inspection import hidden_states, layer_states
+from ..model.inspection import layer_states
 from ..model.kv_cache import TreeCache
 from ..model.tree_model import TreeModel
 from ..trees.packed import PackedTrees
@@ -116,10 +116,8 @@ class StepPlan:
     """Slots that attention runs over, those of the nodes included."""
     k: int = 0
     """Likeliest tokens after every node that the host learns from; 0 for none."""
-    hidden: bool = False
-    """Whether the last hidden states are wanted."""
     states: tuple[int, ...] = ()
-    """Numbers of further hidden states that are wanted."""
+    """Numbers of the hidden states that drafters read."""
 
 
 class Verified(NamedTuple):
@@ -131,10 +129,8 @@ class Verified(NamedTuple):
     """(b, n, vocabulary)."""
     scores: torch.Tensor
     """The same, processed; the logits themselves where nothing processes them."""
-    hidden: torch.Tensor | None
-    """(b, n, hidden): the last hidden states, if they are wanted."""
     states: torch.Tensor | None
-    """(b, n, states * hidden)."""
+    """(b, n, states * hidden); None if the plan names none."""
 
 
 def verify(
@@ -152,10 +148,7 @@ def verify(
     along = torch.arange(plan.nodes, device=target.device)
     frame = Frame(trees.lengths[:, None] + along, plan.band, plan.band)
     inputs: dict[str, Any] = target.inputs.of_trees(trees, trees.lengths[:, None], plan.band)
-    with (
-        hidden_states(target.model) if plan.hidden else nullcontext([None]) as hidden,
-        layer_states(target.model, lambda _: plan.states) if plan.states else nullcontext([None]) as states,
-    ):
+    with layer_states(target.model, lambda _: plan.states) if plan.states else nullcontext([None]) as states:
         logits = target.forward({**inputs, "frame": frame}, slots.cache)
     scores = choice.scores(logits, trees, said)
     found = greedy_path(trees, choice.tokens(scores, trees, seeds, plan.depths), plan.depths)
@@ -164,7 +157,7 @@ def verify(
     if plan.k:
         parts += packed_candidates(logits, plan.k)
     report = torch.cat([part.reshape(plan.batch, -1) for part in parts], dim=1)
-    return Verified(report, logits, scores, hidden[-1], states[-1])
+    return Verified(report, logits, scores, states[-1])
 
 
 def _move(slots: TreeCache, lengths: torch.Tensor, path: torch.Tensor) -> None:

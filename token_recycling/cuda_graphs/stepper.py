@@ -55,7 +55,7 @@ class CapturedStepper:
         clock.lap("retrieve")
         lengths = [row.sequence.length - 1 for row in run.rows]
         states = () if traits.states is None else tuple(traits.states(run.target.config.num_hidden_layers))
-        plan = runner.plan(drafts, lengths, traits.top_k, hidden=traits.hidden_states, states=states)
+        plan = runner.plan(drafts, lengths, traits.top_k, states)
         clock.lap("prepare")
         report, found = runner.run(run.target, plan, drafts, lengths, self._choice)
         clock.lap("forward")
@@ -69,7 +69,9 @@ class CapturedStepper:
                     candidates = report.candidates(place, len(draft.tree))
                     logits = found.logits[place, : len(draft.tree)]
                     step = step_of(draft, logits, path, tokens, append, place, candidates)
-                    self._steps.append(_with_states(step, found))
+                    if found.states is not None:
+                        step = replace(step, states=found.states[place, : len(draft.tree)])
+                    self._steps.append(step)
         clock.lap("verify")
         return self._steps
 
@@ -130,10 +132,3 @@ class _Appending:
         if logits is not None:
             logits.append(self._found.logits[self._place, node][None].to(torch.float32))
         return sequence.append(token)
-
-
-def _with_states(step: Step, found: Verified) -> Step:
-    """The step with the hidden states of its nodes, if there are any."""
-    n = len(step.draft.tree)
-    hidden, states = (None if one is None else one[step.row, :n] for one in (found.hidden, found.states))
-    return step if hidden is None and states is None else replace(step, hidden=hidden, states=states)

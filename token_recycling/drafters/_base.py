@@ -31,11 +31,10 @@ PREDICTED = "predicted_tokens"
 class DrafterTraits:
     """Needs and abilities of a drafter."""
 
-    hidden_states: bool = False
-    """Needs the target's last hidden states of each step (`Step.hidden`)."""
     states: Callable[[int], Sequence[int]] | None = None
     """Which hidden states it needs of every token, the prompt's and each step's (`Step.states`), of a target of so many
-    layers, numbered as in transformers: i is what enters layer i, the number of layers what leaves the last norm.
+    layers, numbered as in transformers: i is the input of layer i, the number of layers the output of the final norm
+    (`model.inspection.last_state`).
     """
     on_host: bool = False
     """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""

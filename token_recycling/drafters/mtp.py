@@ -22,6 +22,7 @@ from .._util.topk import top_candidates
 from ..costs.budget import best_size, step_pays
 from ..costs.costs import Costs
 from ..model.compat import MtpCache, MtpModel, needed
+from ..model.inspection import last_state
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ..trees.templates import root_only, tree_of
@@ -63,7 +64,7 @@ class Mtp(StatesDrafter[MtpModel]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=lambda layers: [layers])
+        return DrafterTraits(states=last_state)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MtpText:
         return MtpText(self, MtpReader(self.placed(target), len(prompt)), costs)

@@ -10,7 +10,6 @@ the first draft, every emitted token belongs to a step, and plain decoding is th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -19,7 +18,6 @@ from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
 from ..model.cache_layers import takes_frames
-from ..model.inspection import hidden_states
 from ..model.kv_cache import TreeCache, slots, unroll
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, cross_border, first_pass, read_prompts
@@ -61,8 +59,7 @@ class _Pass(NamedTuple):
 
     lengths: list[int]  # tokens of each text that were cached before
     logits: torch.Tensor  # (batch, n, vocabulary)
-    hidden: torch.Tensor | None = None  # (batch, n, hidden): the last ones
-    states: torch.Tensor | None = None  # (batch, n, states * hidden): of other layers
+    states: torch.Tensor | None = None  # (batch, n, states * hidden), where drafters read hidden states
 
 
 class TreeStepper:
@@ -114,20 +111,15 @@ class TreeStepper:
         if run.target.info.border is not None:
             cross_border(run.target, run.texts, run.cache)
         lengths = [row.sequence.length - 1 for row in rows]
-        needs_hidden = any(row.traits.hidden_states for row in rows)
-        if not needs_hidden and all(row.traits.states is None for row in rows):
-            return _Pass(lengths, self._logits(drafts, lengths, going))
-        held, device = run.cache.get_seq_length(), run.target.device
-        with hidden_states(run.target.model) if needs_hidden else nullcontext() as hidden, run.states() as states:
+        held = run.cache.get_seq_length()
+        with run.states() as states:
             logits = self._logits(drafts, lengths, going)
-        n, nodes = logits.shape[1], slice(-logits.shape[1], None)
-        last = None if hidden is None else hidden[-1].to(device)[:, nodes]
         if states is None:
-            return _Pass(lengths, logits, last)
-        read = torch.cat(states, dim=1).to(device)
+            return _Pass(lengths, logits)
+        n, read = logits.shape[1], torch.cat(states, dim=1).to(run.target.device)
         if 0 < read.shape[1] - n == max(lengths) - held:  # shorter texts stand behind padding
             self._prompt_states = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
-        return _Pass(lengths, logits, last, read[:, nodes])
+        return _Pass(lengths, logits, read[:, -n:])
 
     def _logits(self, drafts: list[Draft], lengths: list[int], going: list[int]) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
@@ -171,8 +163,6 @@ class TreeStepper:
                     step = at_once.step(row, append)
                 else:
                     step = accept_walk(draft, seen.logits[row, :n], append, text.selector, row)
-                if seen.hidden is not None:
-                    step = replace(step, hidden=seen.hidden[row, :n])
                 if seen.states is not None:
                     step = replace(step, states=seen.states[row, :n])
                 steps.append(step)

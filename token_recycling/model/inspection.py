@@ -1,8 +1,7 @@
 """Looks into a model: hidden states of its layers, its output layer, and a fingerprint of its weights.
 
-The last hidden states are what the output layer is given, after the last norm and whatever scaling a family has: a hook
-sees them exactly as they are turned into logits. Where a family scales or caps the logits afterwards, the order of
-candidates stays. Cost: setting the hook, some microseconds a pass, where a drafter needs them.
+Hidden states are read by forward hooks, so any family works without changes. Where a family scales or caps logits after
+the output layer, the order of candidates stays. Cost: setting the hooks, some microseconds a forward pass.
 """
 
 from __future__ import annotations
@@ -28,37 +27,23 @@ _CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 class NoHiddenStatesError(ValueError):
-    """A model whose last hidden states cannot be seen."""
+    """A model whose hidden states cannot be read."""
 
 
-@contextlib.contextmanager
-def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass of this thread adds its (batch, n, hidden) to the list: of the positions whose
-    logits are made. Graphs of torch.compile pass the hook by: call the model `uncompiled`. Raises NoHiddenStatesError
-    where a model has no output layer of its own.
-    """
-    seen: list[torch.Tensor] = []
-    thread = threading.get_ident()
-
-    def see(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        if threading.get_ident() == thread:
-            seen.append(inputs[0])
-
-    hook = output_layer(model).register_forward_pre_hook(see)
-    try:
-        yield seen
-    finally:
-        hook.remove()
+def last_state(layers: int) -> tuple[int, ...]:
+    """Number of the hidden state that leaves the final norm, of a model of so many layers; see `layer_states`."""
+    return (layers,)
 
 
 @contextlib.contextmanager
 def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]) -> Iterator[list[torch.Tensor]]:
     """Within it every forward pass of this thread adds the hidden states of its positions to the list: of the numbers
     that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). As in `output_hidden_states`
-    number i is what enters layer i, and the number of layers what leaves the last norm. n are all positions, or the
+    number i is what enters layer i, and the number of layers what leaves the final norm. n are all positions, or the
     last ones where a family leaves out those whose logits are not wanted.
 
-    Raises NoHiddenStatesError where a model has no such layers, or they are compiled.
+    Graphs of torch.compile bypass the hooks: call the model `uncompiled`. Raises NoHiddenStatesError where a model has
+    no such layers, or they are compiled.
     """
     path, layers = decoder_layers(model)
     *above, _ = path.split(".")

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from .attention import attending, biased_by_position
 from .cache_layers import framed
 from .info import UnsupportedModelError, model_info
-from .inspection import hidden_states, uncompiled
+from .inspection import last_state, layer_states, uncompiled
 from .kv_cache import count
 from .prepacking import PREPACKED, drop
 from .recurrence import node_by_node
@@ -111,7 +111,7 @@ class TreeModel:
 
     def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the last hidden states (batch, n, hidden) that the logits were made of."""
-        with hidden_states(self.model) as seen:
+        with layer_states(self.model, last_state) as seen:
             logits = self.forward(inputs, cache)
         return logits, seen[-1].to(self.device)
 

@@ -137,12 +137,10 @@ class Step:
     """The first node that carries the last token of the text; it and what follows are no part of any text."""
     row: int = 0
     """Which text of a batch it is, counted from 0."""
-    hidden: torch.Tensor | None = None
-    """(n, hidden): the target's last hidden states, if the drafter's traits ask for `hidden_states`."""
     candidates: tuple[np.ndarray, np.ndarray] | None = None
     """The result of `top`, where the device has found it already."""
     states: torch.Tensor | None = None
-    """(n, states * hidden): the hidden states that the drafter's traits ask for by number (`states`), side by side."""
+    """(n, states * hidden): the hidden states that the drafter's traits name (`states`), side by side."""
 
     def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The k likeliest tokens after every node, or `nodes` (n,), and their probabilities: (n, k) int32, float32."""

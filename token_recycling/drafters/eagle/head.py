@@ -26,6 +26,8 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
+from ...model.inspection import last_state
+
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
 """The states that EAGLE-3 reads of a target of so many layers: those that enter these."""
 
@@ -70,7 +72,7 @@ class HeadShape:
     def states_of(self, layers: int) -> tuple[int, ...]:
         """Which hidden states it reads of a target of so many layers, as transformers numbers them."""
         if self.version == 1:
-            return (layers,)
+            return last_state(layers)
         return self.states or tuple(place(layers) for place in _PAPERS)
 
 

@@ -72,7 +72,6 @@ class Fuse(Drafter):
     def traits(self) -> DrafterTraits:
         parts = [drafter.traits for drafter in self.drafters]
         return DrafterTraits(
-            hidden_states=any(part.hidden_states for part in parts),
             states=self.states_of if any(part.states for part in parts) else None,
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),

@@ -5,8 +5,8 @@ after it, head k for depth k; those of one head are the children of every candid
 Which combinations are verified is decided once, by how often each head's candidates were right in training (section
 2.3.3), or at each step by the heads' probabilities. The paper's typical acceptance changes the text and is not here.
 
-Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree. In
-the first step of a text nothing is drafted: no hidden state is kept of a prompt.
+Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree.
+Nothing is drafted in a first step that reads the prompt too: its hidden states are not known yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from ..._util.topk import top_candidates
 from ...costs.costs import Costs
-from ...model.inspection import output_layer, output_width
+from ...model.inspection import last_state, output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import best_paths, root_only, template_from, tree_of
@@ -50,7 +50,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(hidden_states=True)
+        return DrafterTraits(states=last_state)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,6 +108,9 @@ class MedusaText(TextDrafter):
         times = self._costs.by_nodes + self._step
         return best_product(acceptance, len(times) - 1, times)
 
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self._hidden = states[-1] if len(states) else None
+
     def draft(self, context: Context) -> Draft:
         if self._hidden is None or (self._template is not None and len(self._template) == 1):
             return Draft(root_only(), context.root)
@@ -117,8 +120,8 @@ class MedusaText(TextDrafter):
         return product_draft(tree, context.root, candidates, chances)
 
     def observe(self, step: Step) -> None:
-        assert step.hidden is not None
-        self._hidden = step.hidden[step.accepted[-1]]
+        assert step.states is not None
+        self._hidden = step.states[step.accepted[-1]]
 
     def describe(self) -> str:
         if self.drafter.tree != _STATIC:

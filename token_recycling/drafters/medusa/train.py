@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from ...model.inspection import hidden_states, output_layer, output_width, weights_fingerprint
+from ...model.inspection import last_state, layer_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations
 from .._shared.training.declaration import Trained, TrainingRun
@@ -60,7 +60,7 @@ def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
     that head k has to foresee there, `NOTHING` after the end of a text.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
-    with hidden_states(target.model) as seen:
+    with layer_states(target.model, last_state) as seen:
         target.eager(input_ids=ids, use_cache=False)
     hidden = seen[-1].to(target.device)
     states, wanted = [], []

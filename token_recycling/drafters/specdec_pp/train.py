@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ...model.inspection import hidden_states, output_width, weights_fingerprint
+from ...model.inspection import last_state, layer_states, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations, digest
 from .._shared.training.declaration import Trained, TrainingRun
@@ -98,7 +98,7 @@ def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float,
     mixtures = [text.mixed(share, seed + place) for place, text in enumerate(texts)]
     # Padding is on the right, where no real token attends to it.
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
-    with hidden_states(draft.model) as seen:
+    with layer_states(draft.model, last_state) as seen:
         draft.eager(input_ids=ids, use_cache=False)
     hidden = seen[-1]
     states, labels = [], []
