@@ -156,6 +156,7 @@ class StepRunner:
     def plan(self, drafts: list[Draft], lengths: list[int], k: int = 0, states: tuple[int, ...] = ()) -> StepPlan:
         """The smallest plan for drafts below sequences of `lengths` cached tokens."""
         batch, nodes = batch_of(len(drafts)), rows_of(max(len(draft.tree) for draft in drafts))
+        assert batch is not None, "a larger batch than is captured, which `support.why_not` refuses"
         deepest = 1 + max(draft.tree.depth for draft in drafts)
         depths = min(nodes, _DEPTHS if deepest <= _DEPTHS else nodes)
         return StepPlan(batch, nodes, depths, band_of(max(lengths) + nodes), k, states)

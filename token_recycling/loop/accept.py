@@ -178,4 +178,4 @@ def step_of(
     if len(emitted) < len(path):  # a shorter path may come first among those that carry the same tokens
         path = draft.tree.lineages[draft.carrying(emitted[:-1])[0]]
         beyond = draft.carrying(emitted)[0]
-    return Step(draft, logits, list(path), emitted, finished, beyond, row, None, candidates)
+    return Step(draft, logits, list(path), emitted, finished, beyond, row, candidates)
