@@ -16,14 +16,26 @@ setup: $(VENV)/.ready ## a virtual environment with everything that demo, test a
 demo: setup      ## six questions to SmolLM2-135M-Instruct (93 MB, downloaded once), plain and recycled side by side
 	@$(RUN)/python -m benchmarks.demo
 
-test: setup      ## all tests
-	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 8
+WORKERS := --numprocesses auto --maxprocesses 8
+test: setup      ## the tests to run before every commit: five minutes on two cores
+	$(RUN)/python -m pytest $(WORKERS)
+
+test-all: browser ## everything: also all families, soak, browser, ecosystem, engines, releases and the real model (hours)
+	REQUIRE_BROWSER=1 $(RUN)/python -m pytest -m "not real" $(WORKERS)
+	$(MAKE) test-real test-ecosystem test-vllm test-sglang test-llama-cpp test-mlx test-versions
+
+test-architectures: setup ## trees of every family against linear decoding, and its texts against those of generate
+	$(RUN)/python -m pytest -m "not real" $(WORKERS) tests/model/test_architectures.py \
+		tests/model/test_further_architectures.py
+
+mutants: setup   ## put faults into a copy of the package, one after another, and see that the tests find them; NAMES="A B"
+	$(RUN)/python tests/mutants.py $(NAMES)
 
 ONE_FAMILY := test_trees_equal_linear_decoding_and_texts_those_of_generate[llama-sdpa]
 QUICK := tests/trees tests/recycling tests/loop --deselect tests/loop/test_accept_drawn.py \
 	'tests/model/test_architectures.py::$(ONE_FAMILY)'
 test-quick: setup ## under a minute on two cores: loop, trees, recycling, one family; run it as you work
-	$(RUN)/python -m pytest -m "not slow" --numprocesses 2 $(QUICK)
+	$(RUN)/python -m pytest -m "not slow and not nightly" --numprocesses 2 $(QUICK)
 
 test-real: setup ## texts of a real model, which is downloaded once (93 MB), with every drafter; PART=WORDS as of pytest -k
 	$(RUN)/python -m pytest -m real -rs tests/real $(if $(PART),-k '$(PART)')
@@ -44,7 +56,7 @@ browser: setup   ## playwright for tests/browser, and chromium by apt (as root) 
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
 
 test-browser: browser ## the playground in a real browser
-	REQUIRE_BROWSER=1 $(RUN)/python -m pytest tests/browser
+	REQUIRE_BROWSER=1 $(RUN)/python -m pytest -m nightly tests/browser
 
 lint: setup      ## format, lint, types, who may import whom, and the site: dead links, missing references
 	$(RUN)/ruff format --check .
@@ -162,7 +174,7 @@ ECOSYSTEM := tests/ecosystem/requirements.txt
 	touch $@
 
 test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
-	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/serving/tools
+	.venv-ecosystem/bin/python -m pytest -m "not real" tests/ecosystem tests/serving/tools
 
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
@@ -188,6 +200,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## tokens per step and speed with mlx-lm, next to none
 	.venv-mlx/bin/python benchmarks/engines.py mlx
 
-.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
+.PHONY: help setup demo test test-all test-architectures mutants test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
 	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx bench-load test-real

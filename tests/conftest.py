@@ -11,7 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from token_recycling.model.loading import load
 
-SHIPPED = Path(__file__).parents[1] / "models" / "target"
+HERE = Path(__file__).parent
+SHIPPED = HERE.parent / "models" / "target"
+NIGHTLY = ("browser", "ecosystem")
+"""Folders whose tests are for `make test-all` alone; elsewhere the marker `nightly` says it."""
 
 # The same examples on every machine and in every run.
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60, database=None)
@@ -20,6 +23,13 @@ settings.load_profile("fixed")
 
 def pytest_addoption(parser):
     parser.addoption("--device", help="where tests/cuda run: cuda if there is a card, else cpu, which only tries them")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in NIGHTLY:
+            item.add_marker("nightly")
 
 
 @pytest.fixture(autouse=True, scope="session")
