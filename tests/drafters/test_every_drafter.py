@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny, ways
-from support.drafters import example
+from support.drafters import Garbage, example
 from support.elsewhere import THERE, another_device, put_there
 from support.runs import drafts_of, fix_costs, fix_work
 from transformers import LogitsProcessorList
@@ -23,6 +23,7 @@ import token_recycling as tr
 from token_recycling.drafters._shared.base import CausalDrafter, ModelDrafter
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.suffix import Suffix
+from token_recycling.trees.templates import chain, paper, root_only
 
 
 def generated(model, drafter):
@@ -77,16 +78,32 @@ TABLE = {
 }
 
 
+THROUGH_ALL = ("garbage", "draft_model", "recycling")
+"""Drafters that every run takes through all ways: one that is always wrong, one that is nearly always right since the
+model drafts for itself, and the default. The others go through three ways, and through all of them nightly.
+"""
+GRID = [
+    pytest.param(
+        *(surface, way, name),
+        id=f"{surface.__name__}-{way.__name__}-{name}",
+        marks=[]
+        if name in THROUGH_ALL or (surface is generated and way in (ways.greedy, ways.sampled, ways.padded_batch))
+        else [pytest.mark.nightly],
+    )
+    for name in ("garbage", *tr.drafter_names())
+    for surface, those in TABLE.items()
+    for way in those
+]
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("name", tr.drafter_names())
-@pytest.mark.parametrize(
-    ("surface", "way"),
-    [(surface, way) for surface, those in TABLE.items() for way in those],
-    ids=lambda function: function.__name__,
-)
+@pytest.mark.parametrize(("surface", "way", "name"), GRID)
 def test_the_text_is_that_of_generate(surface, way, name, tmp_path):
     model = ways.model_for(way)
-    drafter = example(name, model, tmp_path)
+    if name == "garbage":
+        drafter = Garbage([chain(3), paper(), root_only()], vocab_size=model.config.vocab_size)
+    else:
+        drafter = example(name, model, tmp_path)
     try:
         found = way(model, surface(model, drafter))
     finally:

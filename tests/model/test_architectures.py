@@ -8,7 +8,17 @@ import pytest
 import torch
 from support import tiny
 from support.architecture_page import ALL, TOLERANCE, attentions, claimed, measured, page
-from support.architectures import BORDERS, KEY_POSITIONS, VOCABULARY, WINDOWS, forget, model_of, named
+from support.architectures import (
+    BORDERS,
+    EVERY_RUN,
+    KEY_POSITIONS,
+    VOCABULARY,
+    WINDOWS,
+    chosen,
+    forget,
+    model_of,
+    named,
+)
 from support.further_architectures import BLOCKS, FURTHER_BORDERS, FURTHER_WINDOWS
 from support.oracle import TREES, Oracle
 from transformers import DynamicCache
@@ -24,10 +34,19 @@ from token_recycling.model.tree_inputs import TreeInputs, masks
 from token_recycling.model.tree_model import TreeModel
 
 HERE = torch.device("cpu")
-RUNS = [(case, attention) for case in ALL for attention in attentions(case)]
+RUNS = [
+    pytest.param(
+        case,
+        attention,
+        id=f"{case}-{attention}".replace(" ", "-"),
+        marks=[] if str(case) in EVERY_RUN and attention == attentions(case)[0] else [pytest.mark.nightly],
+    )
+    for case in ALL
+    for attention in attentions(case)
+]
 
 
-@pytest.mark.parametrize(("case", "attention"), RUNS, ids=lambda value: str(value).replace(" ", "-"))
+@pytest.mark.parametrize(("case", "attention"), RUNS)
 def test_trees_equal_linear_decoding_and_texts_those_of_generate(case, attention):
     result = measured(case, attention)
     assert result.same_trees
@@ -45,7 +64,7 @@ def test_the_families_that_count_as_tested_are_those_tested_here():
 # A test of equality is worth something only if what is claimed to matter does.
 
 
-@pytest.mark.parametrize("case", [*WINDOWS, *FURTHER_WINDOWS], ids=str)
+@pytest.mark.parametrize("case", chosen([*WINDOWS, *FURTHER_WINDOWS]))
 def test_without_its_windows_a_tree_is_wrong(case):
     target = TreeModel(model_of(case))
     target.inputs = TreeInputs(replace(target.info, layers={"full_attention": Reach()}), HERE, target.dtype)
@@ -53,7 +72,7 @@ def test_without_its_windows_a_tree_is_wrong(case):
     assert largest_difference(target, text, TREES["a random tree"])[0] > 1e-3
 
 
-@pytest.mark.parametrize("case", [*KEY_POSITIONS, *BORDERS[:-1], BLOCKS], ids=str)
+@pytest.mark.parametrize("case", chosen([*KEY_POSITIONS, *BORDERS[:-1], BLOCKS]))
 def test_without_its_exception_a_tree_is_wrong(case):
     target = TreeModel(model_of(case))
     if case in KEY_POSITIONS:
@@ -89,7 +108,7 @@ SLIDING = [
 ]
 
 
-@pytest.mark.parametrize("case", SLIDING, ids=str)
+@pytest.mark.parametrize("case", chosen(SLIDING))
 def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case):
     """Four turns on one cache, every other one by transformers, windows crossed in between."""
     model, cache = model_of(case), None
@@ -111,7 +130,7 @@ def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case):
 BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS, BLOCKS]
 
 
-@pytest.mark.parametrize("case", BATCHES, ids=str)
+@pytest.mark.parametrize("case", chosen(BATCHES))
 def test_a_batch_is_decoded_as_each_text_alone(case):
     model, new = model_of(case), 16
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in (3, 21, 12)]
@@ -132,7 +151,7 @@ def test_a_batch_is_decoded_as_each_text_alone(case):
 
 
 @pytest.mark.parametrize("new", [3, 5, 6, 20])
-@pytest.mark.parametrize("case", SLIDING, ids=str)
+@pytest.mark.parametrize("case", chosen(SLIDING))
 def test_a_cache_of_plain_generate_is_taken_over(case, new):
     """Also one whose layers have dropped what left their windows."""
     model = model_of(case)
@@ -296,6 +315,7 @@ def test_check_says_how():
     assert notes == ("no trees beyond 32 tokens: local attention counts cache slots, not positions",)
 
 
+@pytest.mark.nightly
 def test_the_page_of_architectures_is_what_is_tested_here():
     written = Path(__file__).parents[2] / "docs" / "architectures.md"
     assert written.read_text(encoding="utf-8") == page(claimed), "stale: run `make architectures`"

@@ -6,9 +6,11 @@ so small that a short text crosses them. `architecture_page` measures them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from support.releases import skip_without
 from support.tiny import sizes
@@ -156,6 +158,19 @@ BORDERS = [
     ),
 ]
 SUPPORTED = [*ONE_MASK, *WINDOWS, *KEY_POSITIONS, *BORDERS]
+EVERY_RUN = {
+    *("llama", "gpt2", "mistral window of 8", "gemma3_text window of 8", "bloom", "falcon ALiBi"),
+    *("gemma3n_text window of 8, shared keys and values", "llama4_text chunks of 8, temperature step at 16"),
+    *("phi3 longrope, border at 32", "llama dynamic rotary scaling from 32", "gpt_neo local window of 32"),
+    *("deepseek_v32 48 keys a query", "qwen3_5_text", "mamba", "bamba"),
+}
+"""Two of each kind of mask, where there are so many, and of states; `make test-architectures` tests all others too."""
+
+
+def chosen(cases: Iterable[Case]) -> list[Any]:
+    """Cases as parameters of a test: those that every run has, the others nightly."""
+    nightly = pytest.mark.nightly
+    return [pytest.param(one, id=str(one), marks=[] if str(one) in EVERY_RUN else [nightly]) for one in cases]
 
 
 def named(family: str, tested: str = "") -> Case:
