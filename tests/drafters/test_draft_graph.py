@@ -6,20 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.draft_tables import FORK, Told, grown
 
-from token_recycling import Tree
 from token_recycling.drafters._shared.expand import Rules
-
-CPU = torch.device("cpu")
 
 
 def nested(graph):
     """The unrolled tree: the children of each token in brackets behind it, copies with a star."""
-    places = graph.unrolled(99)
-    draft = graph.draft(places, CPU)
+    draft = graph.unrolled(99)
 
     def written(node):
         below = " ".join(map(written, draft.tree.children[node]))
-        return f"{'*' * places[node].copied}{int(draft.tokens[node])}{f'({below})' if below else ''}"
+        return f"{'*' * (node in graph.copied)}{int(draft.tokens[node])}{f'({below})' if below else ''}"
 
     return written(0)
 
@@ -28,7 +24,7 @@ def test_a_sequence_has_a_fixed_length():
     graph, reader = grown({**FORK, 6: {9: 0.1}}, Rules(depth=4, k=1, nodes=4))
     assert graph.tokens == [0, 1, 3, 6, 9]
     assert reader.layers == [[1], [3], [6]]
-    assert graph.draft(graph.unrolled(4), CPU).tree.parents == (-1, 0, 1, 2, 3)
+    assert graph.unrolled(4).tree.parents == (-1, 0, 1, 2, 3)
 
 
 def test_a_tree_has_the_likeliest_children_of_every_node():
@@ -61,8 +57,9 @@ def test_a_graph_drafts_what_recurs_once():
     assert [graph.tokens[node] for node in graph.merged] == [3]
     assert nested(graph).startswith("0(1(3(6 7) 4) 2(3(*6 *7) 5(")
     # A copy is as likely as its path: 0.4 * 0.7 * 0.8.
-    (copy,) = [place for place in graph.unrolled(99) if place.copied and graph.tokens[place.node] == 6]
-    assert copy.probability == pytest.approx(0.4 * 0.7 * 0.8)
+    draft = graph.unrolled(99)
+    (copy,) = [node for node in graph.copied if draft.tokens[node] == 6]
+    assert draft.chances[copy] == pytest.approx(0.4 * 0.7 * 0.8)
 
 
 def test_two_tokens_must_recur_for_tau_2():
@@ -110,9 +107,9 @@ def least(token, known):
 
 def test_the_most_probable_nodes_are_verified():
     graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, tau=1))
-    places = graph.unrolled(4)
-    assert [graph.tokens[place.node] for place in places] == [0, 1, 2, 3, 6]
-    assert [place.probability for place in places] == pytest.approx([1, 0.6, 0.4, 0.54, 0.54 * 0.8])
+    draft = graph.unrolled(4)
+    assert draft.tokens.tolist() == [0, 1, 2, 3, 6]
+    assert draft.chances == pytest.approx([1, 0.6, 0.4, 0.54, 0.54 * 0.8])
 
 
 def test_what_cannot_be_among_them_is_not_followed():
@@ -156,9 +153,8 @@ def test_drawn_children_are_noted_and_all_verified():
         graph, reader = grown(FORK, Rules(depth=4, k=2, nodes=5), warp=lambda logits: logits)
         (layer,) = reader.layers
         assert layer == [max(graph.tokens[1:3], key=lambda token: float(reader.rows[0, token]))]
-        places = graph.unrolled(5)
-        assert len(places) == len(graph) == 5
-        draft = graph.draft(places, CPU)
+        draft = graph.unrolled(5)
+        assert len(draft.tree) == len(graph) == 5
         assert sorted(draft.drawn_from) == [1, 2, 3, 4]
         torch.testing.assert_close(draft.drawn_from[1], reader.rows[0])
         torch.testing.assert_close(draft.drawn_from[4], reader.rows[reader.layers[0][0]])
@@ -174,11 +170,9 @@ def test_copies_of_drawn_nodes_count_as_chosen():
     torch.manual_seed(1)
     graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=40, tau=1), warp=lambda logits: logits)
     assert graph.merged
-    places = graph.unrolled(40)
-    copied = {index for index, place in enumerate(places) if place.copied}
-    assert copied
-    draft = graph.draft(places, CPU)
-    assert set(draft.drawn_from) == set(range(1, len(places))) - copied
+    draft = graph.unrolled(40)
+    assert graph.copied
+    assert set(draft.drawn_from) == set(range(1, len(draft.tree))) - graph.copied
 
 
 @st.composite
@@ -216,18 +210,16 @@ def test_every_graph_is_acyclic_and_unrolls_to_a_tree(table, rules, drawn, seed)
         finished.add(node)
 
     visit(0, ())
-    places = graph.unrolled(rules.nodes)
-    assert len(places) <= rules.nodes + 1
-    draft = graph.draft(places, CPU)
-    assert isinstance(draft.tree, Tree)
+    draft = graph.unrolled(rules.nodes)
+    assert len(draft.tree) <= rules.nodes + 1
     for siblings in draft.tree.children:
         assert len({int(draft.tokens[child]) for child in siblings}) == len(siblings)
         ranks = [draft.tree.ranks[child] for child in siblings]
         assert ranks == sorted(ranks)
     if drawn:
-        assert {place.node for place in places if not place.copied} == set(range(len(graph)))
+        assert len(draft.tree) - len(graph.copied) == len(graph)
     elif not rules.tau:
-        ours = sorted((place.probability for place in places), reverse=True)
+        ours = sorted(draft.chances, reverse=True)
         assert ours == pytest.approx(sorted(graph.probabilities, reverse=True)[: len(ours)])
     for node, first in graph.merged.items():
         assert not graph.children[node]

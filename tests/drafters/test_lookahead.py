@@ -6,7 +6,7 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling.drafters.lookahead import Pool, Window
-from token_recycling.recycling.trie import Trie
+from token_recycling.trees.draft import DraftBuilder
 
 
 def published_mask(columns, levels, guesses, size):
@@ -39,12 +39,12 @@ def test_the_tree_is_the_published_mask(columns, size, guesses):
     token = 1000
     window.levels = [[token + columns * level + column for column in range(columns)] for level in range(size - 1)]
     grams = [tuple(2000 + (size - 1) * guess + place for place in range(size - 1)) for guess in range(guesses)]
-    trie = Trie(token)
-    window.plant(trie, grams)
-    shape = trie.tree().on(torch.device("cpu"))
+    grown = DraftBuilder(token)
+    window.plant(grown, grams)
+    shape = grown.draft().tree.on(torch.device("cpu"))
     mask, positions = published_mask(columns, size - 1, guesses, size - 1)
-    assert len(trie.parents) == len(mask)
-    by_token = torch.tensor(trie.tokens).argsort()
+    assert len(grown.parents) == len(mask)
+    by_token = torch.tensor(grown.tokens).argsort()
     assert torch.equal(shape.ancestors[by_token][:, by_token], mask)
     assert torch.equal(shape.depths[by_token], positions)
 
@@ -111,10 +111,10 @@ def test_branches_that_agree_are_merged():
     """Window: root 1, then 2; level 1 has 2 and 3. The guess 2 3 says what both levels say."""
     window = Window(3, [0, 0])
     window.levels = [[0, 2], [2, 3]]
-    trie = Trie(1)
-    window.plant(trie, [(2, 3)])
-    assert trie.tokens == [1, 2, 3]
-    assert trie.tree().parents == (-1, 0, 1)
+    grown = DraftBuilder(1)
+    window.plant(grown, [(2, 3)])
+    assert grown.tokens == [1, 2, 3]
+    assert grown.draft().tree.parents == (-1, 0, 1)
     assert window.newest == [1, 2]
 
 

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from support.languages import LINE, TWO_LEVELS, P, drafted, fits, texts
 from support.strategies import drafts
 
-from token_recycling import Context, Draft, Tree
+from token_recycling import Draft, Tree
 from token_recycling.costs.budget import NO_COSTS
+from token_recycling.drafters._pruning import ROOT as ROOT_NODE
+from token_recycling.drafters._pruning import prune
 from token_recycling.drafters.fuse import merge as fusing
-from token_recycling.drafters.fuse.merge import FuseCalibration, MergedDraft, best, kept_first, merge_drafts
+from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, kept_first, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
 from token_recycling.trees.templates import chain, parse_paths, root_only
 
 ROOT = 5
-CONTEXT = Context(torch.tensor([1, ROOT]), room=99)
 
 
 def draft(paths, tokens, confidence=None, **more):
@@ -29,14 +30,17 @@ def draft(paths, tokens, confidence=None, **more):
 
 def paths(tree_of):
     """The tokens from the root down to every node but the root."""
-    if isinstance(tree_of, MergedDraft):
-        parents, tokens = tree_of.nodes.parents.tolist(), tree_of.nodes.tokens.tolist()
-    else:
-        parents, tokens = list(tree_of.tree.parents), tree_of.tokens.tolist()
-    found = [()]
+    made = tree_of.draft if isinstance(tree_of, Merged) else tree_of
+    parents, tokens, found = made.tree.parents, made.tokens.tolist(), [()]
     for node in range(1, len(parents)):
         found.append((*found[parents[node]], tokens[node]))
     return found[1:]
+
+
+def chosen_of(merged, values, most, first=ROOT_NODE, drawn=frozenset(), times=NO_COSTS):
+    """The draft of the best nodes of a merged one."""
+    (found,) = prune([valued_draft(merged, np.array(values), drawn)], times, most, first)
+    return found
 
 
 # Two small drafts: 7 and 8 after the root, 9 after 7; and 8, then 6 and 9 after it.
@@ -50,24 +54,24 @@ TWO = draft("0 00 01", [8, 6, 9], [0.5, 0.7, 0.1])
 def test_two_drafts_are_merged_by_hand():
     merged = merge_drafts([ONE, TWO])
     assert paths(merged) == [(7,), (8,), (7, 9), (8, 6), (8, 9)]
-    assert merged.nodes.tokens[0] == ROOT
-    assert merged.nodes.depths.tolist() == [0, 1, 1, 2, 2, 2]
-    assert merged.nodes.ranks.tolist() == [[0, 0], [0, -1], [1, 0], [0, -1], [-1, 0], [-1, 1]]
-    assert merged.nodes.confidences[1:].tolist() == pytest.approx(
+    assert merged.draft.tokens[0] == ROOT
+    assert merged.draft.tree.depths == (0, 1, 1, 2, 2, 2)
+    assert merged.ranks.tolist() == [[0, 0], [0, -1], [1, 0], [0, -1], [-1, 0], [-1, 1]]
+    assert merged.confidences[1:].tolist() == pytest.approx(
         np.array([[0.6, 0], [0.2, 0.5], [0.5, 0], [0, 0.7], [0, 0.1]])
     )
 
 
 def test_a_drafter_without_confidence_is_half_as_sure_of_each_further_candidate():
     merged = merge_drafts([draft("0 1 2 00", [7, 8, 9, 6]), TWO])
-    assert merged.nodes.confidences[:, 0].tolist() == [0.5, 0.5, 0.25, 0.125, 0.5, 0, 0]
+    assert merged.confidences[:, 0].tolist() == [0.5, 0.5, 0.25, 0.125, 0.5, 0, 0]
 
 
 def test_of_equal_siblings_the_first_counts():
     merged = merge_drafts([draft("0 1 2", [7, 8, 7], [0.6, 0.3, 0.1]), Draft(root_only(), torch.tensor([ROOT]))])
     assert paths(merged) == [(7,), (8,)]
-    assert merged.nodes.ranks[:, 0].tolist() == [0, 0, 1]
-    assert merged.nodes.confidences[1, 0] == pytest.approx(0.6)
+    assert merged.ranks[:, 0].tolist() == [0, 0, 1]
+    assert merged.confidences[1, 0] == pytest.approx(0.6)
 
 
 @given(st.lists(drafts(), min_size=2, max_size=4), st.integers(0, 20), st.integers(0, 10**6))
@@ -79,23 +83,23 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
     assert len(paths(merged)) == len(every)
     assert set(paths(merged)) == every
     for part, one in enumerate(proposed):
-        own = {path for path, rank in zip(paths(merged), merged.nodes.ranks[1:, part], strict=True) if rank >= 0}
+        own = {path for path, rank in zip(paths(merged), merged.ranks[1:, part], strict=True) if rank >= 0}
         assert own == set(paths(one))
     calibration = FuseCalibration.empty(len(proposed))
     draws = np.random.default_rng(seed)
     for _ in range(5):
         calibration.learn(merged, calibration.values_of(merged), draws.integers(0, 4, 5).tolist())
     values = calibration.values_of(merged).values
-    kept = best(values, frozenset({0}), most, NO_COSTS)
-    fused = merged.draft(kept, frozenset(), CONTEXT, values)
+    fused = chosen_of(merged, values, most)
+    kept = fused.places_in(merged.draft)
     assert fused.chances == pytest.approx(values[kept], abs=1e-6)
-    assert len(fused.tree) == len(kept) == min(most, len(every)) + 1
+    assert len(fused.tree) == min(most, len(every)) + 1
     assert set(paths(fused)) <= every
     assert [fused.tree.children[node] for node in range(len(kept))] == [
         tuple(np.flatnonzero(np.array(fused.tree.parents) == node)) for node in range(len(kept))
     ]
     left = np.setdiff1d(np.arange(len(values)), kept)
-    assert not len(left) or values[left].max() <= values[kept].min() + 1e-12
+    assert not len(left) or values[left].max() <= values[kept].min() + 1e-6
     assert values.max() <= 1 + 1e-6
 
 
@@ -124,11 +128,11 @@ def test_who_is_right_is_learned():
     """One is sure and always wrong, two is unsure and always right: the order turns."""
     merged = merge_drafts([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
     calibration = FuseCalibration.empty(2)
-    assert best(calibration.values_of(merged).values, frozenset({0}), 1, NO_COSTS).tolist() == [0, 1]
+    assert paths(chosen_of(merged, calibration.values_of(merged).values, 1)) == [(7,)]
     for _ in range(20):
         calibration.learn(merged, calibration.values_of(merged), [8, 3])
     values = calibration.values_of(merged).values
-    assert best(values, frozenset({0}), 1, NO_COSTS).tolist() == [0, 2]
+    assert paths(chosen_of(merged, values, 1)) == [(8,)]
     assert values[1] < 0.1
     assert values[2] > 0.8
 
@@ -164,37 +168,52 @@ def test_budgets_are_cut_best_first():
     values = FuseCalibration.empty(2).values_of(merged).values
     order = [(8,), (7,), (8, 6), (7, 9), (8, 9)]
     for most in range(7):
-        fused = merged.draft(best(values, frozenset({0}), most, NO_COSTS), frozenset(), CONTEXT, values)
+        fused = chosen_of(merged, values, most)
         assert sorted(paths(fused)) == sorted(order[:most])
     assert paths(fused) == paths(merged)
 
 
 def test_as_many_are_kept_as_pay():
-    values = np.array([1, 0.9, 0.8, 0.1, 0.05])
+    star = Draft.of([-1, 0, 0, 0, 0], range(5), [1, 0.9, 0.8, 0.1, 0.05])
     flat, steep = np.array([1.0, 1.05, 1.1, 1.15, 1.2]), np.array([1.0, 3, 5, 7, 9])
-    assert best(values, frozenset({0}), 4, flat).tolist() == [0, 1, 2]
-    assert best(values, frozenset({0}), 4, steep).tolist() == [0]
+
+    def kept(times, first=ROOT_NODE):
+        return prune([star], times, 4, first)[0].tokens.tolist()
+
+    assert kept(flat) == [0, 1, 2]
+    assert kept(steep) == [0]
     # Where drafting has taken ten times a pass already, a pass should bring what it can.
-    assert best(values, frozenset({0}), 4, flat, spent=10.0).tolist() == [0, 1, 2, 3, 4]
+    assert kept(flat + 10.0) == [0, 1, 2, 3, 4]
     # What must be kept is, whether it pays or not.
-    assert best(values, frozenset({0, 4}), 4, np.array([1.0, 2, 20, 40, 60])).tolist() == [0, 4]
+    assert kept(np.array([1.0, 2, 20, 40, 60]), frozenset({0, 4})) == [0, 4]
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=7), st.integers(0, 10**6), st.integers(0, 7))
 def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
     draws = np.random.default_rng(seed)
-    values, parents = [1.0], [-1]
-    for share in shares:
+    parents = [-1]
+    for _ in shares:
         parents.append(int(draws.integers(0, len(parents))))
-        values.append(values[parents[-1]] * share)
-    kept = best(np.array(values), frozenset({0}), most, NO_COSTS)
+    whole = Draft.of(parents, range(len(parents)), [1, *shares])
+    (kept,) = prune([whole], NO_COSTS, most)
+    above, values = whole.tree.parents, whole.chances
     closed = [
         sum(values[node] for node in nodes)
-        for nodes in combinations(range(1, len(values)), len(kept) - 1)
-        if all(parents[node] in (0, *nodes) for node in nodes)
+        for nodes in combinations(range(1, len(values)), len(kept.tree) - 1)
+        if all(above[node] in (0, *nodes) for node in nodes)
     ]
-    assert all(parents[node] in kept for node in kept[1:])
-    assert sum(values[node] for node in kept[1:]) == pytest.approx(max(closed))
+    assert kept.chances[1:].sum() == pytest.approx(max(closed))
+
+
+def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
+    """The others have as many nodes as the largest of these, at least."""
+    sure = Draft.of([-1, 0, 1, 2], range(4), [1, 0.9, 0.9, 0.9])
+    silent = Draft.of([-1, 0, 0], range(3))
+    sampled = Draft.of([-1, 0], range(2), [1, 0.1], drawn_from={1: torch.full((9,), 1 / 9)})
+    dear = np.array([1.0, 9, 99, 999])
+    assert [len(one.tree) for one in prune([sure, silent, sampled], dear)] == [3, 3, 2]
+    assert [len(one.tree) for one in prune([sure, sampled], dear)] == [2, 2]
+    assert [len(one.tree) for one in prune([sure], dear)] == [1]
 
 
 def test_what_a_drafter_needs_is_kept_if_all_of_it_fits():
@@ -216,7 +235,7 @@ def test_drawn_nodes_stay_in_their_order_before_others():
     first, still_drawn = kept_first(merged, 4)
     assert (first, still_drawn) == ({0, 1, 2, 4}, {1, 2, 4})
     values = np.array([1, 0.1, 0.1, 0.05, 0.01])
-    fused = merged.draft(best(values, first, 4, NO_COSTS), still_drawn, CONTEXT, values)
+    fused = chosen_of(merged, values, 4, first, still_drawn)
     assert paths(fused) == paths(merged)
     assert sorted(fused.drawn_from) == [1, 2, 4]
     # With room for three the second layer counts as chosen, and loses by its value.
@@ -244,9 +263,7 @@ def fused(drafts_made, most):
     merged = merge_drafts(drafts_made)
     values = FuseCalibration.empty(len(drafts_made)).values_of(merged).values
     first, drawn = fusing.kept_first(merged, most)
-    kept = best(values, first, most, NO_COSTS)
-    context = Context(drafts_made[0].tokens[:1], room=99)
-    return merged.draft(kept, drawn & frozenset(kept.tolist()), context, values)
+    return chosen_of(merged, values, most, first, drawn)
 
 
 def with_what_was_not_drawn(text):
@@ -271,12 +288,13 @@ def test_texts_have_the_targets_distribution(way):
 
 def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
     made, _ = WAYS["one drawn layer of two"]
-    monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (frozenset({0}), frozenset(merged.drawn_from)))
+    monkeypatch.setattr(Draft, "ranked", lambda draft, kept: np.argsort(-draft.chances, kind="stable"))
+    monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.drawn_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6
 
 
 def test_places_are_found_by_tokens():
-    merged = merge_drafts([ONE, TWO]).draft(np.array([0, 2, 4]), frozenset(), CONTEXT, np.ones(6))
+    merged = merge_drafts([ONE, TWO]).draft.part([0, 2, 4])
     assert paths(merged) == [(8,), (8, 6)]
     assert ONE.places_in(merged) == [0, None, 1, None]
     assert TWO.places_in(merged) == [0, 1, 2, None]

@@ -41,9 +41,9 @@ def graph(text):
     rules = Rules(depth=3, k=2, nodes=14, theta_prob=0.1, tau=1)
     tokens = torch.tensor(text or [0])
     made = grow(Reading(text), tokens, rules, TOKENS, warp=lambda logits: logits)
-    places = made.unrolled(rules.nodes)
-    COPIES.append(sum(place.copied for place in places))
-    return made.draft(places, torch.device("cpu"))
+    draft = made.unrolled(rules.nodes)
+    COPIES.append(len(made.copied))
+    return draft
 
 
 def stopped(text):
@@ -52,7 +52,7 @@ def stopped(text):
     made = grow(
         Reading(text), tokens, Rules(3, 1, 3), TOKENS, lambda logits: logits, lambda graph: graph.tokens[-1] == 0
     )
-    return made.draft(made.unrolled(3), torch.device("cpu"))
+    return made.unrolled(3)
 
 
 def without_the_last(text):

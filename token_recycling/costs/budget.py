@@ -2,9 +2,8 @@
 
 A step emits one token, and every verified node adds its probability of being accepted. Its forward pass costs t(n), the
 root included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form
-of the threshold of SpecDec++ (2405.19715, theorem 3.1). Every size is decided here: of trees that grow in compiled code
-(`may_pay`), of drafts that are cut once they are made (`best_size`), of drafting steps of a model (`step_pays`), and of
-the trees of sequences that share a pass (`paying_size`).
+of the threshold of SpecDec++ (2405.19715, theorem 3.1). Every size is decided here: of trees that grow node by node
+(`may_pay`), of drafts that are pruned once they are made (`paying_size`), and of drafting steps (`step_pays`).
 """
 
 from __future__ import annotations
@@ -30,35 +29,31 @@ def may_pay(costs: np.ndarray | Sequence[float], nodes: int, expected: float, ra
     return False
 
 
-def paying_nodes(expected: np.ndarray, costs: np.ndarray) -> int:
-    """Return the index of the most expected tokens per time, of tokens (n,) and costs (n,); the first of equal ones."""
-    return int(np.argmax(expected / costs))
-
-
 def best_size(probabilities: Sequence[float] | np.ndarray, times: np.ndarray) -> tuple[int, float]:
-    """How many nodes to verify besides the root, and the tokens per time that they give, for nodes of these
-    probabilities in any order; `times` (most + 1,) are those of steps over 1, 2, ... nodes.
+    """Return how many nodes to verify besides the root, and the tokens per time that they give.
+
+    `probabilities` are those of the nodes, in any order; `times` (most + 1,) of steps over 1, 2, ... nodes.
     """
-    likeliest = np.sort(np.asarray(probabilities, dtype=np.float64))[::-1][: len(times) - 1]
-    expected = 1 + np.concatenate([[0.0], np.cumsum(likeliest)])
-    nodes = paying_nodes(expected, times[: len(expected)])
-    return nodes, float(expected[nodes] / times[nodes])
+    values = np.append(1.0, np.sort(np.asarray(probabilities, dtype=np.float64))[::-1])
+    size = paying_size([values], times)
+    return size - 1, float(values[:size].sum() / times[size - 1])
 
 
-def paying_size(chances: Sequence[np.ndarray], costs: np.ndarray, least: int = 1) -> int:
-    """How many nodes of each text to verify, `least` or more, so that a pass brings the most expected tokens per time.
+def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1) -> int:
+    """Return how many nodes of each sequence to verify, `least` or more, for the most expected tokens per time.
 
-    `chances` (n,) holds, for each text that drafts, its nodes' probabilities of being accepted, the root's 1 included;
-    `costs` (most,) are the times of passes over 1, 2, ... nodes of every text.
+    `values` holds for each sequence the acceptance probabilities of its nodes, the root's 1 first, in the order in
+    which nodes are taken; `times` (most,) are those of steps over 1, 2, ... nodes of every sequence. Of equally good
+    sizes the smallest is taken.
     """
-    most = min(len(costs), max(map(len, chances), default=1))
+    most = min(len(times), max(map(len, values), default=1))
     if most <= least:
         return least
     expected = np.zeros(most)
-    for own in chances:
-        best = np.sort(own)[::-1][:most].cumsum()
-        expected += np.concatenate([best, np.full(most - len(best), best[-1])])
-    return least + paying_nodes(expected[least - 1 :], costs[least - 1 : most])
+    for own in values:
+        taken = own[:most].cumsum()
+        expected += np.concatenate([taken, np.full(most - len(taken), taken[-1])])
+    return least + int(np.argmax(expected[least - 1 :] / times[least - 1 : most]))
 
 
 def step_pays(followed: Sequence[float], probabilities: Sequence[float], times: np.ndarray, step: float) -> bool:

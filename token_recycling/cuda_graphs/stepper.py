@@ -12,11 +12,10 @@ from dataclasses import replace
 import torch
 
 from ..loop.accept import step_of
-from ..loop.run import Run, places_left, share_nodes
+from ..loop.run import Run, places_left
 from ..loop.text import Row
 from ..model.shapes import ROWS
 from ..trees.draft import Draft, Step
-from ..trees.templates import root_only
 from .runner import StepRunner
 from .step import Choice, Verified
 
@@ -77,23 +76,20 @@ class CapturedStepper:
 
     def _draft(self, going: list[int]) -> list[Draft]:
         run = self.run
-        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in run.rows]
+        drafts = run.drafts(going)
         for place in going:
             row = run.rows[place]
-            with row.guarded():
-                draft = row.draft(run.target, run.costs)
-                if draft.drawn_from and self._choice.sample:
+            if drafts[place].drawn_from and self._choice.sample:
+                with row.guarded():
                     raise ValueError(
                         "expected a drafter that says that it draws, got drawn tokens from "
                         f"{run.text_drafter(row).describe()}; declare it in its traits, or leave fast=True out"
                     )
-                drafts[place] = draft
+                drafts[place] = drafts[place].cut(0)
             if self._choice.penalised is not None:
                 new = row.sequence.padded[0, self._said[place] :]
                 self.runner.mark_said(place, new)
                 self._said[place] = row.sequence.columns
-        if len(drafts) > 1 and run.costs.asked:
-            share_nodes(drafts, going, run.costs.by_nodes)
         return drafts
 
     def learn(self) -> None:

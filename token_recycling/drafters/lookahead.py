@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
-from ..recycling.trie import Trie
-from ..trees.draft import Context, Draft, Step
+from ..trees.draft import Context, Draft, DraftBuilder, Step
 from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
 Ngram = tuple[int, ...]
@@ -88,10 +87,9 @@ class LookaheadText(TextDrafter):
             self.pool.learn(context.tokens[self._learned :].tolist(), size)
             self._learned = max(self._learned, len(context.tokens) - size + 1)
         root = int(context.root)
-        trie = Trie(root)
-        self._window.plant(trie, self.pool.guesses(root))
-        tokens = torch.tensor(trie.tokens, device=context.tokens.device)
-        self._draft = Draft(trie.tree(), tokens, needed=frozenset(self._window.newest))
+        grown = DraftBuilder(root)
+        self._window.plant(grown, self.pool.guesses(root))
+        self._draft = replace(grown.draft(context.tokens.device), needed=frozenset(self._window.newest))
         return self._draft
 
     def observe(self, step: Step) -> None:
@@ -155,19 +153,19 @@ class Window:
         self.newest: list[int] = []
         """The nodes of the last level, by column."""
 
-    def plant(self, trie: Trie, guesses: Sequence[Ngram]) -> None:
+    def plant(self, draft: DraftBuilder, guesses: Sequence[Ngram]) -> None:
         """Adds all guesses, the pool's first, as children of what they follow."""
-        self.levels[0][0] = trie.tokens[0]
+        self.levels[0][0] = draft.tokens[0]
         ends, above = [0] * len(guesses), [[0] * len(level) for level in self.levels]
         columns, deepest = len(self.levels[0]), len(self.levels[0]) + len(self.levels) - 2
         for depth in range(1, max([deepest, *map(len, guesses)]) + 1):
             for place, guess in enumerate(guesses):
                 if depth <= len(guess):
-                    ends[place] = trie.add(ends[place], guess[depth - 1])
+                    ends[place] = draft.add(ends[place], guess[depth - 1])
             for level in range(max(0, depth - columns + 1), min(depth + 1, len(self.levels))):
                 column = depth - level
                 parent = above[level - 1][column] if level else above[0][column - 1]
-                above[level][column] = trie.add(parent, self.levels[level][column])
+                above[level][column] = draft.add(parent, self.levels[level][column])
         self.newest = above[-1]
 
     def advance(self, choices: list[int]) -> list[Ngram]:

@@ -19,17 +19,16 @@ import torch
 
 from .._util.text_stream import first_line
 from .._util.topk import top_candidates
-from ..costs.budget import best_size, step_pays
+from ..costs.budget import NO_COSTS, step_pays
 from ..costs.costs import Costs
 from ..model.compat import MtpCache, MtpModel, needed
 from ..model.inspection import last_state
 from ..model.tree_model import TreeModel
-from ..trees.draft import Context, Draft
-from ..trees.templates import root_only, tree_of
-from ..trees.tree import RankPath
+from ..trees.draft import Context, Draft, DraftBuilder
+from ..trees.templates import root_only
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
+from ._pruning import prune
 from ._shared.placed import placed_copy
-from ._shared.product import product_draft
 from ._shared.states import REMOVED, StatesDrafter, StatesText, UnreadStates
 
 _OWN = "own"
@@ -207,25 +206,23 @@ class MtpText(StatesText):
             candidates, chances = np.concatenate([candidates, more]), np.concatenate([chances, likely])
             passes += 1
         self._spent(passes, since=began)
-        paths = sorted(_paths(chances), key=lambda path: (-path[0], len(path[1])))[:nodes]
-        if times is not None:
-            paths = paths[: best_size([gain for gain, _ in paths], times + passes * self._work.step)[0]]
-        return product_draft(tree_of(paths), context.root, candidates, chances)
+        draft = _below_the_best(context.root, candidates, chances)
+        return prune([draft], NO_COSTS if times is None else times + passes * self._work.step, nodes)[0]
 
 
-def _paths(chances: np.ndarray) -> list[tuple[float, RankPath]]:
-    """Rank paths of the best token of every place and those beside it, each with the product of its chances."""
-    above = np.append(1.0, np.cumprod(chances[:, 0], dtype=np.float64))
-    return [
-        (float(above[place] * chance), (*[0] * place, rank))
-        for place, likely in enumerate(chances)
-        for rank, chance in enumerate(likely)
-    ]
+def _below_the_best(root: torch.Tensor, candidates: np.ndarray, chances: np.ndarray) -> Draft:
+    """The draft of all candidates (places, k), those of a place below the best one of the place before."""
+    grown, best = DraftBuilder(int(root)), 0
+    for tokens, shares in zip(candidates.tolist(), chances.tolist(), strict=True):
+        added = [grown.add(best, token, share) for token, share in zip(tokens, shares, strict=True)]
+        best = added[0]
+    return grown.draft(root.device)
 
 
 def _goes_on(chances: np.ndarray, times: np.ndarray | None, passes: int, step: float) -> bool:
     """Whether one more place is worth a pass, which takes `step`, after so many."""
     if times is None:
         return True
-    gains = [gain for gain, _ in _paths(chances)]
-    return step_pays([float(np.prod(chances[:, 0], dtype=np.float64))], gains, times + passes * step, step)
+    of_best = np.cumprod(chances[:, 0], dtype=np.float64)
+    gains = np.append(1.0, of_best[:-1])[:, None] * chances
+    return step_pays([float(of_best[-1])], gains.ravel().tolist(), times + passes * step, step)

@@ -17,7 +17,6 @@ from ..costs.budget import NO_COSTS
 from ..recycling.constrained import Candidates, Habits, grow, states_of
 from ..trees.constraint import State
 from ..trees.draft import Draft, Step
-from ..trees.tree import Tree
 from .matchers import state_of
 
 _CHAIN = 8
@@ -75,13 +74,8 @@ class Constraint:
             return [] if after is None else below(shown[-1], after)
 
         most = max(len(tree) - 1, _CHAIN)
-        grown = grow(state, below(0, state), tokens[0], propose, habits, room - 1, most, NO_COSTS)
-        shape, order = Tree.of_grown(grown.parents)
-        return Draft(
-            shape,
-            torch.tensor(grown.tokens, device=draft.tokens.device)[order],
-            confidence=np.array(grown.chances, np.float32)[order],
-        )
+        nodes = grow(state, below(0, state), tokens[0], propose, habits, room - 1, most, NO_COSTS)
+        return Draft.of(*nodes, device=draft.tokens.device)
 
     def learn(self, state: State, step: Step) -> None:
         """Learn which of the allowed tokens the target took; `state` is that of the step's root."""

@@ -7,7 +7,7 @@ longer waits is let go. An error of its processors, criteria or drafter, or of w
 alone.
 
 Cost: a copy of a text's slots where it joins or leaves; now and then one of all, where room grows. A pass costs as if
-all texts were as long as the longest and drafted as many nodes, so nodes are shared out (`run.share_nodes`).
+all texts were as long as the longest and drafted as many nodes, so nodes are shared out (`Run.drafts`).
 """
 
 from __future__ import annotations

@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from ..costs.budget import paying_size
 from ..costs.costs import Costs
 from ..drafters._base import TextDrafter
+from ..drafters._pruning import prune
 from ..model.inspection import layer_states
 from ..model.prefill import Reading, prefill
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
+from ..trees.templates import root_only
 from .stats import Clock
 from .text import Row
 
@@ -68,6 +68,18 @@ class Run:
         """Return a text's drafter, started when it is first needed."""
         return row.started(self.target, self.costs)
 
+    def drafts(self, going: list[int]) -> list[Draft]:
+        """A draft for each text that is `going`, a lone root for others; texts that share a pass share its nodes."""
+        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in self.rows]
+        for place in going:
+            with self.rows[place].guarded():
+                drafts[place] = self.rows[place].draft(self.target, self.costs)
+        if len(drafts) > 1 and going and self.costs.asked:
+            pruned = prune([drafts[place] for place in going], self.costs.by_nodes)
+            for place, draft in zip(going, pruned, strict=True):
+                drafts[place] = draft
+        return drafts
+
     def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
         """Collect in a list the hidden states that drafters need, pass by pass; None if no drafter needs any."""
         wanted = next((row.traits.states for row in self.rows if row.traits.states is not None), None)
@@ -111,18 +123,6 @@ def places_left(rows: Sequence[Row], gone: Collection[Row]) -> list[int]:
             order[place] = order[-1]
             order.pop()
     return order
-
-
-def share_nodes(drafts: list[Draft], going: list[int], costs: np.ndarray) -> None:
-    """Cut each draft to its likeliest nodes, in place, as many as bring the batch the most tokens per time; those
-    without probabilities, or with drawn nodes, stay whole.
-    """
-    chances = {row: None if drafts[row].drawn_from else drafts[row].chances for row in going}
-    whole = max((len(drafts[row].tree) for row, known in chances.items() if known is None), default=1)
-    size = paying_size([np.ones(1) if known is None else known for known in chances.values()], costs, whole)
-    for row, known in chances.items():
-        if known is not None:
-            drafts[row] = drafts[row].likeliest(size)
 
 
 def check_held(held: int, length: int) -> None:

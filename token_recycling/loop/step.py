@@ -24,10 +24,9 @@ from ..model.prefill import Reading, cross_border, first_pass, read_prompts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.packed import PackedTrees, send
-from ..trees.templates import root_only
 from .accept import GreedySteps, accept_walk
 from .known import NOTHING_KNOWN, Known
-from .run import Run, check_held, places_left, share_nodes
+from .run import Run, check_held, places_left
 from .stats import Clock, Stats
 from .text import Row, Sequence, TokenSelector
 
@@ -84,7 +83,7 @@ class TreeStepper:
         """One pass over all texts; see `Stepper`. Whoever has taken its tokens calls `learn`."""
         clock = self.run.clock
         self._prompt_alone, self._trees = clock.reads_prompt and self.run.prompt_alone, None
-        drafts = self._draft([] if self._prompt_alone else going)
+        drafts = self.run.drafts([] if self._prompt_alone else going)
         clock.lap("retrieve")
         seen = self._forward(drafts, going)
         clock.lap("forward")
@@ -93,17 +92,6 @@ class TreeStepper:
         self._keep(seen)
         clock.lap("update cache")
         return self._steps
-
-    def _draft(self, going: list[int]) -> list[Draft]:
-        """A draft for each text that is `going`, a lone root for others; texts that share a pass share its nodes."""
-        run = self.run
-        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in run.rows]
-        for row in going:
-            with run.rows[row].guarded():
-                drafts[row] = run.rows[row].draft(run.target, run.costs)
-        if len(drafts) > 1 and run.costs.asked:
-            share_nodes(drafts, going, run.costs.by_nodes)
-        return drafts
 
     def _forward(self, drafts: list[Draft], going: list[int]) -> _Pass:
         """One forward pass over all trees. Finished rows may have no position left: they are fully masked."""

@@ -10,15 +10,13 @@ Cost: ten microseconds a forced node, some thirty another one.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
-from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 
 from .._util.locks import Lock
 from ..costs.budget import may_pay
+from ..trees.best_first import best_first
 from ..trees.constraint import State
 
 _STATES, _TAKEN = 4096, 48
@@ -124,15 +122,8 @@ def _weights(state: State) -> dict[int, float]:
     return {token: _PART if begins_another(token, rest) else _WHOLE for token, rest in rests.items()}
 
 
-class Grown(NamedTuple):
-    """Nodes of a tree in order of growth, the root first."""
-
-    tokens: list[int]
-    parents: list[int]
-    chances: list[float]
-    """Of each node, if its parent is accepted."""
-    values: list[float]
-    """Of each node to be accepted."""
+Nodes = tuple[list[int], list[int], list[float]]
+"""Parents, tokens and confidence of a draft, in order of growth."""
 
 
 def grow(
@@ -145,46 +136,47 @@ def grow(
     most: int,
     costs: np.ndarray,
     ratio: float = 1.0,
-) -> Grown:
+) -> Nodes:
     """Grow a tree of up to `most` nodes below the root, whose token is given and after which `first` may follow.
 
     Nodes stand no deeper than `room`; as many are kept as pay by `costs` (m,), times of steps over 1, 2, ... nodes, and
     by the forecast `ratio`; all if there are no costs.
     """
-    times, grown = costs.tolist(), Grown([token], [-1], [1.0], [1.0])
-    states: list[State | None] = [root]
-    depths, order, expected, size = [0], count(), 1.0 / ratio, 1
+    times = costs.tolist()
+    parents, tokens, confidence = [-1], [token], [1.0]
+    values, depths, states = [1.0], [0], list[State | None]([root])
+    expected, size = 1.0 / ratio, 1
     best = expected / times[0] if times else 0.0
     most = min(most, len(times) - 1) if times else most
-    waiting: list[tuple[float, int, int, int, float]] = []
 
-    def wait(node: int, candidates: Candidates) -> None:
-        if depths[node] < room:
-            for token, chance in candidates:
-                if chance >= _LEAST:
-                    heapq.heappush(waiting, (-grown.values[node] * chance, next(order), node, token, chance))
+    def children(node: int) -> list[tuple[float, tuple[int, float]]]:
+        found = _following(node) if node else habits.chances(root, first)
+        if depths[node] >= room:
+            return []
+        return [(values[node] * chance, (token, chance)) for token, chance in found if chance >= _LEAST]
 
-    wait(0, habits.chances(root, first))
-    while waiting and len(grown.tokens) <= most:
-        less, _, parent, token, chance = heapq.heappop(waiting)
-        nodes, above = len(grown.tokens), states[parent]
-        if not may_pay(times, nodes, expected, best, -less):
-            break
-        after = None if above is None else above.after(token)
-        candidates = [] if after is None or after.few is None else habits.chances(after, [])
-        likeliest = max((chance for _, chance in candidates), default=1.0)
-        sure = after is None or (after.few is not None and likeliest >= _SURE)
-        proposed = propose(parent, token, chance, None if sure else after)
+    def _following(node: int) -> Candidates:
+        """What may follow the newest node; `propose` is called for every node."""
+        after, candidates = states[node], Candidates()
+        if after is not None and after.few is not None:
+            candidates = habits.chances(after, [])
+        sure = after is None or (after.few is not None and max((one for _, one in candidates), default=1.0) >= _SURE)
+        proposed = propose(parents[node], tokens[node], confidence[node], None if sure else after)
         if after is not None and (proposed or after.few is None):
             candidates = habits.chances(after, proposed)
-        grown.tokens.append(token)
-        grown.parents.append(parent)
-        grown.chances.append(chance)
-        grown.values.append(-less)
-        states.append(after)
+        return candidates
+
+    for parent, value, (token, chance) in best_first(children):
+        number, above = len(tokens), states[parent]
+        if number > most or not may_pay(times, number, expected, best, value):
+            break
+        parents.append(parent)
+        tokens.append(token)
+        confidence.append(chance)
+        values.append(value)
         depths.append(depths[parent] + 1)
-        expected -= less
-        if not times or expected / times[nodes] > best:
-            best, size = expected / times[nodes] if times else 0.0, nodes + 1
-        wait(nodes, candidates)
-    return Grown(grown.tokens[:size], grown.parents[:size], grown.chances[:size], grown.values[:size])
+        states.append(None if above is None else above.after(token))
+        expected += value
+        if not times or expected / times[number] > best:
+            best, size = expected / times[number] if times else 0.0, number + 1
+    return parents[:size], tokens[:size], confidence[:size]

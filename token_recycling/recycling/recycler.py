@@ -179,9 +179,9 @@ class Recycler:
 
         keep_allowed(tree, 0, state.mask)
         first = candidates(0)
-        grown = grow(state, first, int(tree.tokens[0]), propose, habits, room, self.nodes, costs, ratio)
-        nodes = len(grown.tokens)
-        return self.tree(text, nodes), np.array(grown.chances, np.float32)
+        root = int(tree.tokens[0])
+        _, _, confidence = grow(state, first, root, propose, habits, room, self.nodes, costs, ratio)
+        return self.tree(text, len(confidence)), np.array(confidence, np.float32)
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
         """The first nodes of a text's draft, in order of growth: views that hold until the next draft."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from .._util import display
 from .._util.text_stream import Decodes
 from .._util.topk import top_candidates
 from .constraint import State
-from .tree import Tree
+from .tree import Tree, by_depth, shape
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,41 @@ class Draft:
     needed: frozenset[int] = frozenset()
     """Nodes that the drafter learns from even if rejected; kept in a fused draft if there is room for all."""
 
+    @classmethod
+    def of(
+        cls,
+        parents: Sequence[int],
+        tokens: Sequence[int] | np.ndarray,
+        confidence: Sequence[float] | np.ndarray | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        drawn_from: Mapping[int, torch.Tensor] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """Make a draft of three parallel arrays (n,), the root first, every parent before its children; nodes are put
+        in order of depth. Ranks are places among siblings unless they are given.
+        """
+        order = by_depth(parents)
+        places = {node: place for place, node in enumerate(order)}
+        above = [-1, *(places[parents[node]] for node in order[1:])]
+        if ranks is None:
+            degrees = [0] * len(order)
+            ordered = [0]
+            for parent in above[1:]:
+                ordered.append(degrees[parent])
+                degrees[parent] += 1
+        else:
+            ordered = [ranks[node] for node in order]
+        known = None if confidence is None else np.asarray(confidence, np.float32)[order]
+        if known is not None:
+            known[0] = 1
+        return cls(
+            shape(above, ordered),
+            torch.from_numpy(np.asarray(tokens, np.int64)[order]).to(device),
+            {places[node]: source for node, source in drawn_from.items()} if drawn_from else None,
+            known,
+        )
+
     def cut(self, depth: int) -> Draft:
         """The draft without the nodes deeper than `depth`."""
         tree = self.tree.cut(depth)
@@ -46,30 +82,38 @@ class Draft:
         path, tree = [0], self.tree
         while tree.children[path[-1]]:
             path.append(tree.children[path[-1]][0])
-        return self if len(path) == len(tree) else self.part(path)
+        return self.part(path)
+
+    def ranked(self, kept: frozenset[int] = frozenset({0})) -> np.ndarray | None:
+        """Return all nodes (n,), those of `kept` first, then the most probable ones; None where probabilities are
+        unknown, or sampled nodes are not among `kept`: which of these stay must not depend on what was sampled.
+        """
+        if self.chances is None or (self.drawn_from and not self.drawn_from.keys() <= kept):
+            return None
+        later = np.ones(len(self.tree), bool)
+        later[list(kept)] = False
+        return np.lexsort((-self.chances, later))  # stable: of equal values the parent, which comes first, stays first
 
     def likeliest(self, n: int) -> Draft:
-        """Sub-draft of the n likeliest nodes, the root included; the first ones where no chances are known, or some
-        were drawn.
-        """
-        if len(self.tree) <= n:
-            return self
-        chances = None if self.drawn_from else self.chances
-        return self.part(range(n) if chances is None else sorted(np.argsort(-chances, kind="stable")[:n].tolist()))
+        """Sub-draft of the n most probable nodes, the root included; of the first n where `ranked` returns None."""
+        order = self.ranked()
+        return self.part(range(min(n, len(self.tree))) if order is None else sorted(order[:n].tolist()))
 
     def part(self, nodes: Sequence[int]) -> Draft:
         """Sub-draft of these nodes (sorted, with their parents)."""
+        if len(nodes) == len(self.tree):
+            return self
         places = {node: place for place, node in enumerate(nodes)}
         kept, tree = list(places), self.tree
-        parents = tuple(-1 if node == 0 else places[tree.parents[node]] for node in kept)
+        parents = [-1 if node == 0 else places[tree.parents[node]] for node in kept]
         drawn_from = self.drawn_from and {places[node]: q for node, q in self.drawn_from.items() if node in places}
         confidence = None if self.confidence is None else self.confidence[kept]
         needed = frozenset(places[node] for node in self.needed if node in places)
         return Draft(
-            Tree(parents, tuple(tree.ranks[node] for node in kept)), self.tokens[kept], drawn_from, confidence, needed
+            shape(parents, [tree.ranks[node] for node in kept]), self.tokens[kept], drawn_from, confidence, needed
         )
 
-    @property
+    @cached_property
     def chances(self) -> np.ndarray | None:
         """(n,) float64: how likely each node is accepted, never rising from parent to child; None if unknown."""
         if self.confidence is None:
@@ -96,6 +140,34 @@ class Draft:
             above = places[parent]
             places.append(None if above is None else there.get((above, token)))
         return places
+
+
+class DraftBuilder:
+    """Grows a draft from branches with a common beginning: of two nodes with one token after the same parent one is
+    enough. Cost: a dictionary entry a node.
+    """
+
+    def __init__(self, root: int) -> None:
+        """`root` is the root's token."""
+        self.parents, self.tokens = [-1], [root]
+        self.confidence: list[float | None] = [1.0]
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int, confidence: float | None = None) -> int:
+        """Return the child of `parent` that carries `token`, which may be new. Nodes that are added in order of depth
+        have the same numbers in the draft.
+        """
+        node = self._children.setdefault((parent, token), len(self.parents))
+        if node == len(self.parents):
+            self.parents.append(parent)
+            self.tokens.append(token)
+            self.confidence.append(confidence)
+        return node
+
+    def draft(self, device: torch.device | str = "cpu") -> Draft:
+        """Return what was added; without confidence unless it is known of all nodes."""
+        known = [one for one in self.confidence if one is not None]
+        return Draft.of(self.parents, self.tokens, known if len(known) == len(self.parents) else None, device=device)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from .tree import RankPath, Tree
+from .best_first import best_first
+from .tree import RankPath, Tree, branch
 
+_NO_PATH: RankPath = ()
 _MOST = 10_000
 """Nodes of a tree: its mask has their square."""
 
@@ -20,7 +21,7 @@ _MOST = 10_000
 @cache
 def root_only() -> Tree:
     """The tree of plain decoding."""
-    return Tree((-1,), (0,))
+    return branch(1)
 
 
 @cache
@@ -30,7 +31,7 @@ def chain(length: int) -> Tree:
         raise ValueError(
             f"expected a chain of 1 node or more, got {length}; for plain decoding use the drafter 'plain'"
         )
-    return Tree.from_paths((0,) * depth for depth in range(1, length + 1))
+    return branch(1 + length)
 
 
 @cache
@@ -87,22 +88,24 @@ def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, R
     The first n are the tree of n nodes with the most expected accepted tokens; these are the sum of their products.
     """
     ranked = [sorted(range(len(chances)), key=lambda rank: -chances[rank]) for chances in acceptance]
-    # The product and the path, then the product before the last node and the place of its rank by chance.
-    waiting: list[tuple[float, int, RankPath, float, int]] = []
+    newest = 1.0, (1.0, _NO_PATH, 0)
 
-    def wait(before: float, path: RankPath, place: int) -> None:
-        depth = len(path)
-        if depth < len(ranked) and place < len(ranked[depth]):
-            rank = ranked[depth][place]
-            product = before * acceptance[depth][rank]
-            heapq.heappush(waiting, (-product, depth + 1, (*path, rank), before, place))
+    def below(above: float, path: RankPath, place: int) -> Iterator[tuple[float, tuple[float, RankPath, int]]]:
+        """The child of that place by probability, with what stands above it: the product and the place."""
+        if len(path) < len(ranked) and place < len(ranked[len(path)]):
+            rank = ranked[len(path)][place]
+            yield above * acceptance[len(path)][rank], (above, (*path, rank), place)
 
-    wait(1.0, (), 0)
-    while waiting:
-        negative, _, path, before, place = heapq.heappop(waiting)
-        yield -negative, path
-        wait(before, path[:-1], place + 1)
-        wait(-negative, path, 0)
+    def children(node: int) -> Iterator[tuple[float, tuple[float, RankPath, int]]]:
+        """The best child of the newest node and its next sibling: no candidate is better than both."""
+        value, (above, path, place) = newest
+        if node:
+            yield from below(above, path[:-1], place + 1)
+        yield from below(value, path, 0)
+
+    for _, value, found in best_first(children):
+        newest = value, found
+        yield value, found[1]
 
 
 def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Tree:

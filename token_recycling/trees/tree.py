@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Protocol
+from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,54 +24,17 @@ from .._util import display
 RankPath = tuple[int, ...]
 
 
-class TreeShape(Protocol):
-    """The arrays that say which node follows which; n nodes in order of depth."""
+class TreeTensors(NamedTuple):
+    """A tree's arrays on one device; n nodes."""
 
-    @property
-    def parents(self) -> torch.Tensor:
-        """(n,) int64; a root is its own parent."""
-
-    @property
-    def ancestors(self) -> torch.Tensor:
-        """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
-
-    @property
-    def depths(self) -> torch.Tensor:
-        """(n,) int64; the root has depth 0."""
-
-
-class TreeTensors:
-    """A tree's arrays on one device; n nodes. Each is made when first read, for use in inference mode and outside."""
-
-    def __init__(self, tree: Tree, device: torch.device) -> None:
-        self._tree, self._device = tree, device
-
-    @cached_property
-    @torch.inference_mode(False)
-    def parents(self) -> torch.Tensor:
-        """(n,) int64; the root is its own parent."""
-        return torch.tensor((0, *self._tree.parents[1:]), device=self._device)
-
-    @cached_property
-    @torch.inference_mode(False)
-    def ranks(self) -> torch.Tensor:
-        """(n,) int64."""
-        return torch.tensor(self._tree.ranks, device=self._device)
-
-    @cached_property
-    @torch.inference_mode(False)
-    def depths(self) -> torch.Tensor:
-        """(n,) int64; the root has depth 0."""
-        return torch.tensor(self._tree.depths, device=self._device)
-
-    @cached_property
-    @torch.inference_mode(False)
-    def ancestors(self) -> torch.Tensor:
-        """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
-        seen = np.eye(len(self._tree), dtype=bool)  # numpy writes a row in a fiftieth of torch's time
-        for node, parent in enumerate(self._tree.parents[1:], start=1):
-            seen[node] |= seen[parent]
-        return torch.from_numpy(seen).to(self._device)
+    parents: torch.Tensor
+    """(n,) int64; the root is its own parent."""
+    ranks: torch.Tensor
+    """(n,) int64."""
+    depths: torch.Tensor
+    """(n,) int64; the root has depth 0."""
+    ancestors: torch.Tensor
+    """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,24 +85,6 @@ class Tree:
             parents.append(index[path[:-1]])
             ranks.append(path[-1])
         return cls(tuple(parents), tuple(ranks))
-
-    @classmethod
-    def of_grown(cls, parents: Sequence[int], ranks: Sequence[int] | None = None) -> tuple[Tree, np.ndarray]:
-        """A tree of nodes (n,) in any order in which parents come first, and their order in it, (n,) int64. Ranks are
-        places among siblings unless they are given.
-        """
-        depths, siblings, places = [0], [0], [0] * len(parents)
-        below = [0] * len(parents)
-        for parent in parents[1:]:
-            depths.append(depths[parent] + 1)
-            siblings.append(below[parent])
-            below[parent] += 1
-        order = np.argsort(depths, kind="stable")
-        for place, node in enumerate(order.tolist()):
-            places[node] = place
-        ranked = siblings if ranks is None else ranks
-        shape = cls((-1, *(places[parents[node]] for node in order[1:])), tuple(ranked[node] for node in order))
-        return shape, order
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -207,9 +152,15 @@ class Tree:
         return self._cuts[depth]
 
     def on(self, device: torch.device) -> TreeTensors:
-        """The tree's arrays on `device`, made once."""
+        """The tree's arrays on `device`, made once, for use in inference mode and outside."""
         if device not in self._tensors:
-            self._tensors[device] = TreeTensors(self, device)
+            numbers = np.array([(0, *self.parents[1:]), self.ranks, self.depths])
+            seen = np.eye(len(self), dtype=bool)
+            for node, parent in enumerate(self.parents[1:], start=1):
+                seen[node] |= seen[parent]
+            with torch.inference_mode(False):
+                parents, ranks, depths = torch.from_numpy(numbers).to(device)
+                self._tensors[device] = TreeTensors(parents, ranks, depths, torch.from_numpy(seen).to(device))
         return self._tensors[device]
 
     def drawn(self, labels: Sequence[str] | None = None) -> str:
@@ -229,3 +180,24 @@ class Tree:
     def _repr_html_(self) -> str:
         """In a notebook: every node with its rank."""
         return display.tree(self.parents, ["root", *map(str, self.ranks[1:])])._repr_html_()
+
+
+@cache
+def branch(nodes: int) -> Tree:
+    """The tree of one branch, the root included; made once, so that its mask is too."""
+    return Tree((*range(-1, nodes - 1),), (0,) * nodes)
+
+
+def shape(parents: Sequence[int], ranks: Sequence[int]) -> Tree:
+    """Return the tree of these nodes, for one branch always the same object."""
+    if any(ranks) or list(parents) != [*range(-1, len(parents) - 1)]:
+        return Tree(tuple(parents), tuple(ranks))
+    return branch(len(parents))
+
+
+def by_depth(parents: Sequence[int]) -> list[int]:
+    """Return nodes in order of depth, those of one depth as they come; every parent comes before its children."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return sorted(range(len(parents)), key=depths.__getitem__)

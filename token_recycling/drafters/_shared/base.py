@@ -117,14 +117,14 @@ class ModelText(TextDrafter):
         if rules.times is not None and graph.steps:
             seconds = (time.perf_counter() - began) / graph.steps
             self._costs.count(rules.work, 1, seconds)
-        places = verified(graph, rules)
+        draft = verified(graph, rules, self._target.device)
         self.counts.update(
             draft_forwards=graph.steps,
             drafted_by_model=len(graph) - 1,
             merged_nodes=len(graph.merged),
-            verified_copies=sum(place.copied for place in places),
+            verified_copies=len(graph.copied),
         )
-        return graph.draft(places, self._target.device)
+        return draft
 
     def observe(self, step: Step) -> None:
         """Keep in the draft model's cache, of the nodes that were read, those of the text."""

@@ -20,9 +20,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ...costs.budget import best_size, step_pays
+from ...costs.budget import step_pays
 from ...costs.costs import Work
-from .graph import Graph, UnrolledNode
+from ...trees.draft import Draft
+from .._pruning import prune
+from .graph import Graph
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
 Stop = Callable[[Graph], bool]
@@ -93,14 +95,12 @@ def grow(
     return graph
 
 
-def verified(graph: Graph, rules: Rules) -> list[UnrolledNode]:
-    """The tree that is verified in the graph's place."""
-    places = graph.unrolled(rules.nodes)
+def verified(graph: Graph, rules: Rules, device: torch.device | str = "cpu") -> Draft:
+    """The draft that is verified in the graph's place."""
+    draft = graph.unrolled(rules.nodes, device)
     if rules.times is None:
-        return places
-    times = rules.times + graph.steps * rules.work.step
-    chosen, _ = best_size([place.probability for place in places[1:]], times)
-    return places if chosen == len(places) - 1 else graph.unrolled(chosen)
+        return draft
+    return prune([draft], rules.times + graph.steps * rules.work.step)[0]
 
 
 def _pays(graph: Graph, followed: Sequence[int], rules: Rules) -> bool:

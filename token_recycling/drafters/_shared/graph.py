@@ -9,31 +9,14 @@ one (section 5.4), the most probable paths first. Without merges the graph is a 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-from itertools import count
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-import numpy as np
 import torch
 
+from ...trees.best_first import best_first
 from ...trees.draft import Draft
-from ...trees.templates import chain
-from ...trees.tree import Tree
-
-
-class UnrolledNode(NamedTuple):
-    """A node of the unrolled tree."""
-
-    node: int
-    """The node of the graph that stands here."""
-    parent: int
-    """Index of the place above; -1 for the root."""
-    depth: int
-    probability: float
-    """Of the whole path, by the draft model."""
-    copied: bool
-    """Whether it stands on another path than the one that it was drafted on."""
+from ...trees.tree import by_depth
 
 
 class Graph:
@@ -58,6 +41,8 @@ class Graph:
         """The nodes that the draft model has read, each with its number in their order."""
         self.drawn_from: dict[int, torch.Tensor] = {}
         """For each node whose children were drawn at random, the distribution (vocabulary,)."""
+        self.copied: frozenset[int] = frozenset()
+        """Nodes of the last unrolled tree that are copies."""
         self._grams: list[tuple[int, ...]] = [tuple(text[-tau:]) if tau else ()]
         self._first: dict[tuple[int, ...], int] = {}
         self._merged_with: dict[int, list[int]] = {}
@@ -117,47 +102,36 @@ class Graph:
             path.append((node, crossed))
         return path
 
-    def unrolled(self, nodes: int) -> list[UnrolledNode]:
-        """The tree that is verified: the root and at most `nodes` more, in order of depth.
+    def unrolled(self, nodes: int, device: torch.device | str = "cpu") -> Draft:
+        """The tree that is verified: the root and at most `nodes` more, the most probable ones. `copied` then names
+        those that stand on another path than the one that they were drafted on.
 
-        The most probable places are chosen. Of a graph whose tokens were drawn at random, all nodes stand on their own
-        paths, of which no more than `nodes` may have been drafted; copies fill up the rest.
+        Of a graph whose tokens were sampled all nodes stand on their own paths, of which no more than `nodes` may have
+        been drafted; copies fill up the rest, and count as chosen.
         """
-        places = [UnrolledNode(0, -1, 0, 1.0, False)]
-        order = count()
-        waiting: list[tuple[float, int, UnrolledNode]] = []
+        origins, parents, values, crossed = [0], [-1], [1.0], [False]
 
-        def offer(index: int) -> None:
-            above = places[index]
-            copied = above.copied or above.node in self.merged
-            for child in self.successors(above.node):
-                place = UnrolledNode(child, index, above.depth + 1, above.probability * self.shares[child], copied)
-                first = bool(self.drawn_from) and not copied
-                heapq.heappush(waiting, (-1.0 if first else -place.probability, next(order), place))
+        def children(place: int) -> Iterator[tuple[float, tuple[int, bool]]]:
+            across = crossed[place] or origins[place] in self.merged
+            for child in self.successors(origins[place]):
+                first = bool(self.drawn_from) and not across
+                yield 1.0 if first else values[place] * self.shares[child], (child, across)
 
-        offer(0)
-        while waiting and len(places) <= nodes:
-            places.append(heapq.heappop(waiting)[2])
-            offer(len(places) - 1)
-        return _by_depth(places)
-
-    def draft(self, places: Sequence[UnrolledNode], device: torch.device) -> Draft:
-        """The draft to verify, from the unrolled tree: copies and what was not drawn at random are deterministic."""
-        parents, ranks = tuple(place.parent for place in places), tuple(self.ranks[place.node] for place in places)
-        is_chain = parents == tuple(range(-1, len(places) - 1)) and not any(ranks)
-        tree = chain(len(places) - 1) if is_chain and len(places) > 1 else Tree(parents, ranks)
-        drawn_from = {
-            index: self.drawn_from[self.parents[place.node]]
-            for index, place in enumerate(places)
-            if not place.copied and self.parents[place.node] in self.drawn_from
-        }
-        tokens = torch.tensor([self.tokens[place.node] for place in places], device=device)
-        confidence = np.array([self.shares[place.node] for place in places], np.float32)
-        return Draft(tree, tokens, drawn_from or None, confidence)
-
-
-def _by_depth(places: Sequence[UnrolledNode]) -> list[UnrolledNode]:
-    """The same places with parents counted anew, in order of depth and, below one place, of rank."""
-    ordered = sorted(range(len(places)), key=lambda index: (places[index].depth, index))
-    new = {-1: -1, **{old: index for index, old in enumerate(ordered)}}
-    return [places[old]._replace(parent=new[places[old].parent]) for old in ordered]
+        for parent, _, (child, across) in islice(best_first(children), nodes):
+            origins.append(child)
+            parents.append(parent)
+            values.append(values[parent] * self.shares[child])
+            crossed.append(across)
+        self.copied = frozenset(place for place, node in enumerate(by_depth(parents)) if crossed[node])
+        return Draft.of(
+            parents,
+            [self.tokens[node] for node in origins],
+            [self.shares[node] for node in origins],
+            ranks=[self.ranks[node] for node in origins],
+            drawn_from={
+                place: self.drawn_from[self.parents[node]]
+                for place, node in enumerate(origins)
+                if not crossed[place] and self.parents[node] in self.drawn_from
+            },
+            device=device,
+        )

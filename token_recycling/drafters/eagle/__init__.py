@@ -129,7 +129,7 @@ class EagleText(StatesText):
             return Draft(root_only(), text[-1:])
         rules = Rules(depth, k, nodes, frontier=k, times=times, work=self._work)
         graph = grow(self._reader, text, rules, self._target.vocab_size)
-        draft = graph.draft(verified(graph, rules), self._target.device)
+        draft = verified(graph, rules, self._target.device)
         self._spent(graph.steps, since=began)
         return draft
 

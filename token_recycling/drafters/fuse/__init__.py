@@ -25,10 +25,10 @@ from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
-from ...trees.templates import root_only
 from .._base import PREDICTED, Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
+from .._pruning import prune
 from .._registry import make_drafter
-from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts, warm_up
+from .merge import FuseCalibration, Merged, NodeValues, kept_first, merge_drafts, valued_draft, warm_up
 
 _MOST_PARTS = 6
 """What is learned of parts together has a cell for every combination of them."""
@@ -149,26 +149,22 @@ class FuseText(TextDrafter):
         began = time.perf_counter()
         drafts = [part.draft(context).cut(context.room - 1) for part in self._parts]
         chosen = self._chosen = self._select(drafts, context, time.perf_counter() - began)
-        if len(chosen.kept) == 1:
-            return Draft(root_only(), context.root)
-        return chosen.merged.draft(chosen.kept, chosen.drawn, context, chosen.valued.values)
+        return replace(chosen.draft, tokens=chosen.draft.tokens.to(context.tokens.device))
 
     def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
         """The nodes of all drafts to verify; `seconds` were spent on drafting."""
-        spent, by_nodes, most = 0.0, NO_COSTS, self._most
+        times, most = NO_COSTS, self._most
         if self._costs is not None:
-            spent, by_nodes = self._costs.in_passes(seconds), self._costs.by_nodes
-            most = min(most, len(by_nodes) - 1)
+            times = self._costs.by_nodes + self._costs.in_passes(seconds)
+            most = min(most, len(times) - 1)
         merged = merge_drafts(drafts)
         with self.drafter.learning:
             valued = self.drafter.calibration.values_of(merged)
         first, drawn = kept_first(merged, most)
-        # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are does.
+        # Whether the loop can use a sampled draft must not depend on what is sampled: how many nodes there are does.
         if drawn and not self._target.info.fits(len(context.tokens) - 1, self._most + 1):
-            kept, drawn = np.zeros(1, np.int64), frozenset()
-        else:
-            kept = best(valued.values, first, most, by_nodes, spent)
-        return _Selection(merged, valued, kept, drawn)
+            return _Selection(merged, valued, merged.draft.cut(0))
+        return _Selection(merged, valued, prune([valued_draft(merged, valued.values, drawn)], times, most, first)[0])
 
     def observe(self, step: Step) -> None:
         chosen, self._chosen = self._chosen, None
@@ -182,11 +178,12 @@ class FuseText(TextDrafter):
 
     def _count(self, chosen: _Selection, step: Step) -> None:
         merged = chosen.merged
-        proposed = merged.nodes.ranks >= 0
+        proposed = merged.ranks >= 0
+        kept = [node for node in chosen.draft.places_in(merged.draft) if node is not None]
         accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
         for part, label in enumerate(self.drafter.labels):
             self._counts[f"{label}.proposed"] += int(proposed[1:, part].sum())
-            self._counts[f"{label}.kept"] += int(proposed[chosen.kept[1:], part].sum())
+            self._counts[f"{label}.kept"] += int(proposed[kept[1:], part].sum())
             self._counts[f"{label}.accepted"] += int(accepted[:, part].sum())
             self._counts[f"{label}.accepted_alone"] += int((accepted[:, part] & (accepted.sum(1) == 1)).sum())
 
@@ -203,12 +200,10 @@ class FuseText(TextDrafter):
 
 
 class _Selection(NamedTuple):
-    merged: MergedDraft
+    merged: Merged
     valued: NodeValues
-    kept: np.ndarray
-    """The nodes that are verified."""
-    drawn: frozenset[int]
-    """Those of them that count as drawn."""
+    draft: Draft
+    """What is verified of it."""
 
 
 def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:

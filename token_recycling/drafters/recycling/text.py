@@ -15,12 +15,10 @@ from ...costs.costs import Costs
 from ...recycling.constrained import states_of
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT
-from ...recycling.nodes import GrowingTree
 from ...recycling.recycler import Recycler
 from ...trees.constraint import State
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
-from ...trees.tree import Tree
 from .._base import PREDICTED, TextDrafter
 from .allowed import top_allowed
 
@@ -80,7 +78,7 @@ class RecyclingText(TextDrafter):
             tree = self._recycler.draft_one(self._text, tokens, room, times, ratio)
             chances = tree.chances[tree.parents, tree.ranks]
         self._values = tree.values.copy()
-        draft = _draft_of(tree, chances)
+        draft = Draft.of(tree.parents.tolist(), tree.tokens, chances, ranks=tree.ranks.tolist())
         self._spent = _now() - began
         return draft
 
@@ -134,15 +132,6 @@ class RecyclingText(TextDrafter):
         costs.count(work, verified, seconds)
         taken = costs.of(costs.nodes) + work.of(verified)
         self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
-
-
-def _draft_of(tree: GrowingTree, chances: np.ndarray) -> Draft:
-    """The nodes of a tree in order of depth; `chances` (n,): that each is accepted if its parent is."""
-    shape, order = Tree.of_grown(tree.parents.tolist(), tree.ranks.tolist())
-    tokens = torch.from_numpy(tree.tokens[order])
-    confidence = chances[order]
-    confidence[0] = 1
-    return Draft(shape, tokens, confidence=confidence)
 
 
 def _now() -> float:

@@ -20,8 +20,7 @@ from ...costs.costs import Costs
 from ...model.remembered import remembered
 from ...model.tree_model import TreeModel
 from ...recycling.occurrences import warm_up
-from ...recycling.trie import Trie
-from ...trees.draft import Context, Draft
+from ...trees.draft import Context, Draft, DraftBuilder
 from ...trees.templates import root_only
 from .._base import Drafter, check_at_least
 from .datastore import Datastore, DatastoreError, tokenizer_of
@@ -91,13 +90,13 @@ class Rest(Drafter):
         found = self._store.continuations(recent, _LEAST, length, self.max_matches)
         if not len(found):
             return Draft(root_only(), context.root)
-        trie = Trie(int(recent[-1]))
+        draft = DraftBuilder(int(recent[-1]))
         nodes: dict[tuple[int, ...], int] = {(): 0}
         counts = {(): len(found), **frequent_prefixes(found, self.nodes)}
         for prefix in list(counts)[1:]:
-            nodes[prefix] = trie.add(nodes[prefix[:-1]], prefix[-1])
-        confidence = np.array([count / counts[prefix[:-1]] for prefix, count in counts.items()], np.float32)
-        return Draft(trie.tree(), torch.tensor(trie.tokens, device=context.tokens.device), confidence=confidence)
+            share = counts[prefix] / counts[prefix[:-1]]
+            nodes[prefix] = draft.add(nodes[prefix[:-1]], prefix[-1], share)
+        return draft.draft(context.tokens.device)
 
     def describe(self) -> str:
         unsure = "" if self._checked else ", its tokenizer not checked"

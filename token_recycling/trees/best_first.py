@@ -1,0 +1,33 @@
+"""Best-first growth of a tree whose nodes are found while it grows (Sequoia, 2402.12374, section 4.1; EAGLE-2).
+
+Where a node's value is the product of the probabilities from the root, the first n nodes are the tree of n nodes with
+the most expected accepted tokens. Static trees, unrolled graphs and trees within a grammar grow by this function; the
+compiled kernel of `recycling.growth` does the same for many sequences at once, on arrays. Cost: a heap entry for each
+candidate.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def best_first(children: Callable[[int], Iterable[tuple[float, T]]]) -> Iterator[tuple[int, float, T]]:
+    """Yield the parent, value and candidate of each node, the most valuable candidate first, the older of equal ones.
+
+    Nodes are numbered in this order, the root is 0. `children(node)` returns the values and candidates that may follow
+    a node; it is called once, after the caller has taken that node.
+    """
+    waiting: list[tuple[float, int, int, T]] = []
+    order = count()
+    for node in count():
+        for value, candidate in children(node):
+            heapq.heappush(waiting, (-value, next(order), node, candidate))
+        if not waiting:
+            return
+        less, _, parent, best = heapq.heappop(waiting)
+        yield parent, -less, best
