@@ -15,6 +15,8 @@ from token_recycling.costs.costs import Work
 from token_recycling.drafters._shared.base import CausalDrafter
 from token_recycling.drafters._shared.expand import Rules, verified
 
+pytestmark = pytest.mark.measured
+
 CHEAP, STEP = np.array([1.0, 1.0, 1.0, 2.0]), 0.1
 """Two nodes besides the root are free, the third doubles the time; a drafting step takes a tenth of it."""
 

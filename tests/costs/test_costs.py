@@ -5,6 +5,8 @@ import pytest
 
 from token_recycling.costs.costs import Costs, OnlineCurve, band, shared_by
 
+pytestmark = pytest.mark.measured
+
 TIMES = np.array([1.0, 1.5, 2.25, 3.0, 4.5, 6.0])
 
 

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from token_recycling.costs.costs import Costs, OnlineCurve, Work
 
+pytestmark = pytest.mark.measured
+
 
 def new_costs():
     return Costs(lambda texts, length: OnlineCurve(np.linspace(1, 3, 8)), 1, 10)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from token_recycling.costs.budget import best_size
 from token_recycling.costs.costs import OnlineCurve
 
+pytestmark = pytest.mark.measured
+
 N = np.arange(1, 65)
 TICK = 0.01
 FLAT, LINEAR = np.ones(64), 1 + 0.05 * (N - 1)

@@ -15,6 +15,8 @@ from token_recycling.model import tree_inputs
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.tree_model import TreeModel
 
+pytestmark = pytest.mark.measured
+
 GREEDY = {"do_sample": False}
 
 

@@ -145,6 +145,7 @@ def test_drafting_and_verification_end_where_they_do_not_pay(counting, tmp_path,
         assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
 
 
+@pytest.mark.measured
 def test_what_a_pass_of_the_head_takes_is_learned(deep, tmp_path):
     folder, _ = head_in(tmp_path, EAGLE_3)
     drafter = Eagle(folder)

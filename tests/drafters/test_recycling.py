@@ -174,6 +174,7 @@ def test_free_nodes_are_all_drafted_and_dear_ones_not(counting, rise):
     assert set(sizes(counting, drafter, 40)) == {0}, "even a certain token does not pay"
 
 
+@pytest.mark.measured
 def test_drafting_comes_back_when_candidates_prove_right(counting, rise):
     """A node pays from a chance of 0.9 on. The model's own probability is a third, but it is always right: after some
     steps without a draft that is known.
@@ -207,6 +208,7 @@ def clock(monkeypatch):
     return looks
 
 
+@pytest.mark.measured
 def test_where_drafting_does_not_pay_it_rests_and_comes_back(counting, rise, clock):
     """Its own work takes a tenth of a pass: where all that brings nothing, a look every tenth step takes a hundredth of
     the time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.

@@ -17,6 +17,8 @@ from token_recycling.model.prefill import extend, prefill
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
 
+pytestmark = pytest.mark.measured
+
 GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
 ORDERS = list(itertools.product([True, False], repeat=3))
 KINDS = [named("llama"), named("gemma3_text"), named("bloom"), named("deepseek_v32")]

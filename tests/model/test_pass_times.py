@@ -16,6 +16,8 @@ from token_recycling.model.info import model_info
 from token_recycling.model.pass_times import PassTimes, prior, setting
 from token_recycling.model.tree_model import TreeModel
 
+pytestmark = pytest.mark.measured
+
 DEAR = 1 + 0.5 * np.arange(8)
 
 
