@@ -13,7 +13,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready ## a virtual environment with everything that demo, test and bench need
 
-demo: setup      ## six questions to SmolLM2-135M-Instruct (93 MB, downloaded once), plain and recycled side by side
+demo: setup      ## two minutes: a chat answer, JSON and an edit by SmolLM2-135M-Instruct (93 MB), plain and accelerated
 	@$(RUN)/python -m benchmarks.demo
 
 WORKERS := --numprocesses auto --maxprocesses 8
