@@ -35,7 +35,7 @@ ONE_FAMILY := test_trees_equal_linear_decoding_and_texts_those_of_generate[llama
 QUICK := tests/trees tests/recycling tests/loop --deselect tests/loop/test_accept_drawn.py \
 	'tests/model/test_architectures.py::$(ONE_FAMILY)'
 test-quick: setup ## under a minute on two cores: loop, trees, recycling, one family; run it as you work
-	$(RUN)/python -m pytest -m "not slow and not nightly" --numprocesses 2 $(QUICK)
+	$(RUN)/python -m pytest --numprocesses 2 $(QUICK)
 
 test-real: setup ## texts of a real model, which is downloaded once (93 MB), with every drafter; PART=WORDS as of pytest -k
 	$(RUN)/python -m pytest -m real -rs tests/real $(if $(PART),-k '$(PART)')

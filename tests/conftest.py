@@ -14,7 +14,7 @@ from token_recycling.model.loading import load
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "models" / "target"
-NIGHTLY = ("browser", "ecosystem")
+NIGHTLY = ("browser", "cuda", "ecosystem")
 """Folders whose tests are for `make test-all` alone; elsewhere the marker `nightly` says it."""
 
 # The same examples on every machine and in every run.

@@ -6,7 +6,7 @@ import pytest
 from support.commandline import run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_measured_is_reported(tiny_model_dir, tmp_path):
     data, output = tmp_path / "data.jsonl", tmp_path / "out"
     lines = [{"text": "def add(a, b):\n    return a + b"}, {"prompt": "import os", "completion": "\nimport sys"}]

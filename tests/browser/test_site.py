@@ -30,7 +30,6 @@ def page(browser):
     assert wrong == []
 
 
-@pytest.mark.slow
 def test_no_page_scrolls_sideways_on_a_phone(site, page):
     wide = []
     for file in sorted(site.rglob("*.html")):
@@ -40,7 +39,6 @@ def test_no_page_scrolls_sideways_on_a_phone(site, page):
     assert wide == []
 
 
-@pytest.mark.slow
 def test_the_search_finds_without_a_server(site, page):
     page.set_viewport_size({"width": 1200, "height": 800})
     page.goto((site / "index.html").as_uri())

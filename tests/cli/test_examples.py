@@ -11,8 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "target"
 
-pytestmark = pytest.mark.slow
-
 
 def run(name, *arguments):
     """The standard output of one example; fails with its standard error."""
@@ -33,6 +31,7 @@ def test_accelerate_generate_prints_the_same_text_and_what_it_was_worth():
     assert output.startswith("class Stack:")
 
 
+@pytest.mark.nightly
 def test_stream_steps_shows_every_token_and_one_tree():
     output = run("stream_steps.py", str(MODEL), "--max-new-tokens", "60")
     steps, tree = output.split("\nThe tree of the step")
@@ -43,6 +42,7 @@ def test_stream_steps_shows_every_token_and_one_tree():
     assert len(marked) == max(lengths), "one token for each accepted node, the root among them"
 
 
+@pytest.mark.nightly
 def test_keep_the_matrix_starts_where_the_last_run_ended(tmp_path):
     matrix = tmp_path / "kept.safetensors"
     first = run("keep_the_matrix.py", "--matrix", str(matrix), "--max-new-tokens", "24")

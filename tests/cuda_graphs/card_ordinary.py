@@ -82,7 +82,6 @@ def test_a_batch_crosses_twice_a_step_whatever_its_size():
         assert later - earlier == {"to card": 1, "to host": 1}
 
 
-@pytest.mark.slow
 def test_few_shapes_recur_in_many_steps(attended):
     model, shapes = llama(num_hidden_layers=1, max_position_embeddings=2048), set()
     with PretendCard():

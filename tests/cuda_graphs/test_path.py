@@ -87,7 +87,7 @@ def test_the_end_of_the_context_is_reached(family, drafter):
         assert decoded(model, ids, drafter, max_new_tokens=left + 1)[0] == plain(model, ids, left + 1)
 
 
-@pytest.mark.parametrize("case", architectures.SUPPORTED, ids=str)
+@pytest.mark.parametrize("case", architectures.chosen(architectures.SUPPORTED))
 def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded):
     """From steps that are recorded and replayed, as CUDA graphs are."""
     model = architectures.model_of(case)
@@ -109,7 +109,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded)
 
 
 @pytest.mark.parametrize(
-    "sampling", [SAMPLINGS[0], *(pytest.param(how, marks=pytest.mark.slow) for how in SAMPLINGS[1:])]
+    "sampling", [SAMPLINGS[0], *(pytest.param(how, marks=pytest.mark.nightly) for how in SAMPLINGS[1:])]
 )
 @pytest.mark.parametrize("drafter", ["published:tree=0 1 00 01 10,k=4", "recycling:tree=6,k=4"])
 def test_sampled_texts_follow_the_distribution_of_generate(sampling, drafter):

@@ -28,7 +28,6 @@ def namespace(tmp_path, monkeypatch):
     return {"__name__": "__main__", "model": model, "tokenizer": AutoTokenizer.from_pretrained(MODEL)}
 
 
-@pytest.mark.slow
 # Those of ecosystem.md run in tests/ecosystem, with its libraries.
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python") and page.stem != "ecosystem"], ids=name

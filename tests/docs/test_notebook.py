@@ -18,7 +18,7 @@ def outputs(notebook):
     return ["".join(each.get("text") or each["data"]["text/html"]) for each in shown]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_runs_and_shows_what_it_explains():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -46,11 +46,11 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
     "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
     "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
 }
-FAST = ["lookahead"]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS if name not in FAST]
+EVERY_RUN = ["tree", "lookahead"]
+OTHERS = [pytest.param(name, marks=pytest.mark.nightly) for name in DRAFTERS if name not in EVERY_RUN]
 
 
-@pytest.mark.parametrize("name", [*FAST, *SLOW])
+@pytest.mark.parametrize("name", [*EVERY_RUN, *OTHERS])
 def test_texts_have_the_distribution_of_generate(name):
     """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
     model = small(7)

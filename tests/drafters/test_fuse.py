@@ -20,7 +20,11 @@ from token_recycling.drafters.fuse import Fuse
 from token_recycling.trees.templates import parse_paths
 
 NAMES = tr.drafter_names()
-PAIRS = [(name, NAMES[(place + far) % len(NAMES)]) for place, name in enumerate(NAMES) for far in (0, 1, 3, 7)]
+PAIRS = [
+    pytest.param((name, NAMES[(place + far) % len(NAMES)]), marks=[pytest.mark.nightly] * (far != 1))
+    for place, name in enumerate(NAMES)
+    for far in (0, 1, 3, 7)
+]
 
 
 @pytest.mark.parametrize("names", PAIRS, ids="+".join)
@@ -90,7 +94,7 @@ def test_two_together_accept_more_than_either(model):
     assert mat(Fuse(["recycling:tree=6", drafting()], nodes=6)) > 1.05 * alone
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_shipped_pair_accepts_more_together(shipped):
     model, tokenizer = shipped
     folder, mats = Path(__file__).parents[2] / "models", []

@@ -93,7 +93,6 @@ def test_the_chat_of_gradio_is_streamed(fresh, shipped, monkeypatch):
     assert all(whole.startswith(part) for part in parts)
 
 
-@pytest.mark.slow
 def test_the_example_of_the_harness():
     pytest.importorskip("lm_eval")
     command = [sys.executable, str(ROOT / "examples" / "lm_eval_harness.py")]

@@ -83,7 +83,6 @@ def test_quanto_through_transformers(fresh, assert_same_text):
     assert_same_text(fresh(quantization_config=transformers.QuantoConfig(weights="int8")))
 
 
-@pytest.mark.slow
 def test_gptq(assert_same_text, tmp_path, monkeypatch):
     gptqmodel = pytest.importorskip("gptqmodel")
     monkeypatch.chdir(tmp_path)  # it writes a log where it is

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[2]
 
 LLAMA_CPP = '''
@@ -93,6 +95,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules.keys() - before} &
 """
 
 
+@pytest.mark.nightly
 def test_neither_torch_nor_transformers_nor_safetensors_is_needed(tmp_path):
     stand_in = tmp_path / "llama_cpp"
     stand_in.mkdir()

@@ -148,8 +148,8 @@ def prompt_lookup(model):
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
-        (generate_batch, "got continuous batching"),
-        (paged, "got continuous batching"),
+        pytest.param(generate_batch, "got continuous batching", marks=pytest.mark.nightly),
+        pytest.param(paged, "got continuous batching", marks=pytest.mark.nightly),
         (manager, "got continuous batching"),
         (custom, "got another loop: a custom_generate"),
         (beams, "got beam search"),

@@ -102,7 +102,6 @@ CODE = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["recycling", "recycling:tree=80", "published"])
 def test_the_shipped_model_completes_code_as_generate_does(shipped, spec):
     model, tokenizer = shipped

@@ -284,7 +284,6 @@ def outcomes():
     assert counts["tie"] <= CASES / 50, counts
 
 
-@pytest.mark.slow
 @settings(
     max_examples=CASES,
     derandomize=True,

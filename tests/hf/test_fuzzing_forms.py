@@ -87,7 +87,6 @@ def drafter():
     return tr.make_drafter("recycling:tree=16")
 
 
-@pytest.mark.slow
 @settings(
     max_examples=SCHEMAS,
     derandomize=True,

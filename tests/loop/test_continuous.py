@@ -33,7 +33,6 @@ def sampled_alone(ids, new, seed):
     return alone(LLAMA, ids, new, do_sample=True, temperature=0.8, top_k=0)
 
 
-@pytest.mark.slow
 @settings(max_examples=3)
 @given(st.integers(0, 10**6))
 def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case):

@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeModel
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("nothing_compiled")]
 
 
 def forward(model):
@@ -56,7 +56,6 @@ def test_drafters_see_the_states_of_a_compiled_model():
         assert torch.allclose(model.lm_head(hidden), logits)
 
 
-@pytest.mark.slow
 def test_a_model_with_a_compiled_part_says_the_same_in_few_graphs():
     plain, model = tiny.llama(), tiny.llama()
     inner(model)

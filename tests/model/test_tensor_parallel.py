@@ -11,7 +11,7 @@ from support import tiny
 WORKER = Path(__file__).parents[1] / "support" / "tensor_parallel_worker.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_say_what_one_says(tmp_path):
     model = tiny.llama(seed=2)
     model.save_pretrained(tmp_path / "model")

@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(one, marks=[pytest.mark.nightly] * (one == "flex_attention")) for one in KINDS])
 def shared(request):
     """A model for all threads, of each kind."""
     return KINDS[request.param]().eval()

@@ -6,7 +6,7 @@ from support.real_prompts import QUESTIONS
 
 import token_recycling as tr
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = pytest.mark.real
 
 ASKED = [kind[0] for kind in QUESTIONS.values()][:4]
 NEW = 64

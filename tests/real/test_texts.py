@@ -10,7 +10,7 @@ from support.real_prompts import CONVERSATION, QUESTIONS
 
 import token_recycling as tr
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = pytest.mark.real
 
 NEW = 32
 DRAFTERS = {

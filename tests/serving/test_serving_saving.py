@@ -77,7 +77,7 @@ def test_all_that_was_learned_before_the_end_is_saved(tmp_path, concurrency):
     assert all(np.array_equal(kept[name], now[name]) for name in now)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_the_file_is_readable_whenever_the_server_is_killed(tmp_path):
     command = [sys.executable, ROOT / "tests" / "support" / "serving_worker.py", tmp_path, "1", "8"]
@@ -102,7 +102,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
     code = "from token_recycling.cli.app import app; app()"
     options = ["--port", "0", "--matrix", matrix_path(tmp_path), "--name", "small", "--drafter", "recycling:tree=4"]

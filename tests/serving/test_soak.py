@@ -131,7 +131,7 @@ def start(tiny_model_dir, tmp_path):
         life.process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_load_kills_and_a_full_disk_harm_neither_outputs_nor_files(start, loaded, tmp_path):
     torch.set_num_threads(1)
     wanted = {
