@@ -119,7 +119,7 @@ def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, console:
             )
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> dict[str, torch.Tensor]:
+def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> dict[str, Any]:
     if tokenizer.chat_template is None:
         return dict(tokenizer(prompt, return_tensors="pt"))
     messages = [{"role": "user", "content": prompt}]
