@@ -395,8 +395,8 @@ MUTANTS = [
     Mutant(
         "costs-ignored",
         "as many nodes are verified as there are, whatever passes cost",
-        "return int(np.argmax(expected / costs))",
-        "return int(np.argmax(expected))",
+        "np.argmax(expected[least - 1 :] / times[least - 1 : most])",
+        "np.argmax(expected[least - 1 :])",
         "costs/test_budget.py costs",
     ),
     Mutant(

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor
 import token_recycling as tr
 from token_recycling.cuda_graphs import NoFastPathError, captured_where_possible, runner_of
 from token_recycling.cuda_graphs import step as step_module
-from token_recycling.model import tree_inputs
+from token_recycling.model import tree_model
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.tree_model import TreeModel
 
@@ -133,7 +133,7 @@ def _all_seen(layers, trees, start, band, dtype):
 
 @pytest.mark.parametrize(
     ("place", "name", "fault"),
-    [(tree_inputs, "tree_masks", _all_seen), (step_module, "_move", lambda *given: None)],
+    [(tree_model, "tree_masks", _all_seen), (step_module, "_move", lambda *given: None)],
     ids=["mask", "slots"],
 )
 def test_a_fault_is_found_before_a_text_is_written(model, place, name, fault, monkeypatch):

@@ -19,7 +19,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
 from token_recycling.drafters._shared.base import ModelText
-from token_recycling.loop.text import Sequence, TokenSelector
+from token_recycling.loop.state import Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import root_only
 

@@ -17,7 +17,7 @@ from support.oracle import Oracle
 
 import token_recycling as tr
 from token_recycling.bench.run.divergence import first_divergence
-from token_recycling.model.tree_inputs import TreeInputs, masks
+from token_recycling.model.tree_model import TreeInputs, masks
 
 NEW = 32
 TOLERANCE = {torch.bfloat16: 16 * torch.finfo(torch.bfloat16).eps, torch.float16: 16 * torch.finfo(torch.float16).eps}

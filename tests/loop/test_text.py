@@ -9,7 +9,7 @@ from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StopStringCriteria
 
 import token_recycling as tr
-from token_recycling.loop.text import Sequence
+from token_recycling.loop.state import Sequence
 
 ENDLESS = 10**12
 """Tokens that no memory holds."""

@@ -30,8 +30,7 @@ from token_recycling.model.architectures import TESTED, Border, Reach
 from token_recycling.model.cache_layers import TreeLayer
 from token_recycling.model.loading import Loaded
 from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_inputs import TreeInputs, masks
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.tree_model import TreeInputs, TreeModel, masks
 
 HERE = torch.device("cpu")
 RUNS = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from token_recycling.recycling import occurrences as module
 from token_recycling.recycling.ngrams import last_ngram
 from token_recycling.recycling.occurrences import BREAK, FOUND, LONGEST, Occurrences, longest_match, masked, occurrences
-from token_recycling.recycling.texts import Recorder
+from token_recycling.recycling.recycler import Recorder
 
 WALKED, LONG = 16, 3
 

@@ -9,7 +9,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch
 from token_recycling.loop.known import NOTHING_KNOWN
-from token_recycling.loop.text import Row, Sequence, TokenSelector
+from token_recycling.loop.state import Row, Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
 
 

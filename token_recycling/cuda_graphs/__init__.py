@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.run import Run
+from ..loop.state import Run, Sequence, TokenSelector
 from ..loop.step import Stepper, TreeStepper
-from ..loop.text import Sequence, TokenSelector
 from ..model.tree_model import TreeModel
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from ..loop.accept import step_of
-from ..loop.run import Run, places_left
-from ..loop.text import Row
+from ..loop.prompt import prefill
+from ..loop.state import Row, Run, places_left
 from ..model.shapes import ROWS
 from ..trees.draft import Draft, Step
 from .runner import StepRunner
@@ -27,7 +27,7 @@ class CapturedStepper:
         self.run, self.runner = run, runner
         rows, selector = run.rows, run.rows[0].selector
         self._choice = Choice(tuple(selector.processors), selector.sample)
-        run.prefill()
+        prefill(run)
         longest = max(row.sequence.max_length for row in rows)
         lengths = [row.sequence.length - 1 for row in rows]
         penalty = self._choice.penalised

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.text import Sequence, TokenSelector
+from ..loop.state import Sequence, TokenSelector
 from ..model.cache_layers import takes_frames
 from ..model.info import ModelInfo
 from ..model.kv_cache import TreeCache

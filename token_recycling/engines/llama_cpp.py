@@ -33,7 +33,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from ..recycling.matrix_file import vocabulary_fingerprint
 from ..recycling.ngrams import ngrams_at
-from ..recycling.texts import Text
+from ..recycling.recycler import Text
 from .replica import EngineOptions, PassCosts, Replica
 from .versions import check_signature, check_version
 

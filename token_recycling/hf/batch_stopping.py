@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from transformers import StoppingCriteriaList
 
-from ..loop.text import Sequence
+from ..loop.state import Sequence
 
 
 class BatchStopping:

@@ -21,8 +21,8 @@ from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
 from ..loop.known import NOTHING_KNOWN, Known
+from ..loop.state import Row
 from ..loop.stats import Stats
-from ..loop.text import Row
 from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel

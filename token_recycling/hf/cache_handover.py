@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
-from ..loop.text import Sequence, TokenSelector
+from ..loop.state import Sequence, TokenSelector
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer, write_behind
 from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache

@@ -12,9 +12,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.known import NOTHING_KNOWN, Known
+from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
 from ..loop.step import decode
-from ..loop.text import Sequence, TokenSelector
 from ..model.kv_cache import slots
 from ..model.tree_model import TreeModel
 from .batch_stopping import BatchStopping

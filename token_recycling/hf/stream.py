@@ -14,10 +14,9 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from ..cuda_graphs import Fast, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.run import check_held
+from ..loop.state import Sequence, TokenSelector, check_held
 from ..loop.stats import Stats
 from ..loop.step import decode
-from ..loop.text import Sequence, TokenSelector
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt

@@ -25,10 +25,10 @@ from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, piece_of
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
-from .run import Run
+from .prompt import prefill
+from .state import Row, Run
 from .stats import Clock, Stats
 from .step import TreeStepper, begin, count, learn
-from .text import Row
 
 Take = Callable[[Step], None]
 _MOST_PASSED_OVER = 8
@@ -163,7 +163,7 @@ class RunningBatch:
                     going_on = unread > most and self.target.info.reads_on
                     if going_on:
                         run.clock.restart()
-                        run.prefill(most=most)
+                        prefill(run, most=most)
                         run.clock.lap("forward")
                     else:
                         self._first_step(joining)

@@ -20,15 +20,15 @@ from ..drafters._base import Drafter
 from ..model.cache_layers import takes_frames
 from ..model.kv_cache import TreeCache, slots, unroll
 from ..model.pass_times import costs_of, pass_times
-from ..model.prefill import Reading, cross_border, first_pass, read_prompts
+from ..model.prefill import Reading, cross_border
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.packed import PackedTrees, send
 from .accept import GreedySteps, accept_walk
 from .known import NOTHING_KNOWN, Known
-from .run import Run, check_held, places_left
+from .prompt import first_logits, give_states, prefill, reads_alone, reads_along
+from .state import Row, Run, Sequence, TokenSelector, check_held, places_left
 from .stats import Clock, Stats
-from .text import Row, Sequence, TokenSelector
 
 
 class Stepper(Protocol):
@@ -67,8 +67,8 @@ class TreeStepper:
     def __init__(self, run: Run) -> None:
         self.run = run
         unroll(run.cache)
-        if not run.reads_along:
-            run.prefill()
+        if not reads_along(run):
+            prefill(run)
         self._kept = TreeCache(run.cache)
         self._steps: list[Step] = []
         """Not yet learned from."""
@@ -112,11 +112,8 @@ class TreeStepper:
     def _logits(self, drafts: list[Draft], lengths: list[int], going: list[int]) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
         run, target, cache = self.run, self.run.target, self.run.cache
-        if self._prompt_alone and target.info.recurrent:
-            logits = read_prompts(target, run.texts, cache)
-        elif len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
-            logits = first_pass(target, run.texts[0], drafts[0], cache, run.reading)
-        else:
+        logits = first_logits(run, drafts, self._prompt_alone) if run.clock.reads_prompt else None
+        if logits is None:
             lengths = [length if row in going else 0 for row, length in enumerate(lengths)]
             held = cache.get_seq_length()
             if target.inputs.fixed_shapes and held:
@@ -168,7 +165,7 @@ class TreeStepper:
         steps, self._steps = {step.row: step for step in self._steps}, []
         target, costs = self.run.target, self.run.costs
         if self._prompt_states:
-            self.run.read_states(self._prompt_states)
+            give_states(self.run, self._prompt_states)
             self._prompt_states = []
         for index, row in enumerate(self.run.rows):
             with row.guarded():
@@ -265,6 +262,7 @@ def begin(run: Run, stepper: Callable[[Run], S]) -> S:
         check_held(row.held, row.sequence.length)
         row.stats.prompt_tokens += row.sequence.length
     stats = run.rows[0].stats
+    run.prompt_alone = reads_alone(run)
     stats.drafter = "" if run.prompt_alone else run.text_drafter(run.rows[0]).describe()
     made = stepper(run)
     stats.path = made.describe()

@@ -11,9 +11,9 @@ from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaL
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from ...drafters._base import Drafter
+from ...loop.state import Sequence, TokenSelector
 from ...loop.stats import Stats
 from ...loop.step import decode
-from ...loop.text import Sequence, TokenSelector
 from ...model.self_test import ready
 from .outcome import Outcome, Stopwatch
 

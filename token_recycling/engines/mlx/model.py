@@ -22,7 +22,7 @@ import numpy as np
 from ..._util.compiled import compiling
 from ...costs.budget import best_size
 from ...recycling.ngrams import ngrams_at
-from ...recycling.texts import Text
+from ...recycling.recycler import Text
 from ..replica import TokenBuffer
 from .cache import Before, most_rows
 

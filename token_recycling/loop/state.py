@@ -1,4 +1,4 @@
-"""A text that grows: its tokens, what ends it, how its next token is chosen, and what drafts for it.
+"""The state of requests and of batches: tokens, stopping criteria, how the next token is chosen, what drafts.
 
 Ends and choices are exactly `generate`'s: the criteria and processors that transformers prepares are called once a
 token, with the tokens that they would see there, the padding before a prompt included.
@@ -6,12 +6,14 @@ token, with the tokens that they would see there, the padding before a prompt in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -21,13 +23,17 @@ from transformers.generation.stopping_criteria import (
 
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
+from ..drafters._pruning import prune
+from ..model.inspection import layer_states
+from ..model.prefill import Reading
 from ..model.tree_model import TreeModel
 from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
+from ..trees.templates import root_only
 from .constraints import constraint_of
 from .known import NOTHING_KNOWN, Known
 from .processors import Scope, scope
-from .stats import Stats
+from .stats import Clock, Stats
 
 _LEAST_ROOM = 256
 """Tokens that memory grows by at least: the limit of a text may be far beyond what any memory holds."""
@@ -291,3 +297,70 @@ class Row:
             with self.guarded():
                 self.stats.drafter_statistics.update(self.text_drafter.statistics())
                 self.stats.drafter = self.stats.drafter or self.text_drafter.describe()
+
+
+@dataclass
+class Run:
+    """State of one batched decode."""
+
+    target: TreeModel
+    rows: list[Row]
+    costs: Costs
+    cache: Cache
+    clock: Clock
+    streamed: bool = False
+    """Whether somebody waits for the first token."""
+    reading: Reading | None = None
+    """Called before each piece of a prompt."""
+    returns_cache: bool = True
+    """Whether anybody reads the cache afterwards."""
+    prompt_alone: bool = False
+    """Whether the first step verifies no draft."""
+    states_read: list[torch.Tensor] = field(default_factory=list)
+    """(tokens, states * hidden) each: of what was read of a single text in pieces, where its drafter needs them."""
+
+    @property
+    def texts(self) -> list[torch.Tensor]:
+        """(length,) each: the texts so far."""
+        return [row.sequence.tokens for row in self.rows]
+
+    def text_drafter(self, row: Row) -> TextDrafter:
+        """Return a text's drafter, started when it is first needed."""
+        return row.started(self.target, self.costs)
+
+    def drafts(self, going: list[int]) -> list[Draft]:
+        """A draft for each text that is `going`, a lone root for others; texts that share a pass share its nodes."""
+        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in self.rows]
+        for place in going:
+            with self.rows[place].guarded():
+                drafts[place] = self.rows[place].draft(self.target, self.costs)
+        if len(drafts) > 1 and going and self.costs.asked:
+            pruned = prune([drafts[place] for place in going], self.costs.by_nodes)
+            for place, draft in zip(going, pruned, strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
+        """Collect in a list the hidden states that drafters need, pass by pass; None if no drafter needs any."""
+        wanted = next((row.traits.states for row in self.rows if row.traits.states is not None), None)
+        return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
+
+
+def places_left(rows: Items[Row], gone: Collection[Row]) -> list[int]:
+    """Return for each place of a batch without the rows that are `gone` which row takes it: where one was removed, the
+    last one.
+    """
+    order = list(range(len(rows)))
+    for place in reversed(range(len(rows))):
+        if rows[place] in gone:
+            order[place] = order[-1]
+            order.pop()
+    return order
+
+
+def check_held(held: int, length: int) -> None:
+    """Raises ValueError for a cache of `held` tokens of a text that is no longer: its last token is the first root."""
+    if held >= length:
+        raise ValueError(
+            f"expected a cache of fewer than the {length} tokens given, got one of {held}; pass the whole text so far"
+        )
