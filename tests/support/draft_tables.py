@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from token_recycling.drafters._shared.expand import Rules, grow
-from token_recycling.drafters._shared.graph import Graph
+from token_recycling.drafters._shared.expand import Graph, Rules, grow
 
 Table = dict[int, dict[int, float]]
 

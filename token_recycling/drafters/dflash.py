@@ -30,8 +30,7 @@ from ..trees.templates import root_only, template_from
 from ._base import DrafterTraits, check_at_least
 from ._shared.pairing import config_of, loaded
 from ._shared.placed import placed_copy
-from ._shared.product import best_product, product_draft
-from ._shared.states import StatesDrafter, StatesText, UnreadStates
+from ._shared.states import StatesDrafter, StatesText, UnreadStates, best_product, product_draft
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")

@@ -19,8 +19,7 @@ from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
 from .._base import Drafter, DrafterTraits, TextDrafter, check_at_least, check_auto_or_nodes
-from .expand import Rules, Stop, grow, verified
-from .graph import Graph
+from .expand import Graph, Rules, Stop, grow, verified
 from .reader import Reader
 
 _PROBED = 16

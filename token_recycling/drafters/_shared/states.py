@@ -1,22 +1,27 @@
 """Drafting with a module that reads the target's hidden states, such as EAGLE heads, MTP layers or a DFlash assistant:
 where it stands, what it has not read yet, and when drafting rests.
+
+Modules that name the tokens of all places at once, whatever stands before, give trees in which the candidates of a
+place stand below every candidate of the one before (`product_draft`; Medusa, section 2.1.1).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from typing_extensions import Self
 
+from ...costs.budget import best_size
 from ...costs.costs import Costs, Work
 from ...model.tree_model import TreeModel
-from ...trees.draft import Step
-from ...trees.templates import size_in_words
+from ...trees.draft import Draft, Step
+from ...trees.templates import best_paths, size_in_words, tree_of
 from ...trees.tree import Tree
 from .._base import Drafter, TextDrafter
 from .placed import Placed
@@ -150,3 +155,20 @@ class StatesText(TextDrafter):
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
         return counts
+
+
+def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.ndarray | None = None) -> Tree:
+    """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of `nodes`
+    nodes, or of as many as pay where `times` (most + 1,) are those of steps over 1, 2, ... nodes, drafting included.
+    """
+    paths = list(islice(best_paths(acceptance), nodes))
+    if times is not None:
+        paths = paths[: best_size([gain for gain, _ in paths], times)[0]]
+    return tree_of(paths)
+
+
+def product_draft(tree: Tree, root: torch.Tensor, candidates: np.ndarray, chances: np.ndarray) -> Draft:
+    """`tree` below `root` (1,), filled with the candidates of each place (places, k) and their probabilities."""
+    chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
+    following = torch.tensor(candidates[chosen], dtype=torch.long, device=root.device)
+    return Draft(tree, torch.cat([root, following]), confidence=np.append(np.float32(1), chances[chosen]))

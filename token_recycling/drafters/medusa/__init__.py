@@ -27,8 +27,7 @@ from ...trees.templates import best_paths, root_only, template_from, tree_of
 from ...trees.tree import Tree
 from .._base import DrafterTraits, TextDrafter, check_at_least
 from .._shared.placed import placed_copy
-from .._shared.product import best_product, product_draft
-from .._shared.states import StatesDrafter
+from .._shared.states import StatesDrafter, best_product, product_draft
 from .._shared.training.saved import TrainedPartError, check_model
 from .heads import MedusaHeads, load_heads
 

@@ -20,8 +20,7 @@ from ...costs.costs import Costs
 from ...model.inspection import output_width
 from ...model.tree_model import TreeModel
 from .._shared.base import ModelDrafter, ModelText
-from .._shared.expand import Rules, Stop
-from .._shared.graph import Graph
+from .._shared.expand import Graph, Rules, Stop
 from .._shared.pairing import DraftModelOption, Pairs
 from .._shared.placed import placed_copy
 from .head import KIND, AcceptanceHead, load_head
