@@ -63,30 +63,6 @@ def test_a_pipeline_writes_the_same_text(writer, tokenizer):
     assert writer.acceleration.stats.tokens == 20
 
 
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
-def test_scores_and_logits_are_those_of_generate(model, sampling):
-    arguments = {
-        "max_new_tokens": 20,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-        "repetition_penalty": 1.1,
-        **sampling,
-    }
-    ids = tiny.prompt(0, 10)
-    plain, _ = tiny.seeded(model.generate, ids, **arguments)
-    ours, _ = tiny.seeded(tr.generate, model, ids, **arguments)
-    assert torch.equal(ours.sequences, plain.sequences)
-    for name in ("scores", "logits"):
-        assert isinstance(getattr(ours, name), tuple)
-        assert len(getattr(ours, name)) == 20
-        torch.testing.assert_close(
-            torch.stack(getattr(ours, name)), torch.stack(getattr(plain, name)), atol=1e-4, rtol=1e-4
-        )
-    assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
-    assert (ours.stats.tokens, ours.stats.prompt_tokens) == (20, 10)
-
-
 def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model):
     stats, drafter = tr.Stats(), tr.make_drafter()
     for seed in range(3):

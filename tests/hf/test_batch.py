@@ -40,11 +40,10 @@ def equal(model, drafter, **arguments):
     return stats
 
 
-@pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_a_batch_equals_generate(ending, tree, way):
-    drafter = tr.make_drafter("recycling", tree=tree)
+def test_a_batch_equals_generate(ending, way):
     for seed, lengths in enumerate([[5], [4, 9], [1, 1, 1], [12, 3, 7], [2, 30, 1, 8], [6, 2, 9, 4, 7]]):
+        drafter = tr.make_drafter("recycling", tree=TREES[seed % len(TREES)])
         equal(ending, drafter, **batch(lengths, seed, spare=seed % 2), max_new_tokens=20, **way)
 
 
