@@ -156,7 +156,11 @@ def of_long_texts(sampler, calls, new=40):
 WAYS = [("tree", 1), ("chain", 4), ("chain", 1), ("tree", 4)]
 TEMPERATURES = [0.5, 1.0, 1.5]
 LONG = [
-    (*way, {"temperature": TEMPERATURES[(place + turn) % 3], **processors})
+    pytest.param(
+        *way,
+        {"temperature": TEMPERATURES[(place + turn) % 3], **processors},
+        marks=[pytest.mark.nightly] * (place % 3 > 0),
+    )
     for place, processors in enumerate(PROCESSORS.values())
     for turn, way in enumerate(WAYS[place % 2 * 2 :][:2])
 ]
@@ -182,7 +186,7 @@ def test_long_texts_follow_the_distribution(shape, rows, sampling):
     assert sampler.stats.mat > 1.3
 
 
-@pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])
+@pytest.mark.parametrize(("shape", "rows"), [("tree", 1), pytest.param("chain", 4, marks=pytest.mark.nightly)])
 def test_texts_of_a_hybrid_follow_the_distribution(shape, rows, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "model", hybrid)
     sampler = Sampler(shape, rows, {"temperature": 0.8, "top_p": 0.9})
@@ -200,7 +204,10 @@ def test_texts_of_three_tokens_follow_the_distribution(shape, rows, sampling):
 
 @pytest.mark.parametrize(
     ("rows", "sampling", "tree"),
-    [(1, {"top_k": 4, "temperature": 1.5}, 12), (4, {}, "0 1 2 00 01 10 000"), (1, {"repetition_penalty": 1.3}, 12)],
+    [
+        (1, {"repetition_penalty": 1.3, "temperature": 1.5}, 12),
+        pytest.param(4, {}, "0 1 2 00 01 10 000", marks=pytest.mark.nightly),
+    ],
     ids=named,
 )
 def test_texts_drafted_by_a_head_follow_the_distribution(rows, sampling, tree, tmp_path):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.pages_of_docs import ROOT
+from support.strategies import fuzz
 
 import token_recycling as tr
 
@@ -87,14 +88,7 @@ def drafter():
     return tr.make_drafter("recycling:tree=16")
 
 
-@settings(
-    max_examples=SCHEMAS,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=list(HealthCheck),
-)
+@fuzz(SCHEMAS)
 @given(schema=objects(INNER), sample=st.booleans(), seed=st.integers(0, 99))
 def test_outputs_of_random_schemas_are_those_of_generate(schema, sample, seed, model, tokenizer, drafter):
     schema = {**schema, "$defs": {"part": _object({"note": {"type": "boolean"}}, {"note"})}}

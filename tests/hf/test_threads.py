@@ -39,7 +39,11 @@ def asked(ids):
     return {"input_ids": ids, "max_new_tokens": NEW}
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+EVERY_RUN = ("recycling", "published", "draft_model", "fuse")
+NAMES = [pytest.param(one, marks=[pytest.mark.nightly] * (one not in EVERY_RUN)) for one in tr.drafter_names()]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_texts_are_those_of_calls_one_after_another(model, name, tmp_path):
     wanted = [model.generate(**asked(ids)) for ids in prompts(model)]
     config = model.config.to_dict()

@@ -1,11 +1,17 @@
-"""Random trees and drafts for hypothesis."""
+"""Random trees and drafts for hypothesis, and how long searches of calls of `generate` run."""
 
 from __future__ import annotations
 
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from token_recycling import Draft, Tree
+
+
+def fuzz(cases: int) -> settings:
+    """So many cases, each of which may take seconds."""
+    return settings(max_examples=cases, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
