@@ -56,8 +56,8 @@ def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case):
         wanted[row] = said
         while choices.random() < 0.5:
             texts.step()
-            if choices.random() < 0.2 and texts.batch.rows:
-                texts.batch.leave(choices.choice(texts.batch.rows), GoneError())
+            if choices.random() < 0.2 and texts.batch.requests:
+                texts.batch.leave(choices.choice(texts.batch.requests), GoneError())
     texts.finish()
     assert len(texts.ended) == len(set(texts.ended)) == len(wanted)
     for row, said in wanted.items():
@@ -189,7 +189,7 @@ def sizes(monkeypatch, texts, curve, drafter="recycling"):
     batch, seen = Texts(tiny.counting_llama()), set()
     for _ in range(texts):
         batch.join(torch.arange(16)[None].repeat(1, 3), 40, drafter, take=lambda step: seen.add(len(step.draft.tree)))
-    while len(batch.batch.rows) == texts:
+    while len(batch.batch.requests) == texts:
         batch.step()
     return seen
 
@@ -216,7 +216,7 @@ def test_room_that_leavers_had_is_taken_by_those_who_join():
         texts.step()
         assert texts.batch._stepper is not None
         (store,) = texts.batch._stepper._kept._stores
-        assert store.buffer.shape[1] == len(texts.batch.rows)
+        assert store.buffer.shape[1] == len(texts.batch.requests)
         assert store._whole.shape[1] <= 16
     texts.finish()
     assert all(row.error is None for row in texts.ended)

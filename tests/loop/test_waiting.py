@@ -12,7 +12,7 @@ from support.running import GoneError, Texts, alone
 
 import token_recycling as tr
 from token_recycling.loop import continuous
-from token_recycling.loop.known import Known
+from token_recycling.loop.hints import Hints
 from token_recycling.loop.step import TreeStepper
 from token_recycling.model import prefill
 from token_recycling.model.prefixes import PrefixCache
@@ -95,17 +95,17 @@ def test_of_long_prompts_the_shortest_is_read_first(texts):
     shorter = texts.join(LONG[:, : 3 * PIECE], 6)
     begun(texts, shorter)
     assert not texts.said[longer]
-    assert longer.held == 0
+    assert longer.cached == 0
 
 
 def test_what_others_have_read_makes_a_prompt_short(texts):
     prefixes = PrefixCache(texts.batch.target, 10**9).of("")
-    begun(texts, texts.join(LONG, 1, known=Known(prefixes)))
+    begun(texts, texts.join(LONG, 1, hints=Hints(prefixes)))
     other = texts.join(tiny.prompt(3, 3 * PIECE), 1)
     texts.step()
     texts.events.clear()
     longer = torch.cat([LONG, SHORT], dim=1)
-    again = texts.join(longer, 1, known=Known(prefixes))
+    again = texts.join(longer, 1, hints=Hints(prefixes))
     texts.step()
     assert texts.events[0] == SHORT.shape[1]
     assert texts.said[again] == alone(MODEL, longer, 1)
@@ -127,7 +127,7 @@ def test_whoever_leaves_while_a_prompt_is_read_is_let_go_at_once(texts, begins):
         texts.seconds["piece"] = 1000.0
         texts.join(tiny.prompt(5, 2 * PIECE), 1)
         texts.step()
-    left = texts.join(LONG, 6, reading=reading, known=Known(prefixes))
+    left = texts.join(LONG, 6, reading=reading, hints=Hints(prefixes))
     texts.step()
     texts.step()
     texts.events.clear()
@@ -136,8 +136,8 @@ def test_whoever_leaves_while_a_prompt_is_read_is_let_go_at_once(texts, begins):
     assert texts.events == [0]
     assert isinstance(left.error, GoneError)
     assert left in texts.ended
-    assert left not in texts.batch.rows
-    assert prefixes.known(LONG[0]) == left.held == (2 * PIECE if begins else 0)
+    assert left not in texts.batch.requests
+    assert prefixes.known(LONG[0]) == left.cached == (2 * PIECE if begins else 0)
     texts.finish()
     assert texts.said[left] == []
     assert texts.said[other] == alone(MODEL, SHORT, 60)

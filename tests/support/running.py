@@ -8,8 +8,8 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch
-from token_recycling.loop.known import NOTHING_KNOWN
-from token_recycling.loop.state import Row, Sequence, TokenSelector
+from token_recycling.loop.hints import NO_HINTS
+from token_recycling.loop.state import RequestState, Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
 
 
@@ -22,8 +22,8 @@ class Texts:
 
     def __init__(self, model):
         self.model, self.batch = model, RunningBatch(TreeModel(model))
-        self.said: dict[Row, list[int]] = {}
-        self.ended: list[Row] = []
+        self.said: dict[RequestState, list[int]] = {}
+        self.ended: list[RequestState] = []
 
     def join(
         self,
@@ -36,14 +36,14 @@ class Texts:
         take=lambda step: None,
         streamed=True,
         reading=None,
-        known=NOTHING_KNOWN,
+        hints=NO_HINTS,
     ):
         """Lets a text join; it is sampled where there is a seed."""
         limit = MaxLengthCriteria(ids.shape[1] + new)
         sequence = Sequence(ids[0], StoppingCriteriaList([limit, *criteria]))
         generator = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
         selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None, generator=generator)
-        row = Row(sequence, selector, tr.make_drafter(drafter), tr.Stats(), known=known)
+        row = RequestState(sequence, selector, tr.make_drafter(drafter), tr.Stats(), hints=hints)
         said = self.said[row] = []
 
         def told(step):
@@ -57,7 +57,7 @@ class Texts:
         self.ended += self.batch.step()
 
     def finish(self):
-        while self.batch.rows:
+        while self.batch.requests:
             self.step()
 
 

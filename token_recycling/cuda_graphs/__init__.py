@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.state import Run, Sequence, TokenSelector
+from ..loop.state import BatchState, Sequence, TokenSelector
 from ..loop.step import Stepper, TreeStepper
 from ..model.tree_model import TreeModel
 
@@ -33,7 +33,7 @@ class Stepping(NamedTuple):
 
     kind: str
     """Their name where what they take is kept; empty for the ordinary way."""
-    stepper: Callable[[Run], Stepper]
+    stepper: Callable[[BatchState], Stepper]
     """What makes them."""
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ..loop.accept import step_of
 from ..loop.prompt import prefill
-from ..loop.state import Row, Run, places_left
+from ..loop.state import BatchState, RequestState, places_left
 from ..model.shapes import ROWS
 from ..trees.draft import Draft, Step
 from .runner import StepRunner
@@ -21,17 +21,17 @@ from .step import Choice, Verified
 
 
 class CapturedStepper:
-    """Makes the steps of a run that `support.why_not` has nothing against."""
+    """Makes the steps of a batch that `support.why_not` has nothing against."""
 
-    def __init__(self, run: Run, runner: StepRunner) -> None:
-        self.run, self.runner = run, runner
-        rows, selector = run.rows, run.rows[0].selector
+    def __init__(self, batch: BatchState, runner: StepRunner) -> None:
+        self.batch, self.runner = batch, runner
+        rows, selector = batch.requests, batch.requests[0].selector
         self._choice = Choice(tuple(selector.processors), selector.sample)
-        prefill(run)
+        prefill(batch)
         longest = max(row.sequence.max_length for row in rows)
         lengths = [row.sequence.length - 1 for row in rows]
         penalty = self._choice.penalised
-        runner.begin(run.target, run.cache, len(rows), longest + ROWS[-1], penalty is not None)
+        runner.begin(batch.target, batch.cache, len(rows), longest + ROWS[-1], penalty is not None)
         self._first = min(lengths)
         """Slots of the cache that stay as they are."""
         self._said = [0] * len(rows)
@@ -49,18 +49,18 @@ class CapturedStepper:
         """Not yet learned from."""
 
     def step(self, going: list[int]) -> list[Step]:
-        clock, run, runner, traits = self.run.clock, self.run, self.runner, self.run.rows[0].traits
+        clock, batch, runner, traits = self.batch.clock, self.batch, self.runner, self.batch.requests[0].traits
         drafts = self._draft(going)
         clock.lap("retrieve")
-        lengths = [row.sequence.length - 1 for row in run.rows]
-        states = () if traits.states is None else tuple(traits.states(run.target.config.num_hidden_layers))
+        lengths = [row.sequence.length - 1 for row in batch.requests]
+        states = () if traits.states is None else tuple(traits.states(batch.target.config.num_hidden_layers))
         plan = runner.plan(drafts, lengths, traits.top_k, states)
         clock.lap("prepare")
-        report, found = runner.run(run.target, plan, drafts, lengths, self._choice)
+        report, found = runner.run(batch.target, plan, drafts, lengths, self._choice)
         clock.lap("forward")
         self._steps = []
         for place in going:
-            row, draft = run.rows[place], drafts[place]
+            row, draft = batch.requests[place], drafts[place]
             if row.error is None:
                 with row.guarded():
                     path, tokens = report.accepted(place)
@@ -75,15 +75,15 @@ class CapturedStepper:
         return self._steps
 
     def _draft(self, going: list[int]) -> list[Draft]:
-        run = self.run
-        drafts = run.drafts(going)
+        batch = self.batch
+        drafts = batch.drafts(going)
         for place in going:
-            row = run.rows[place]
+            row = batch.requests[place]
             if drafts[place].drawn_from and self._choice.sample:
                 with row.guarded():
                     raise ValueError(
                         "expected a drafter that says that it draws, got drawn tokens from "
-                        f"{run.text_drafter(row).describe()}; declare it in its traits, or leave fast=True out"
+                        f"{batch.text_drafter(row).describe()}; declare it in its traits, or leave fast=True out"
                     )
                 drafts[place] = drafts[place].cut(0)
             if self._choice.penalised is not None:
@@ -95,20 +95,20 @@ class CapturedStepper:
     def learn(self) -> None:
         steps, self._steps = self._steps, []
         for step in steps:
-            row = self.run.rows[step.row]
+            row = self.batch.requests[step.row]
             with row.guarded():
-                row.observe(self.run.target, self.run.costs, step)
+                row.observe(self.batch.target, self.batch.costs, step)
 
-    def leave(self, gone: Collection[Row]) -> None:
+    def leave(self, gone: Collection[RequestState]) -> None:
         """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
-        rows, order = self.run.rows, places_left(self.run.rows, gone)
+        rows, order = self.batch.requests, places_left(self.batch.requests, gone)
         self.runner.move(order, max(row.sequence.length - 1 for row in rows))
         rows[:], self._said = [rows[row] for row in order], [self._said[row] for row in order]
 
     def close(self) -> None:
         self.learn()
-        if self.run.returns_cache:
-            self.runner.write(self.run.cache, [row.sequence.length - 1 for row in self.run.rows], self._first)
+        if self.batch.returns_cache:
+            self.runner.write(self.batch.cache, [row.sequence.length - 1 for row in self.batch.requests], self._first)
 
     def describe(self) -> str:
         captured = "captured as CUDA graphs" if self.runner.device.type == "cuda" else "not captured"
@@ -118,7 +118,7 @@ class CapturedStepper:
 class _Appending:
     """Appends tokens to a sequence, after what is kept of the scores that they were chosen by."""
 
-    def __init__(self, row: Row, found: Verified, place: int, path: list[int]) -> None:
+    def __init__(self, row: RequestState, found: Verified, place: int, path: list[int]) -> None:
         self._row, self._found, self._place, self._path = row, found, place, iter(path)
 
     def __call__(self, token: int) -> bool:

@@ -17,7 +17,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from ..cuda_graphs import Fast, runner_of, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.known import NOTHING_KNOWN, Known
+from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..model.compat import with_cache
 from ..model.prepacking import drop, prepacked_of
@@ -127,8 +127,8 @@ def generate(
     """
     way = way_of(fast)
     made, target = make_drafter(drafter, reproducible=reproducible), ready(model)
-    known = NOTHING_KNOWN if prediction is None else Known(prediction=_predicted(prediction, made, target, arguments))
-    acceleration = Acceleration(made, way, target, known=known)
+    hints = NO_HINTS if prediction is None else Hints(prediction=_predicted(prediction, made, target, arguments))
+    acceleration = Acceleration(made, way, target, hints=hints)
     acceleration.stats.synchronize = bool(stats and stats.synchronize)
     result = view(model, acceleration).generate(*inputs, **arguments)
     if stats is not None:

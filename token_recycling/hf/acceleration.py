@@ -27,7 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 from .._util.locks import Lock
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
-from ..loop.known import NOTHING_KNOWN, Known
+from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..model.compat import with_cache
 from ..model.info import UnsupportedModelError
@@ -63,7 +63,7 @@ class Acceleration:
     """Whether the call that ended last came to be decoded, rather than refused as it was prepared."""
     decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
     """Decodes a call."""
-    known: Known = NOTHING_KNOWN
+    hints: Hints = NO_HINTS
     """What is known of the texts of all calls."""
     lays_out: bool = False
     """Whether `accelerate` laid the weights out, for as long as the model is accelerated."""
@@ -182,7 +182,7 @@ class _Accelerated(PreTrainedModel):
                 call.fall_back(str(reason))
             else:
                 call.fallback, call.reached = None, True
-                how = acceleration.drafter, call.stats, acceleration.way, acceleration.known
+                how = acceleration.drafter, call.stats, acceleration.way, acceleration.hints
                 return acceleration.decode(target, given, *how)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs

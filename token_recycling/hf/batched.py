@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
-from ..loop.known import NOTHING_KNOWN, Known
-from ..loop.state import Row
+from ..loop.hints import NO_HINTS, Hints
+from ..loop.state import RequestState
 from ..loop.stats import Stats
 from ..model.kv_cache import slots
 from ..model.self_test import ready
@@ -43,15 +43,15 @@ class DecodingThread:
         self._batch = RunningBatch(self.target)
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Functions to call before the next step; None to end."""
-        self._waiting: dict[Row, Future[None]] = {}
+        self._waiting: dict[RequestState, Future[None]] = {}
         self._ending, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._decode, name="decoding", daemon=True)
         self._thread.start()
 
-    def model(self, drafter: Drafter, seed: int, known: Known = NOTHING_KNOWN) -> PreTrainedModel:
+    def model(self, drafter: Drafter, seed: int, hints: Hints = NO_HINTS) -> PreTrainedModel:
         """A view whose `generate` decodes in this thread, with the text that it has alone after `manual_seed(seed)`."""
         decode = partial(self._decoded, seed)
-        return view(self._model, Acceleration(drafter, ordinary, self.target, decode=decode, known=known))
+        return view(self._model, Acceleration(drafter, ordinary, self.target, decode=decode, hints=hints))
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in the decoding thread, between two steps; in this one if that thread has ended."""
@@ -76,14 +76,18 @@ class DecodingThread:
         self._thread.join()
 
     def _decoded(
-        self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way, known: Known
+        self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way, hints: Hints
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache):
-            return run_call(target, call, drafter, stats, way, known, generator)
+            return run_call(target, call, drafter, stats, way, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)
-        row, ended, streamer = Row(sequence, selector, drafter, stats, known=known), Future[None](), call.streamer
+        row, ended, streamer = (
+            RequestState(sequence, selector, drafter, stats, hints=hints),
+            Future[None](),
+            call.streamer,
+        )
 
         def take(step: Step) -> None:
             if streamer is not None:
@@ -123,7 +127,7 @@ class DecodingThread:
             if asked is not None:
                 asked()
 
-    def _step(self) -> list[Row]:
+    def _step(self) -> list[RequestState]:
         """Make a step and return the texts that have ended; if the batch fails as a whole, all of them."""
         try:
             return self._batch.step()

@@ -20,7 +20,7 @@ from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
 from ..cuda_graphs import Fast, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.known import Known
+from ..loop.hints import Hints
 from ..loop.stats import Stats
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
@@ -88,7 +88,7 @@ class Conversation:
         """Begins anew, with the system message alone."""
         self.messages: list[dict[str, str]] = [*self._system]
         self.last: Turn | None = None
-        self.acceleration.known = Known(PrefixCache(self._target, self._limit).of(""))
+        self.acceleration.hints = Hints(PrefixCache(self._target, self._limit).of(""))
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
         """The answer to `text`; both become messages. `on_text` is called with pieces of the answer as they come,

@@ -11,7 +11,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
-from ..loop.known import NOTHING_KNOWN, Known
+from ..loop.hints import NO_HINTS, Hints
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
 from ..loop.step import decode
@@ -35,7 +35,7 @@ def run_call(
     drafter: Drafter,
     stats: Stats,
     way: Way = ordinary,
-    known: Known = NOTHING_KNOWN,
+    hints: Hints = NO_HINTS,
     generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:
     """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Sampled tokens
@@ -55,7 +55,7 @@ def run_call(
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     cache, held, whole = handover.cache, handover.lengths, False
-    prefixes = known.prefixes if _begins_anew(call) and not drafter.traits.begins_anew else None
+    prefixes = hints.prefixes if _begins_anew(call) and not drafter.traits.begins_anew else None
     if prefixes is not None:
         cache, held[0] = prefixes.take(sequences[0].on_host)
         stats.cached_tokens += held[0]
@@ -75,7 +75,7 @@ def run_call(
             selectors,
             cache,
             stats,
-            held=held,
+            cached=held,
             after_pass=stopping.apply if call.joint_criteria else None,
             stepper=stepping.stepper,
             kind=stepping.kind,
@@ -83,7 +83,7 @@ def run_call(
             reading=call.reading and reading,
             keeps_all=call.cache_is_seen,
             returns_cache=call.cache_is_seen or prefixes is not None,
-            known=known,
+            hints=hints,
         )
         try:
             with closing(passes):  # whatever ends the call, before the next one begins

@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from ..cuda_graphs import Fast, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.state import Sequence, TokenSelector, check_held
+from ..loop.state import Sequence, TokenSelector, check_cached
 from ..loop.stats import Stats
 from ..loop.step import decode
 from ..model.info import UnsupportedModelError
@@ -61,7 +61,7 @@ def stream(
     reason = unsupported_cache(cache) or target.info.cannot_read_on(slots(cache), len(prompt))
     if reason is not None:
         raise UnsupportedModelError(reason)
-    check_held(slots(cache), len(prompt))
+    check_cached(slots(cache), len(prompt))
     sequences = [Sequence(prompt, criteria)]
     selectors = [TokenSelector(sequences[0], LogitsProcessorList(logits_processor or []), do_sample)]
     measured = stats if stats is not None else Stats()

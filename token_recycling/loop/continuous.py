@@ -7,7 +7,7 @@ longer waits is let go. An error of its processors, criteria or drafter, or of w
 alone.
 
 Cost: a copy of a text's slots where it joins or leaves; now and then one of all, where room grows. A pass costs as if
-all texts were as long as the longest and drafted as many nodes, so nodes are shared out (`Run.drafts`).
+all texts were as long as the longest and drafted as many nodes, so nodes are shared out (`BatchState.drafts`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..model.prefill import Reading, piece_of
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
 from .prompt import prefill
-from .state import Row, Run
+from .state import BatchState, RequestState
 from .stats import Clock, Stats
 from .step import TreeStepper, begin, count, learn
 
@@ -49,24 +49,24 @@ def why_not_batched(target: TreeModel) -> str | None:
 class _Joining:
     """A text whose prompt is being read."""
 
-    run: Run
+    batch: BatchState
     take: Take
 
     @property
-    def row(self) -> Row:
-        return self.run.rows[0]
+    def row(self) -> RequestState:
+        return self.batch.requests[0]
 
     def unread(self) -> int:
         """Tokens before its last one that are neither read nor kept of another text."""
-        row, prefixes = self.row, self.row.known.prefixes
-        held = row.held if prefixes is None or row.held else prefixes.known(row.sequence.on_host)
+        row, prefixes = self.row, self.row.hints.prefixes
+        held = row.cached if prefixes is None or row.cached else prefixes.known(row.sequence.on_host)
         return row.sequence.length - 1 - held
 
     def is_given_up(self) -> bool:
         """Whether nobody waits for it any more."""
-        if self.run.reading is not None:
+        if self.batch.reading is not None:
             with self.row.guarded():
-                self.run.reading()
+                self.batch.reading()
         return self.row.error is not None
 
 
@@ -89,49 +89,51 @@ class RunningBatch:
         """Seconds of steps that are due before the next piece of a long prompt."""
         self._stepper: TreeStepper | None = None
         """Makes the steps of the texts that have begun; None if there are none."""
-        self._takes: dict[Row, Take] = {}
+        self._takes: dict[RequestState, Take] = {}
         """The texts that have begun, and who is given their steps."""
 
     @property
-    def rows(self) -> list[Row]:
+    def requests(self) -> list[RequestState]:
         """All texts: those that have begun, and those whose prompts are being read."""
         return [*self._takes, *(joining.row for joining in self._joining)]
 
     def join(
         self,
-        row: Row,
+        row: RequestState,
         take: Take,
         cache: Cache | None = None,
         streamed: bool = True,
         reading: Reading | None = None,
     ) -> None:
         """Add a text, from the next step on. `take` is given each of its steps, before they are learned from;
-        `cache` holds the first `row.held` of its tokens; `streamed`: somebody waits for the first token; `reading` is
+        `cache` holds the first `row.cached` of its tokens; `streamed`: somebody waits for the first token; `reading` is
         called before each step while its prompt is being read, and ends the text if it raises.
         """
         cache = self.target.new_cache() if cache is None else cache
         clock, wanted = Clock(row.stats, self.target.device), self._states(row)
-        for other in self.rows:
+        for other in self.requests:
             if None not in (wanted, self._states(other)) and wanted != self._states(other):
                 raise ValueError(
                     f"expected a drafter that needs the hidden states {self._states(other)}, as others in this batch, "
                     f"got one that needs {wanted}: {row.drafter.describe()}"
                 )
         row.isolated = True
-        self._joining.append(_Joining(Run(self.target, [row], self._costs, cache, clock, streamed, reading), take))
+        self._joining.append(
+            _Joining(BatchState(self.target, [row], self._costs, cache, clock, streamed, reading), take)
+        )
 
-    def _states(self, row: Row) -> list[int] | None:
+    def _states(self, row: RequestState) -> list[int] | None:
         """Numbers of the layers whose hidden states its drafter needs, or None."""
         states = row.traits.states
         return None if states is None else list(states(self.target.config.num_hidden_layers))
 
-    def leave(self, row: Row, error: Exception) -> None:
+    def leave(self, row: RequestState, error: Exception) -> None:
         """End a text early: the next step returns it."""
         row.error = row.error or error
 
     @torch.inference_mode(False)  # see `decode`
     @torch.no_grad()
-    def step(self) -> list[Row]:
+    def step(self) -> list[RequestState]:
         """Read a piece of the waiting prompts, make one pass over all texts, and return those that ended."""
         ended = [*self._given_up(), *self._begin(), *self._drop()]
         if self._stepper is not None:
@@ -145,16 +147,19 @@ class RunningBatch:
             ended += self._drop()
         return ended
 
-    def _begin(self) -> list[Row]:
+    def _begin(self) -> list[RequestState]:
         """Read a piece of the waiting prompts, make first steps, and return the texts that end with them."""
         left, ended = self._piece, []
         while left > 0 and (joining := self._next(left)) is not None:
-            run, row, began = joining.run, joining.row, time.perf_counter()
-            if row.known.prefixes is not None and not row.held:  # by now others may have read what it begins with
+            batch, row, began = joining.batch, joining.row, time.perf_counter()
+            if row.hints.prefixes is not None and not row.cached:  # by now others may have read what it begins with
                 with row.guarded():
-                    run.cache, row.held = row.known.prefixes.take(row.sequence.on_host)
-                    row.stats.cached_tokens += row.held
-            unread, most = row.sequence.length - 1 - row.held, piece_of(self.target, row.held, len(self.rows) > 1)
+                    batch.cache, row.cached = row.hints.prefixes.take(row.sequence.on_host)
+                    row.stats.cached_tokens += row.cached
+            unread, most = (
+                row.sequence.length - 1 - row.cached,
+                piece_of(self.target, row.cached, len(self.requests) > 1),
+            )
             self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
             going_on = False
             if row.error is None:
@@ -162,9 +167,9 @@ class RunningBatch:
                 try:
                     going_on = unread > most and self.target.info.reads_on
                     if going_on:
-                        run.clock.restart()
-                        prefill(run, most=most)
-                        run.clock.lap("forward")
+                        batch.clock.restart()
+                        prefill(batch, most=most)
+                        batch.clock.lap("forward")
                     else:
                         self._first_step(joining)
                 except Exception as error:
@@ -193,7 +198,7 @@ class RunningBatch:
             return shortest
         return shortest if fresh and not (self._takes and self._owed > 0) else None
 
-    def _given_up(self) -> list[Row]:
+    def _given_up(self) -> list[RequestState]:
         """Remove and return the texts that nobody waits for any more, of those whose prompts are being read; what was
         read of them is kept.
         """
@@ -201,19 +206,19 @@ class RunningBatch:
         for joining in gone:
             self._joining.remove(joining)
             row = joining.row
-            if row.known.prefixes is not None:
+            if row.hints.prefixes is not None:
                 with row.guarded():
-                    row.known.prefixes.keep(row.sequence.on_host[: row.held + 1], joining.run.cache)
+                    row.hints.prefixes.keep(row.sequence.on_host[: row.cached + 1], joining.batch.cache)
             row.finish()
         return [joining.row for joining in gone]
 
     def _first_step(self, joining: _Joining) -> None:
         """Make a text's first step alone; then let it go on with the others."""
-        run, row = joining.run, joining.row
-        run.clock.restart()
-        alone = begin(run, TreeStepper)
-        _step(run, alone, [joining.take])
-        _keep_text(run, 0)
+        batch, row = joining.batch, joining.row
+        batch.clock.restart()
+        alone = begin(batch, TreeStepper)
+        _step(batch, alone, [joining.take])
+        _keep_text(batch, 0)
         if not row.going:
             return
         if self._stepper is None:
@@ -224,17 +229,17 @@ class RunningBatch:
 
     def _pass(self, stepper: TreeStepper) -> None:
         """Make one pass over all texts; its time counts for each of them."""
-        run = stepper.run
-        self._costs.share(len(run.rows), max(row.sequence.length for row in run.rows))
-        run.clock.stats = spent = Stats(run.rows[0].stats.synchronize)
-        run.clock.restart()
-        _step(run, stepper, [self._takes[row] for row in run.rows])
-        for place, row in enumerate(run.rows):
+        batch = stepper.batch
+        self._costs.share(len(batch.requests), max(row.sequence.length for row in batch.requests))
+        batch.clock.stats = spent = Stats(batch.requests[0].stats.synchronize)
+        batch.clock.restart()
+        _step(batch, stepper, [self._takes[row] for row in batch.requests])
+        for place, row in enumerate(batch.requests):
             row.stats.spend(spent)
             if not row.going:
-                _keep_text(run, place)
+                _keep_text(batch, place)
 
-    def _drop(self) -> list[Row]:
+    def _drop(self) -> list[RequestState]:
         """Remove the texts that have ended, and return them."""
         gone = [row for row in self._takes if not row.going]
         for row in gone:
@@ -249,22 +254,22 @@ class RunningBatch:
         return gone
 
 
-def _step(run: Run, stepper: TreeStepper, takes: Sequence[Take]) -> None:
-    """Make one step of each text of a run, give it to its `takes`, then learn from it."""
-    steps = stepper.step(list(range(len(run.rows))))
-    count(run, steps)
-    for row in run.rows:
+def _step(batch: BatchState, stepper: TreeStepper, takes: Sequence[Take]) -> None:
+    """Make one step of each text of a batch, give it to its `takes`, then learn from it."""
+    steps = stepper.step(list(range(len(batch.requests))))
+    count(batch, steps)
+    for row in batch.requests:
         row.whole = False
     for step in steps:
-        run.rows[step.row].whole = True
-        with run.rows[step.row].guarded():
+        batch.requests[step.row].whole = True
+        with batch.requests[step.row].guarded():
             takes[step.row](step)
-    learn(run, stepper)
+    learn(batch, stepper)
 
 
-def _keep_text(run: Run, place: int) -> None:
+def _keep_text(batch: BatchState, place: int) -> None:
     """Keep the slots of a text for those that begin as it does, unless its last step failed."""
-    row = run.rows[place]
-    if row.known.prefixes is not None and row.whole:
+    row = batch.requests[place]
+    if row.hints.prefixes is not None and row.whole:
         with row.guarded():
-            row.known.prefixes.keep(row.sequence.on_host, run.cache, place)
+            row.hints.prefixes.keep(row.sequence.on_host, batch.cache, place)

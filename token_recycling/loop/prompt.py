@@ -13,59 +13,59 @@ import torch
 from ..model.prefill import first_pass, read_prompts
 from ..model.prefill import prefill as fill
 from ..trees.draft import Draft
-from .state import Run
+from .state import BatchState
 
 _SHORT_PROMPT = 32
 """Unread tokens; a pass over so few takes about as long as one over a single token, and so do drafted rows in it."""
 
 
-def reads_along(run: Run) -> bool:
+def reads_along(batch: BatchState) -> bool:
     """Whether the first step reads the prompt too: of one text, where the model computes alike at every length, or of
     any, where states over the text must be what `generate` has then.
     """
-    return run.target.info.recurrent or (len(run.rows) == 1 and run.target.info.border is None)
+    return batch.target.info.recurrent or (len(batch.requests) == 1 and batch.target.info.border is None)
 
 
-def reads_alone(run: Run) -> bool:
+def reads_alone(batch: BatchState) -> bool:
     """Whether the first step verifies no draft: its token is waited for, or the model reads drafts otherwise."""
-    unread = run.rows[0].sequence.length - run.rows[0].held
-    waited_for = run.streamed and reads_along(run) and unread > _SHORT_PROMPT
-    return waited_for or run.target.info.recurrent
+    unread = batch.requests[0].sequence.length - batch.requests[0].cached
+    waited_for = batch.streamed and reads_along(batch) and unread > _SHORT_PROMPT
+    return waited_for or batch.target.info.recurrent
 
 
-def prefill(run: Run, most: int | None = None) -> None:
+def prefill(batch: BatchState, most: int | None = None) -> None:
     """Put all of each text but its last token into the cache; of a single text at most `most` tokens more."""
-    texts, held = run.texts, [row.held for row in run.rows]
+    texts, held = batch.texts, [row.cached for row in batch.requests]
     if most is not None:
         texts = [text[: there + most + 1] for text, there in zip(texts, held, strict=True)]
-    with run.states() as passes:
-        fill(run.target, texts, run.cache, held, run.reading)
+    with batch.states() as passes:
+        fill(batch.target, texts, batch.cache, held, batch.reading)
     unread = [len(text) - 1 - there for text, there in zip(texts, held, strict=True)]
     # Of all that was read, and no more: a family may leave states out, or read a long prompt anew.
     if passes and sum(states.shape[1] for states in passes) == max(unread):
-        states = torch.cat(passes, dim=1).to(run.target.device)
+        states = torch.cat(passes, dim=1).to(batch.target.device)
         if most is not None:
-            run.states_read.append(states[0])
+            batch.states_read.append(states[0])
         else:
-            give_states(run, [states[index, :count] for index, count in enumerate(unread)])
-    for row, count in zip(run.rows, unread, strict=True):
-        row.held += count
+            give_states(batch, [states[index, :count] for index, count in enumerate(unread)])
+    for row, count in zip(batch.requests, unread, strict=True):
+        row.cached += count
 
 
-def first_logits(run: Run, drafts: list[Draft], alone: bool) -> torch.Tensor | None:
+def first_logits(batch: BatchState, drafts: list[Draft], alone: bool) -> torch.Tensor | None:
     """Logits (batch, n, vocabulary) of a pass over drafts that reads the uncached part of the prompts too; None where
     all is cached. `alone`: nothing is drafted.
     """
-    if alone and run.target.info.recurrent:
-        return read_prompts(run.target, run.texts, run.cache)
-    if len(drafts) == 1 and run.cache.get_seq_length() < run.rows[0].sequence.length - 1:
-        return first_pass(run.target, run.texts[0], drafts[0], run.cache, run.reading)
+    if alone and batch.target.info.recurrent:
+        return read_prompts(batch.target, batch.texts, batch.cache)
+    if len(drafts) == 1 and batch.cache.get_seq_length() < batch.requests[0].sequence.length - 1:
+        return first_pass(batch.target, batch.texts[0], drafts[0], batch.cache, batch.reading)
     return None
 
 
-def give_states(run: Run, states: list[torch.Tensor]) -> None:
+def give_states(batch: BatchState, states: list[torch.Tensor]) -> None:
     """Give each drafter the hidden states (n, states * hidden) of its prompt: of earlier pieces, then `states`."""
-    for row, last in zip(run.rows, states, strict=True):
+    for row, last in zip(batch.requests, states, strict=True):
         with row.guarded():
-            run.text_drafter(row).read_prompt(torch.cat([*run.states_read, last]))
-    run.states_read.clear()
+            batch.text_drafter(row).read_prompt(torch.cat([*batch.states_read, last]))
+    batch.states_read.clear()

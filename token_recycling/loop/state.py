@@ -31,7 +31,7 @@ from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import root_only
 from .constraints import constraint_of
-from .known import NOTHING_KNOWN, Known
+from .hints import NO_HINTS, Hints
 from .processors import Scope, scope
 from .stats import Clock, Stats
 
@@ -46,9 +46,9 @@ class Sequence:
         """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit."""
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         if not limits:
-            raise ValueError("expected a limit on the length of the text; set max_new_tokens")
+            raise ValueError("the length of a sequence must be limited; set max_new_tokens")
         self.max_length = min(limits)
-        # The two criteria of every run are checked on numbers; all others are called as they are, once per token.
+        # The two criteria of every batch are checked on numbers; all others are called as they are, once per token.
         eos = [criterion.eos_token_id.tolist() for criterion in criteria if type(criterion) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in eos for token in tokens)
         self._others = [
@@ -193,34 +193,34 @@ class TokenSelector:
 
 
 @dataclass(eq=False)
-class Row:
-    """One text of a batch: its tokens, how they are chosen, and what drafts for it."""
+class RequestState:
+    """State of one request: its tokens, how they are selected, its drafter and statistics."""
 
     sequence: Sequence
     selector: TokenSelector
     drafter: Drafter
     stats: Stats
-    held: int = 0
-    """Tokens that the cache holds before the prompt is read, from slot 0 on."""
-    known: Known = NOTHING_KNOWN
-    """What is known of it before it is decoded."""
+    cached: int = 0
+    """Tokens of it in the cache before the prompt is read, from slot 0 on."""
+    hints: Hints = NO_HINTS
+    """Prefix cache, predicted output and limit."""
     isolated: bool = False
-    """Whether an error in this text's own parts ends this text alone."""
+    """Whether an error of its processors, criteria or drafter ends this request alone."""
     error: Exception | None = field(default=None, init=False)
     """The error that ended it early, if one did."""
     whole: bool = field(default=False, init=False)
-    """Whether its last step was accepted and its slots were kept; set where texts share passes."""
+    """Whether its last step was accepted and its slots were kept; set in continuous batching."""
     text_drafter: TextDrafter | None = field(default=None, init=False)
-    """Drafts for it; None until it is started."""
+    """Its drafter; None until started."""
 
     def __post_init__(self) -> None:
         self.prompt = self.sequence.tokens
-        """(length,) int64: the text as it begins."""
+        """(length,) int64."""
         self.traits: DrafterTraits = self.drafter.traits
         self.constraint = constraint_of(self.selector.processors, self.sequence.padded, self.sequence.length)
-        """The grammar that it is held to, if one is known."""
+        """The grammar that constrains it, if a processor of a known library does."""
         self._asked_at: State | None = None
-        """What was allowed after the last draft's root, where the draft was fitted to it."""
+        """Grammar state at the last draft's root, where the draft was fitted to it."""
 
     @property
     def going(self) -> bool:
@@ -229,7 +229,7 @@ class Row:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Keep an error of an isolated text as its `error`."""
+        """Keep an error of an isolated request as its `error`."""
         try:
             yield
         except Exception as error:
@@ -238,27 +238,27 @@ class Row:
             self.error = error
 
     def started(self, target: TreeModel, costs: Costs) -> TextDrafter:
-        """Return the text's drafter, started when it is first needed."""
+        """Return its drafter, started when first needed."""
         if self.text_drafter is None:
             self.text_drafter = self.drafter.start(self.prompt.to(target.device), target, costs)
-            if self.known.prediction is not None:
-                self.text_drafter.predict(self.known.prediction)
+            if self.hints.prediction is not None:
+                self.text_drafter.predict(self.hints.prediction)
         return self.text_drafter
 
     def draft(self, target: TreeModel, costs: Costs) -> Draft:
-        """Ask for a draft; cut it to the depth that can be of use, and to what the target verifies exactly."""
+        """Return a draft, without nodes beyond the length limit or that the target cannot verify exactly."""
         sequence, support = self.sequence, target.info
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
         draft = self.ask(target, costs, tokens, sequence.room)
         root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
         if root != newest:
             raise ValueError(
-                f"expected a draft whose root is the text's newest token, {newest}, got {root} from "
+                f"the root of a draft must be the newest token, {newest}, got {root} from "
                 f"{self.started(target, costs).describe()}; give `context.root` as the first of the tokens"
             )
         draft = draft.cut(self.deepest(target))
-        if self.known.nodes is not None:
-            draft = draft.likeliest(1 + self.known.nodes)
+        if self.hints.nodes is not None:
+            draft = draft.likeliest(1 + self.hints.nodes)
         if not support.branches:
             draft = draft.chain()
         if support.border is None or support.fits(sequence.length - 1, len(draft.tree)):
@@ -266,7 +266,7 @@ class Row:
         return draft.cut(0)
 
     def ask(self, target: TreeModel, costs: Costs, tokens: torch.Tensor, room: int) -> Draft:
-        """Ask the drafter for a draft after `tokens` (length,) with room for `room` more; not yet checked."""
+        """Ask the drafter for a draft after `tokens` (length,), where `room` more may follow; it is not yet checked."""
         device = "cpu" if self.traits.on_host else target.device
         warp = self.selector.warp if self.selector.sample else None
         state = None if self.constraint is None else self.constraint.at(tokens.cpu().numpy())
@@ -279,20 +279,20 @@ class Row:
         return self.constraint.fitted(draft, state, room)
 
     def observe(self, target: TreeModel, costs: Costs, step: Step) -> None:
-        """Let the drafter learn from a step, and the grammar what the target took of what it allowed."""
+        """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
         self.started(target, costs).observe(step)
         state, self._asked_at = self._asked_at, None
         if self.constraint is not None and state is not None:
             self.constraint.learn(state, step)
 
     def deepest(self, target: TreeModel) -> int:
-        """The depth of the deepest node that is of use: tokens still wanted, and positions the model was made for."""
+        """Return the maximum depth of a node: limited by tokens to emit and by the target's positions."""
         room, longest = self.sequence.room, target.max_length
         positions = room if longest is None else longest - self.sequence.length
         return max(0, min(room - 1, positions))
 
     def finish(self) -> None:
-        """Add what the drafter has counted to the statistics; call once, after the last step."""
+        """Add the drafter's counts to the statistics; called once, after the last step."""
         if self.text_drafter is not None:
             with self.guarded():
                 self.stats.drafter_statistics.update(self.text_drafter.statistics())
@@ -300,40 +300,40 @@ class Row:
 
 
 @dataclass
-class Run:
+class BatchState:
     """State of one batched decode."""
 
     target: TreeModel
-    rows: list[Row]
+    requests: list[RequestState]
     costs: Costs
     cache: Cache
     clock: Clock
     streamed: bool = False
-    """Whether somebody waits for the first token."""
+    """Whether a client waits for the first token."""
     reading: Reading | None = None
     """Called before each piece of a prompt."""
     returns_cache: bool = True
-    """Whether anybody reads the cache afterwards."""
+    """Whether the caller reads the cache afterwards."""
     prompt_alone: bool = False
     """Whether the first step verifies no draft."""
     states_read: list[torch.Tensor] = field(default_factory=list)
-    """(tokens, states * hidden) each: of what was read of a single text in pieces, where its drafter needs them."""
+    """(tokens, states * hidden) each: of the pieces of a prompt read so far, where its drafter needs them."""
 
     @property
     def texts(self) -> list[torch.Tensor]:
-        """(length,) each: the texts so far."""
-        return [row.sequence.tokens for row in self.rows]
+        """(length,) each: the sequences so far."""
+        return [row.sequence.tokens for row in self.requests]
 
-    def text_drafter(self, row: Row) -> TextDrafter:
-        """Return a text's drafter, started when it is first needed."""
+    def text_drafter(self, row: RequestState) -> TextDrafter:
+        """Return a request's drafter, started when first needed."""
         return row.started(self.target, self.costs)
 
     def drafts(self, going: list[int]) -> list[Draft]:
-        """A draft for each text that is `going`, a lone root for others; texts that share a pass share its nodes."""
-        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in self.rows]
+        """Return a draft for each request in `going`, pruned together, and a lone root for the others."""
+        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in self.requests]
         for place in going:
-            with self.rows[place].guarded():
-                drafts[place] = self.rows[place].draft(self.target, self.costs)
+            with self.requests[place].guarded():
+                drafts[place] = self.requests[place].draft(self.target, self.costs)
         if len(drafts) > 1 and going and self.costs.asked:
             pruned = prune([drafts[place] for place in going], self.costs.by_nodes)
             for place, draft in zip(going, pruned, strict=True):
@@ -341,26 +341,24 @@ class Run:
         return drafts
 
     def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
-        """Collect in a list the hidden states that drafters need, pass by pass; None if no drafter needs any."""
-        wanted = next((row.traits.states for row in self.rows if row.traits.states is not None), None)
+        """Collect the hidden states that drafters need in a list, a forward pass each; None if no drafter needs any."""
+        wanted = next((row.traits.states for row in self.requests if row.traits.states is not None), None)
         return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
 
 
-def places_left(rows: Items[Row], gone: Collection[Row]) -> list[int]:
-    """Return for each place of a batch without the rows that are `gone` which row takes it: where one was removed, the
-    last one.
-    """
-    order = list(range(len(rows)))
-    for place in reversed(range(len(rows))):
-        if rows[place] in gone:
+def places_left(requests: Items[RequestState], gone: Collection[RequestState]) -> list[int]:
+    """Return which request takes each place of a batch without those in `gone`: the last one takes a removed one's."""
+    order = list(range(len(requests)))
+    for place in reversed(range(len(requests))):
+        if requests[place] in gone:
             order[place] = order[-1]
             order.pop()
     return order
 
 
-def check_held(held: int, length: int) -> None:
-    """Raises ValueError for a cache of `held` tokens of a text that is no longer: its last token is the first root."""
-    if held >= length:
+def check_cached(cached: int, length: int) -> None:
+    """Raise ValueError unless the cache leaves out the last token of a sequence, the root of the first draft."""
+    if cached >= length:
         raise ValueError(
-            f"expected a cache of fewer than the {length} tokens given, got one of {held}; pass the whole text so far"
+            f"the cache must hold fewer tokens than the {length} given, got {cached}; pass all tokens so far"
         )

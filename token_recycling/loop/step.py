@@ -1,10 +1,10 @@
 """The loop: draft, forward, accept, keep, learn.
 
-One step runs in one direction (`TreeStepper.step`, then `learn`). The drafter proposes a tree from the text so far; one
-forward pass gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the end
-of the text; the cache keeps the accepted slots; the step is handed out, and the drafter learns from it. The last token
-of the text is never in the cache: it is the root of the next draft. So the pass over the prompt's last token verifies
-the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone root.
+One step runs in one direction (`TreeStepper.step`, then `learn`). The drafter proposes a tree from the sequence so far;
+one forward pass gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the
+end of the sequence; the cache keeps the accepted slots; the step is yielded, and the drafter learns from it. The last
+token of a sequence is never in the cache: it is the root of the next draft. So the pass over the prompt's last token
+verifies the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone root.
 """
 
 from __future__ import annotations
@@ -25,65 +25,65 @@ from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.packed import PackedTrees, send
 from .accept import GreedySteps, accept_walk
-from .known import NOTHING_KNOWN, Known
+from .hints import NO_HINTS, Hints
 from .prompt import first_logits, give_states, prefill, reads_alone, reads_along
-from .state import Row, Run, Sequence, TokenSelector, check_held, places_left
+from .state import BatchState, RequestState, Sequence, TokenSelector, check_cached, places_left
 from .stats import Clock, Stats
 
 
 class Stepper(Protocol):
-    """A way to make steps: here, or replayed on a device. Reads the prompts when it is made or with its first step."""
+    """Makes the steps of a batch, eagerly or captured. Reads the prompts when it is made or in its first step."""
 
     def step(self, going: list[int]) -> list[Step]:
-        """One pass over all texts: the steps of those that are `going`, trimmed at the end, with their slots kept."""
+        """Make one forward pass over all sequences; return the steps of those in `going`, trimmed, with slots kept."""
 
     def learn(self) -> None:
-        """Learn from the last step, whose tokens are out."""
+        """Learn from the last step, after its tokens were delivered."""
 
-    def leave(self, gone: Collection[Row]) -> None:
-        """Remove finished texts; at least one must remain. The last one takes the place of a removed one."""
+    def leave(self, gone: Collection[RequestState]) -> None:
+        """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
 
     def close(self) -> None:
-        """After the last step, ended or not: leave in the cache all tokens of each text but the last."""
+        """Leave in the cache all tokens of each sequence but the last; called after the last step."""
 
     def describe(self) -> str:
-        """Which way this is and, if another one was wanted, why not."""
+        """Describe how steps are made and, if another way was asked for, why not that way."""
 
 
 S = TypeVar("S", bound=Stepper)
 
 
 class _Pass(NamedTuple):
-    """What one pass gives for all texts, at all n nodes of the largest draft."""
+    """Results of one forward pass for all sequences, at all n nodes of the largest draft."""
 
-    lengths: list[int]  # tokens of each text that were cached before
+    lengths: list[int]  # tokens of each sequence that were cached before
     logits: torch.Tensor  # (batch, n, vocabulary)
     states: torch.Tensor | None = None  # (batch, n, states * hidden), where drafters read hidden states
 
 
 class TreeStepper:
-    """The ordinary way: drafts of any shape, any number of texts, every way of choosing tokens."""
+    """Makes steps eagerly: drafts of any shape, any number of sequences, every kind of token selection."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        unroll(run.cache)
-        if not reads_along(run):
-            prefill(run)
-        self._kept = TreeCache(run.cache)
+    def __init__(self, batch: BatchState) -> None:
+        self.batch = batch
+        unroll(batch.cache)
+        if not reads_along(batch):
+            prefill(batch)
+        self._kept = TreeCache(batch.cache)
         self._steps: list[Step] = []
-        """Not yet learned from."""
+        """Steps to learn from."""
         self._trees: PackedTrees | None = None
-        """Those of the drafts of this step, where they were sent to the device in one copy."""
+        """Trees of this step's drafts, where they were sent to the device in one copy."""
         self._prompt_alone = False
-        """Whether the last pass read the prompts before any draft was made."""
+        """Whether the last forward pass read the prompts without a draft."""
         self._prompt_states: list[torch.Tensor] = []
-        """Hidden states of the prompts that the last pass read, where drafters need them."""
+        """Hidden states of the prompts that the last forward pass read, where drafters need them."""
 
     def step(self, going: list[int]) -> list[Step]:
-        """One pass over all texts; see `Stepper`. Whoever has taken its tokens calls `learn`."""
-        clock = self.run.clock
-        self._prompt_alone, self._trees = clock.reads_prompt and self.run.prompt_alone, None
-        drafts = self.run.drafts([] if self._prompt_alone else going)
+        """Make one forward pass over all sequences; see `Stepper`. Call `learn` after the tokens were delivered."""
+        clock = self.batch.clock
+        self._prompt_alone, self._trees = clock.reads_prompt and self.batch.prompt_alone, None
+        drafts = self.batch.drafts([] if self._prompt_alone else going)
         clock.lap("retrieve")
         seen = self._forward(drafts, going)
         clock.lap("forward")
@@ -95,24 +95,24 @@ class TreeStepper:
 
     def _forward(self, drafts: list[Draft], going: list[int]) -> _Pass:
         """One forward pass over all trees. Finished rows may have no position left: they are fully masked."""
-        run, rows = self.run, self.run.rows
-        if run.target.info.border is not None:
-            cross_border(run.target, run.texts, run.cache)
+        batch, rows = self.batch, self.batch.requests
+        if batch.target.info.border is not None:
+            cross_border(batch.target, batch.texts, batch.cache)
         lengths = [row.sequence.length - 1 for row in rows]
-        held = run.cache.get_seq_length()
-        with run.states() as states:
+        held = batch.cache.get_seq_length()
+        with batch.states() as states:
             logits = self._logits(drafts, lengths, going)
         if states is None:
             return _Pass(lengths, logits)
-        n, read = logits.shape[1], torch.cat(states, dim=1).to(run.target.device)
+        n, read = logits.shape[1], torch.cat(states, dim=1).to(batch.target.device)
         if 0 < read.shape[1] - n == max(lengths) - held:  # shorter texts stand behind padding
             self._prompt_states = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
         return _Pass(lengths, logits, read[:, -n:])
 
     def _logits(self, drafts: list[Draft], lengths: list[int], going: list[int]) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
-        run, target, cache = self.run, self.run.target, self.run.cache
-        logits = first_logits(run, drafts, self._prompt_alone) if run.clock.reads_prompt else None
+        """Logits (batch, n, vocabulary) after all nodes, from a pass that also reads the uncached part of a prompt."""
+        batch, target, cache = self.batch, self.batch.target, self.batch.cache
+        logits = first_logits(batch, drafts, self._prompt_alone) if batch.clock.reads_prompt else None
         if logits is None:
             lengths = [length if row in going else 0 for row, length in enumerate(lengths)]
             held = cache.get_seq_length()
@@ -122,24 +122,24 @@ class TreeStepper:
                 inputs, self._trees = target.inputs.of_packed(drafts, lengths, held)
             else:
                 inputs = target.inputs.of(drafts, lengths, held)
-            run.clock.lap("prepare")
+            batch.clock.lap("prepare")
             logits = target.forward(inputs, cache)
-        # Whoever reads rows one by one is faster in 32 bits.
+        # Acceptance node by node is faster in float32.
         return logits if self._at_once(logits, going) else logits.float()
 
     def _at_once(self, logits: torch.Tensor, going: list[int]) -> bool:
-        """Whether whole trees are judged at once: waiting for an accelerator costs more than all rows of logits."""
-        return logits.device.type != "cpu" and all(self.run.rows[row].selector.greedy for row in going)
+        """Whether whole trees are verified at once: synchronizing costs more than all rows of logits."""
+        return logits.device.type != "cpu" and all(self.batch.requests[row].selector.greedy for row in going)
 
     def _accept(self, drafts: list[Draft], seen: _Pass, going: list[int]) -> list[Step]:
-        """The steps of the texts that are `going`, but for those whose own parts have failed."""
+        """Return the steps of the sequences in `going`, without those that failed."""
         steps, at_once = [], None
         if self._at_once(seen.logits, going):
             logits = seen.logits
             trees = self._trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
-            at_once = GreedySteps(drafts, logits, trees, max(self.run.rows[row].traits.top_k for row in going))
+            at_once = GreedySteps(drafts, logits, trees, max(self.batch.requests[row].traits.top_k for row in going))
         for row in going:
-            text, draft, n = self.run.rows[row], drafts[row], len(drafts[row].tree)
+            text, draft, n = self.batch.requests[row], drafts[row], len(drafts[row].tree)
             if text.error is not None:
                 continue
             with text.guarded():
@@ -157,22 +157,22 @@ class TreeStepper:
         """Keep the slots of accepted nodes."""
         if not self._prompt_alone:  # the first token waits for no copies
             accepted = {step.row: step.accepted for step in self._steps}
-            first = self.run.cache.get_seq_length() - seen.logits.shape[1]
+            first = self.batch.cache.get_seq_length() - seen.logits.shape[1]
             self._kept.keep(first, seen.lengths, [accepted.get(row, []) for row in range(len(seen.lengths))])
 
     def learn(self) -> None:
-        """Learn from the last step; ask now for the draft that was left out where a prompt was read alone."""
+        """Learn from the last step; where a prompt was read alone, first ask for the draft that was left out."""
         steps, self._steps = {step.row: step for step in self._steps}, []
-        target, costs = self.run.target, self.run.costs
+        target, costs = self.batch.target, self.batch.costs
         if self._prompt_states:
-            give_states(self.run, self._prompt_states)
+            give_states(self.batch, self._prompt_states)
             self._prompt_states = []
-        for index, row in enumerate(self.run.rows):
-            with row.guarded():
+        for row, request in enumerate(self.batch.requests):
+            with request.guarded():
                 if self._prompt_alone:
-                    row.ask(target, costs, row.prompt, room=1)
-                if index in steps:
-                    row.observe(target, costs, steps[index])
+                    request.ask(target, costs, request.prompt, room=1)
+                if row in steps:
+                    request.observe(target, costs, steps[row])
 
     def close(self) -> None:
         """Do nothing: the cache is up to date after every step."""
@@ -181,18 +181,18 @@ class TreeStepper:
         return "ordinary"
 
     def join(self, other: TreeStepper) -> None:
-        """Add the texts of another run of the same model, after their first steps."""
+        """Add the requests of another batch of the same model, after their first steps."""
         self._kept.join(other._kept)
-        self.run.rows += other.run.rows
+        self.batch.requests += other.batch.requests
 
-    def leave(self, gone: Collection[Row]) -> None:
-        """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
-        rows, order = self.run.rows, places_left(self.run.rows, gone)
-        rows[:] = [rows[row] for row in order]
-        self._kept.select(order, max(row.sequence.length - 1 for row in rows))
+    def leave(self, gone: Collection[RequestState]) -> None:
+        """Remove finished requests; see `Stepper`."""
+        requests, order = self.batch.requests, places_left(self.batch.requests, gone)
+        requests[:] = [requests[row] for row in order]
+        self._kept.select(order, max(request.sequence.length - 1 for request in requests))
 
 
-@torch.inference_mode(False)  # what is kept from call to call must be of use outside of it too
+@torch.inference_mode(False)  # matrices and caches outlive the call, and must be usable outside inference mode
 @torch.no_grad()
 def decode(
     target: TreeModel,
@@ -202,89 +202,90 @@ def decode(
     cache: Cache,
     stats: Stats,
     *,
-    held: list[int] | None = None,
+    cached: list[int] | None = None,
     after_pass: Callable[[], None] | None = None,
-    stepper: Callable[[Run], Stepper] = TreeStepper,
+    stepper: Callable[[BatchState], Stepper] = TreeStepper,
     kind: str = "",
     streamed: bool = False,
     reading: Reading | None = None,
     keeps_all: bool = True,
     returns_cache: bool = True,
-    known: Known = NOTHING_KNOWN,
+    hints: Hints = NO_HINTS,
 ) -> Generator[list[Step]]:
-    """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
+    """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended.
 
-    `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
-    many. Afterwards it holds of each text all but the last token, then slots of no text. If not `keeps_all`, texts
-    leave it when they end, and rows of steps are places among those left: passes over fewer texts take less time.
-    If not `returns_cache`, it may hold anything.
-    `after_pass` is called after every pass and may end texts. `stepper` makes the steps, and `kind` names them.
-    `streamed`: the first token is waited for, so the pass over a long prompt verifies no draft, which would delay it.
-    `reading` is called before pieces of a prompt, and may raise. `known`: of every text.
+    `cache` holds nothing or a prefix of each sequence, from slot 0 on: `cached[row]` tokens of it, where the lengths
+    differ. Afterwards it holds all but the last token of each sequence, then unused slots; without `returns_cache` its
+    contents are unspecified. Without `keeps_all` sequences leave the batch when they end, and `Step.row` counts those
+    that are left: passes over fewer sequences take less time.
+
+    `after_pass` is called after every forward pass and may end sequences. `stepper` makes the steps; measured costs are
+    kept under the name `kind`. With `streamed` the pass over a long prompt verifies no draft, so that the first token
+    comes early. `reading` is called before each piece of a prompt, and may raise. `hints` are those of every sequence.
     """
-    held = held or [slots(cache)] * len(sequences)
-    rows = [
-        Row(sequence, selector, drafter, stats, cached, known)
-        for sequence, selector, cached in zip(sequences, selectors, held, strict=True)
+    cached = cached or [slots(cache)] * len(sequences)
+    requests = [
+        RequestState(sequence, selector, drafter, stats, tokens, hints)
+        for sequence, selector, tokens in zip(sequences, selectors, cached, strict=True)
     ]
     longest = max(sequence.length for sequence in sequences)
-    anew = drafter.traits.begins_anew
-    target = target.unmeasured() if anew else target
-    costs = costs_of(target, len(sequences), longest, kind, fixed=anew)
-    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed or anew, reading, returns_cache)
-    made = begin(run, stepper)
-    going = list(range(len(rows)))
+    fixed = drafter.traits.begins_anew
+    target = target.unmeasured() if fixed else target
+    costs, clock = costs_of(target, len(sequences), longest, kind, fixed=fixed), Clock(stats, target.device)
+    batch = BatchState(target, list(requests), costs, cache, clock, streamed or fixed, reading, returns_cache)
+    made = begin(batch, stepper)
+    going = list(range(len(requests)))
     try:
         while going:
             steps = made.step(going)
-            count(run, steps)
+            count(batch, steps)
             if after_pass is not None:
                 after_pass()
-            going = [row for row in going if not run.rows[row].sequence.ended]
+            going = [row for row in going if not batch.requests[row].sequence.ended]
             try:
                 yield steps
             finally:
-                learn(run, made)
-            if not keeps_all and 0 < len(going) < len(run.rows):
-                made.leave([row for row in run.rows if row.sequence.ended])
-                going = list(range(len(run.rows)))
-                costs.share(len(going), max(row.sequence.length for row in run.rows))
+                learn(batch, made)
+            if not keeps_all and 0 < len(going) < len(batch.requests):
+                made.leave([request for request in batch.requests if request.sequence.ended])
+                going = list(range(len(batch.requests)))
+                costs.share(len(going), max(request.sequence.length for request in batch.requests))
     finally:
         made.close()
-        for row in rows:
-            row.finish()
+        for request in requests:
+            request.finish()
         pass_times(target, kind).keep()
 
 
-def begin(run: Run, stepper: Callable[[Run], S]) -> S:
-    """Create the stepper of a run. Raises ValueError for a cache that holds all of a text."""
-    for row in run.rows:
-        check_held(row.held, row.sequence.length)
-        row.stats.prompt_tokens += row.sequence.length
-    stats = run.rows[0].stats
-    run.prompt_alone = reads_alone(run)
-    stats.drafter = "" if run.prompt_alone else run.text_drafter(run.rows[0]).describe()
-    made = stepper(run)
+def begin(batch: BatchState, stepper: Callable[[BatchState], S]) -> S:
+    """Create the stepper of a batch. Raises ValueError for a cache that holds all of a sequence."""
+    for request in batch.requests:
+        check_cached(request.cached, request.sequence.length)
+        request.stats.prompt_tokens += request.sequence.length
+    stats = batch.requests[0].stats
+    batch.prompt_alone = reads_alone(batch)
+    stats.drafter = "" if batch.prompt_alone else batch.text_drafter(batch.requests[0]).describe()
+    made = stepper(batch)
     stats.path = made.describe()
     return made
 
 
-def count(run: Run, steps: list[Step]) -> None:
-    """Count the steps of one pass, and what it took."""
+def count(batch: BatchState, steps: list[Step]) -> None:
+    """Count the steps of one forward pass, and the time that it took."""
     for step in steps:
-        run.rows[step.row].stats.count(step)
-    run.costs.nodes = max((len(step.draft.tree) for step in steps), default=1)
-    if run.clock.reads_prompt:
-        run.clock.reads_prompt = False
+        batch.requests[step.row].stats.count(step)
+    batch.costs.nodes = max((len(step.draft.tree) for step in steps), default=1)
+    if batch.clock.reads_prompt:
+        batch.clock.reads_prompt = False
         for step in steps:
-            run.rows[step.row].stats.first_tokens += len(step.tokens)
+            batch.requests[step.row].stats.first_tokens += len(step.tokens)
     elif steps:
-        longest = max(run.rows[step.row].sequence.length for step in steps)
-        run.costs.took(run.costs.nodes, run.clock.pass_seconds, longest)
+        longest = max(batch.requests[step.row].sequence.length for step in steps)
+        batch.costs.took(batch.costs.nodes, batch.clock.pass_seconds, longest)
 
 
-def learn(run: Run, stepper: Stepper) -> None:
-    """Let drafters learn from the last steps of a run, whose tokens are out."""
-    run.clock.restart()
+def learn(batch: BatchState, stepper: Stepper) -> None:
+    """Let drafters learn from the last steps of a batch, after their tokens were delivered."""
+    batch.clock.restart()
     stepper.learn()
-    run.clock.lap("update matrix")
+    batch.clock.lap("update matrix")

@@ -22,7 +22,7 @@ import torch
 from ..drafters._base import PREDICTED, Drafter
 from ..hf.acceleration import Acceleration, view
 from ..hf.batched import DecodingThread
-from ..loop.known import NOTHING_KNOWN, Known
+from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..model.self_test import ready
 from .errors import ApiError, CancelledError, client_error, config_error
@@ -46,7 +46,7 @@ class Text:
     """One of its processors, where log-probabilities are wanted."""
     scored_prompt: int | None = None
     """How many likeliest tokens are wanted for every token of the prompt; None: the prompt is not scored."""
-    known: Known = NOTHING_KNOWN
+    hints: Hints = NO_HINTS
     """What is known of it before it is decoded."""
     first: bool = True
     """Whether it is the first choice of its prompt: what was kept of that counts once."""
@@ -231,9 +231,9 @@ class Job:
         arguments = {**with_own_stopping(text.arguments), "streamer": TokenStreamer(text, told, self.check)}
         if self.together is None:
             torch.manual_seed(seed)
-            model = view(self.model, Acceleration(drafter, target=ready(self.model), known=text.known))
+            model = view(self.model, Acceleration(drafter, target=ready(self.model), hints=text.hints))
         else:
-            model = self.together.model(drafter, seed, text.known)
+            model = self.together.model(drafter, seed, text.hints)
         acceleration = model.acceleration
         try:
             model.generate(**arguments)

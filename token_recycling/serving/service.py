@@ -17,7 +17,7 @@ from transformers import GenerationConfig, LogitsProcessor
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
-from ..loop.known import Known
+from ..loop.hints import Hints
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.tree_model import TreeModel
@@ -168,24 +168,24 @@ class Service:
         """
         config = config_of(body, self.loaded.model, default_tokens)
         self.limit(job, ids.shape[-1], config, "messages" if isinstance(body, ChatRequest) else "prompt")
-        known = self.known(job, body, body.prediction if isinstance(body, ChatRequest) else None)
+        hints = self.hints(job, body, body.prediction if isinstance(body, ChatRequest) else None)
         grammar = await self.grammar(job, body, config, calls)
         texts = []
         for choice in range(body.n or 1):
             recorder = None if top is None else LogprobRecorder(top)
             seed = None if body.seed is None else body.seed + choice
             arguments = self.arguments(body, ids, config, recorder, grammar)
-            texts.append(Text(arguments, seed, recorder, known=known, first=not choice))
+            texts.append(Text(arguments, seed, recorder, hints=hints, first=not choice))
         return texts, config
 
-    def known(self, job: Job, body: Request, prediction: Prediction | None = None) -> Known:
+    def hints(self, job: Job, body: Request, prediction: Prediction | None = None) -> Hints:
         """What is known of the texts of a request; raises ApiError for a prediction that nobody drafts from."""
         nodes = None if body.speculation is None else body.speculation.nodes
         alone = job.alone or job.warm_up
         alone = alone or (isinstance(body, SamplingRequest) and body.cache_prompt is False)
         prefixes = None if alone else self.prefixes.of(job.key)
         if prediction is None or (body.speculation is not None and not body.speculation.enabled):
-            return Known(prefixes, nodes=nodes)
+            return Hints(prefixes, nodes=nodes)
         if not self.pool.base.traits.predictions:
             raise invalid(
                 "prediction",
@@ -195,7 +195,7 @@ class Service:
         ids = self.loaded.tokenizer(prediction.text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
         ids = ids[ids < self.target.vocab_size]
         job.predicted_tokens += len(ids) * (getattr(body, "n", None) or 1)
-        return Known(prefixes, ids.long(), nodes)
+        return Hints(prefixes, ids.long(), nodes)
 
     async def grammar(
         self, job: Job, body: SamplingRequest, config: GenerationConfig, calls: tuple[str, Form] | None = None

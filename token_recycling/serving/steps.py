@@ -72,7 +72,7 @@ class StepsAnswer(Answer):
         config = config_of(body, service.loaded.model)
         service.limit(job, ids.shape[-1], config, "prompt" if body.messages is None else "messages")
         arguments = service.arguments(body, ids, config, None, await service.grammar(job, body, config))
-        text = Text(arguments, body.seed, known=service.known(job, body))
+        text = Text(arguments, body.seed, hints=service.hints(job, body))
         return cls(service, job, [text], [Choice(tokenizer, config, hidden=body.stop_token_ids)])
 
     async def events(self) -> AsyncGenerator[Event]:
