@@ -46,7 +46,7 @@ def test_calls_of_many_threads_return_what_they_return_alone(model, together):
     def called(seed):
         view = together.model(drafter, seed)
         said = view.generate(**calls[seed])
-        most.append(len(together._batch.rows))
+        most.append(len(together._batch.requests))
         assert view.acceleration.fallback is None
         assert view.acceleration.stats.tokens == said.shape[1] - calls[seed]["input_ids"].shape[1]
         return said
@@ -108,7 +108,7 @@ def test_a_fault_of_the_batch_itself_ends_its_texts_and_no_others(model, togethe
     drop, faults = RunningBatch._drop, iter([ZeroDivisionError("a fault")])
 
     def faulty(batch):
-        fault = next(faults, None) if len(batch.rows) > 1 else None
+        fault = next(faults, None) if len(batch.requests) > 1 else None
         if fault is not None:
             raise fault
         return drop(batch)
