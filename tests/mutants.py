@@ -57,7 +57,7 @@ MUTANTS = [
         "decoding goes on after the end of sequence",
         "ended = token in self._eos or ",
         "ended = ",
-        "loop/test_text.py hf/test_stopping.py loop",
+        "loop/test_properties.py loop/test_text.py hf/test_stopping.py loop",
     ),
     Mutant(
         "criteria-of-last-token-only",
@@ -149,14 +149,14 @@ MUTANTS = [
         "nodes stand at positions that the model does not have",
         "positions = room if longest is None else longest - self.sequence.length",
         "positions = room if longest is None else longest - self.sequence.length + 1",
-        "loop/test_step.py hf/test_equality.py drafters/test_every_drafter.py loop",
+        "loop/test_properties.py loop",
     ),
     Mutant(
         "learns-beyond-the-end",
         "drafters learn from nodes after the end of the sequence",
         "        if self.beyond is None:\n            return slice(None)",
         "        if self.beyond is None or self.finished:\n            return slice(None)",
-        "trees loop drafters/test_recycling.py drafters/test_drafter.py drafters",
+        "loop/test_accept.py drafters/test_recycling.py trees loop drafters",
     ),
     Mutant(
         "errors-are-shared",
@@ -404,7 +404,7 @@ MUTANTS = [
         "estimates that were too high are believed again",
         "return min(1.0, came / foreseen)",
         "return 1.0",
-        "costs/test_costs.py costs drafters/test_recycling.py",
+        "costs/test_drafting.py costs drafters/test_recycling.py",
     ),
     Mutant(
         "never-backs-off",
@@ -754,7 +754,7 @@ def run(copy: Path, tests: list[str], numba: Path, seconds: float) -> tuple[str 
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return f"no end within {seconds:.0f} s", time.monotonic() - began
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?\[.*\]|\S+)(?: - .*)?$", done.stdout, re.MULTILINE)
     killer = failed[1] if failed else None if done.returncode in (0, 5) else f"pytest ended with {done.returncode}"
     return killer, time.monotonic() - began
 

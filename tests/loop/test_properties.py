@@ -10,7 +10,7 @@ from support import tiny
 from support.batches import padded
 from support.drafters import Garbage
 from support.strategies import drafts, trees
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, StoppingCriteriaList
 
 import token_recycling as tr
 from token_recycling.loop.accept import accept_walk
@@ -173,6 +173,20 @@ def test_near_the_models_limit_trees_shrink_and_never_overrun(length, short, sha
         assert step.draft.tree.depth == min(wished, POSITIONS - length - len(said), new - len(said) - 1)
         said += step.tokens
     assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)[:new]
+
+
+@given(st.integers(1, POSITIONS), SHAPES, st.integers(0, 10**6))
+def test_no_draft_has_positions_that_the_model_lacks_where_the_sequence_may_become_longer(length, shapes, seed):
+    """It ends by a criterion at the last position, so that its limit, far beyond, does not keep drafts shallow."""
+    drafter, said = Garbage(shapes, seed, VOCABULARY), list[int]()
+    ends = StoppingCriteriaList([lambda ids, scores: torch.tensor([ids.shape[1] > POSITIONS])])
+    steps = tr.stream(
+        GPT2, tiny.prompt(0, length, VOCABULARY), drafter, max_new_tokens=4 * POSITIONS, stopping_criteria=ends
+    )
+    for step in steps:
+        assert length + len(said) + step.draft.tree.depth <= POSITIONS
+        said += step.tokens
+    assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)
 
 
 @settings(max_examples=20)
