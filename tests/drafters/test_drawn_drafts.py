@@ -55,7 +55,7 @@ def test_texts_have_the_distribution_of_generate(name):
     """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
     model = small(7)
     processors = LogitsProcessorList(
-        [logits_process.RepetitionPenaltyLogitsProcessor(1.3), logits_process.TemperatureLogitsWarper(0.8)]
+        [logits_process.RepetitionPenaltyLogitsProcessor(1.3), logits_process.TemperatureLogitsWarper(0.3)]
     )
     texts = torch.cartesian_prod(*[torch.arange(SIZE)] * NEW)
     whole = torch.cat([PROMPT.expand(len(texts), 3), texts], dim=1)
@@ -76,7 +76,7 @@ def test_texts_have_the_distribution_of_generate(name):
             text += step.tokens
             drawn += len(step.draft.drawn_from or ())
         seen[tuple(text)] += 1
-    assert stats.mat > 1.3
+    assert stats.mat > 1.2
     assert (drawn > RUNS) == drafter.traits.draws
     if name == "graph":
         assert stats.drafter_statistics["verified_copies"] > RUNS / 6
