@@ -402,7 +402,7 @@ MUTANTS = [
     Mutant(
         "forecast-ratio-ignored",
         "estimates that were too high are believed again",
-        "return min(1.0, came / foreseen)",
+        "return min(1.0, accepted / predicted)",
         "return 1.0",
         "costs/test_drafting.py costs drafters/test_recycling.py",
     ),

@@ -11,7 +11,7 @@ from support.runs import fix_costs, fix_work
 
 import token_recycling as tr
 from token_recycling.costs.budget import best_size, paying_size, step_pays
-from token_recycling.costs.costs import Work
+from token_recycling.costs.costs import Overhead
 from token_recycling.drafters._shared.base import CausalDrafter
 from token_recycling.drafters._shared.expand import Rules, verified
 
@@ -42,11 +42,11 @@ def test_a_graph_is_grown_and_cut_to_what_pays():
     """1 (0.6) and 3 below it (0.54) are verified. Two steps of 0.6 passes give 2.14 tokens by 2.2 passes; a third would
     have to promise 0.58 more, and below 3 there are 0.54 at most. A step of 0.1 is taken.
     """
-    rules = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), work=Work(0.1))
+    rules = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), overhead=Overhead(0.1))
     graph, reader = grown(FORK, rules)
     assert verified(graph, rules).tokens.tolist() == [0, 1, 3]
     assert reader.layers == [[1, 2], [3]]
-    dear = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), work=Work(0.6))
+    dear = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), overhead=Overhead(0.6))
     graph, reader = grown(FORK, dear)
     assert reader.layers == [[1, 2]]
     assert verified(graph, dear).tokens.tolist() == [0, 1, 3]
@@ -133,8 +133,8 @@ def test_a_disabled_draft_model_probes(model, small, machine):
         return stats.drafted
 
     assert drafted()
-    (work,) = drafter._works.values()
-    work.step = 5.0
+    (overhead,) = drafter._overheads.values()
+    overhead.step = 5.0
     runs = [drafted() for _ in range(20)]
     assert runs[0] == 0
     assert runs[-1] > 0

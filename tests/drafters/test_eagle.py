@@ -149,12 +149,12 @@ def test_drafting_and_verification_end_where_they_do_not_pay(counting, tmp_path,
 def test_what_a_pass_of_the_head_takes_is_learned(deep, tmp_path):
     folder, _ = head_in(tmp_path, EAGLE_3)
     drafter = Eagle(folder)
-    before = drafter.work.step
+    before = drafter.overhead.step
     tr.generate(deep, tiny.prompt(2, 9), drafter=drafter, max_new_tokens=16)
-    assert drafter.work.step != before
+    assert drafter.overhead.step != before
     fixed = Eagle(folder, tree=4)
     tr.generate(deep, tiny.prompt(2, 9), drafter=fixed, max_new_tokens=16)
-    assert fixed.work.step == before
+    assert fixed.overhead.step == before
 
 
 # what is known of a prompt

@@ -205,7 +205,7 @@ def test_heads_learn_the_tokens_after_the_next_one(model):
 
 
 def test_texts_that_end_at_once_are_trained_over(counting):
-    """Of one token that was said no head can foresee a later one; the other text is learned from all the same."""
+    """Of one token that was said no head can predict a later one; the other text is learned from all the same."""
     losses = []
     texts = Continuations([torch.tensor([1, 2]), torch.arange(8)], [1, 1])
     task = task_of(counting, texts, MedusaTraining(heads=2, batch=1))

@@ -1,4 +1,4 @@
-"""MTP: what the layers foresee is what they say that read the text anew; trees, budgets and where layers come from."""
+"""MTP: what the layers predict is what they say that read the text anew; trees, budgets and where layers come from."""
 
 from __future__ import annotations
 

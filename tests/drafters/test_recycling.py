@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
 from token_recycling._util.topk import top_candidates
-from token_recycling.costs.costs import Work
+from token_recycling.costs.costs import Overhead
 from token_recycling.drafters.recycling import text
 from token_recycling.model import pass_times
 from token_recycling.model.tree_model import TreeModel
@@ -210,8 +210,8 @@ def clock(monkeypatch):
 
 @pytest.mark.measured
 def test_where_drafting_does_not_pay_it_rests_and_comes_back(counting, rise, clock):
-    """Its own work takes a tenth of a pass: where all that brings nothing, a look every tenth step takes a hundredth of
-    the time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.
+    """Its overhead is a tenth of a pass: where drafting gains nothing, a probe every tenth step takes 1% of the
+    time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.
     """
     rise(0.2)
     torch.manual_seed(0)
@@ -230,7 +230,7 @@ def test_own_work_belongs_to_what_a_node_costs(counting, rise, monkeypatch):
     rise(1e-6)
     drafter = tr.make_drafter("recycling")
     assert max(sizes(counting, drafter, 40)) == 63
-    monkeypatch.setattr(Work, "count", lambda work, nodes, time: setattr(work, "node", 1.5))
+    monkeypatch.setattr(Overhead, "count", lambda overhead, nodes, time: setattr(overhead, "node", 1.5))
     assert set(sizes(counting, drafter, 100)[1:]) == {0}, "once that is known"
 
 

@@ -85,7 +85,7 @@ def test_they_fade_behind_the_row_of_the_newest_token():
 
 
 def test_what_follows_those_beside_follows_the_newest_token():
-    """39 came where 10 and 11 were foreseen: what would have followed these is known from contexts of three tokens."""
+    """39 came where 10 and 11 were predicted: what would have followed these is known from contexts of three tokens."""
     beside = {(5,): {10: 0.5, 11: 0.25}}
     after = {(4, 5, 10): {20: 0.5, 21: 0.25}, (4, 5, 11): {20: 1.0}}
     matrix = matrix_of({**after, **beside}, orders=3)

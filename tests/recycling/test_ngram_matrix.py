@@ -178,5 +178,5 @@ def test_a_row_foresees_the_token_that_it_has_first():
     learn(matrix, ([4, 5], {7: 0.6, 8: 0.4}))
     ngrams = np.array([[5, 4], [5, 4], [5, 4], [5, 9], [6, 5]])
     chosen = np.array([7, 8, ABSENT, 7, 7])
-    # A second candidate, an unknown token, another context and one that was never seen are not foreseen.
-    assert matrix.foresees(ngrams, chosen).tolist() == [True, False, False, False, False]
+    # A second candidate, an unknown token, another context and one that was never seen are not predicted.
+    assert matrix.predicts(ngrams, chosen).tolist() == [True, False, False, False, False]

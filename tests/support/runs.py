@@ -14,7 +14,7 @@ import torch
 from support import tiny
 
 import token_recycling as tr
-from token_recycling.costs.costs import OnlineCurve, Work, shared_by
+from token_recycling.costs.costs import OnlineCurve, Overhead, shared_by
 from token_recycling.drafters._base import Drafter, TextDrafter
 from token_recycling.model.pass_times import PassTimes, costs_of
 from token_recycling.model.tree_model import TreeModel
@@ -82,7 +82,7 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Se
 
 def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says that drafting takes what it is expected to, whatever it takes."""
-    monkeypatch.setattr(Work, "count", lambda *_: None)
+    monkeypatch.setattr(Overhead, "count", lambda *_: None)
 
 
 def check_same(
@@ -111,6 +111,6 @@ def depths_that_pay(
     """
     fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
     fix_work(monkeypatch)
-    drafter.work.step = price
+    drafter.overhead.step = price
     steps = list(tr.stream(model, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=31))
     return {step.draft.tree.depth for step in steps[1:-2]}

@@ -1,26 +1,26 @@
-"""Costs that nobody measures, so that how much is drafted follows from the texts alone."""
+"""Fixed costs, for reproducible drafts: tree sizes depend on the sequence alone, never on a clock."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .costs import Costs, OnlineCurve, Work, shared_by
+from .costs import Costs, OnlineCurve, Overhead, shared_by
 
 
 class FixedCosts(Costs):
-    """What steps cost by a curve that stays; no clock counts."""
+    """Costs of steps by a constant curve; no time is measured."""
 
     def __init__(self, times: np.ndarray, texts: int, length: int) -> None:
-        """`times` (rows,) float64: of passes over 1, 2, ... rows in all, in any unit; no larger ones are made."""
+        """`times` (rows,) float64: of forward passes over 1, 2, ... rows of the batch, in any unit."""
         super().__init__(lambda sharing, _: OnlineCurve(shared_by(sharing, times)), texts, length)
 
     def in_passes(self, seconds: float) -> float:
-        """None, whatever a clock has said."""
+        """Return 0: no time is measured."""
         return 0.0
 
-    def count(self, work: Work, nodes: int, seconds: float) -> None:
-        """Learn nothing: a drafter's work is what it is taken to be as long as nothing is known."""
+    def count(self, overhead: Overhead, nodes: int, seconds: float) -> None:
+        """Learn nothing: the overhead stays at its prior."""
 
     def took(self, nodes: int, seconds: float, length: int) -> None:
-        """Learn nothing from a pass but how long the texts are."""
+        """Learn only the length of the sequences."""
         self.share(self.texts, max(length, self.length))

@@ -121,7 +121,7 @@ def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
 
 
 class DFlashText(StatesText):
-    """What the assistant foresees for one text."""
+    """What the assistant predicts for one text."""
 
     drafter: DFlash
 
@@ -137,7 +137,7 @@ class DFlashText(StatesText):
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(context.room, self.drafter.config.block_size) - 1
         nodes, times = (places, None) if drafter.template is not None else self._limits()
-        if self._rests() or not self._unread.waits or places < 1 or nodes < 1:
+        if self._backs_off() or not self._unread.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
@@ -145,7 +145,7 @@ class DFlashText(StatesText):
         self._spent(1, since=began)
         given = drafter.template
         if times is not None:
-            times = times + self._work.step
+            times = times + self._overhead.step
         tree = best_product(chances.tolist(), nodes, times) if given is None else given.cut(places)
         return product_draft(tree, context.root, candidates, chances)
 

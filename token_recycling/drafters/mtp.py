@@ -1,6 +1,6 @@
-"""MTP: layers that come with the target foresee the tokens after the next one (`MtpModel` of transformers).
+"""MTP: layers that come with the target predict the tokens after the next one (`MtpModel` of transformers).
 
-The first layer reads the target's last hidden state and the token that came of it, and foresees the token after; each
+The first layer reads the target's last hidden state and the token that came of it, and predicts the token after; each
 further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
 transformers drafts one token a layer, for one text; here there are, below the best token of every place, the next best
 ones beside it, as many as pay. What is drafted is chosen and not drawn, so that sampled texts are exact.
@@ -116,7 +116,7 @@ def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
 
 
 class MtpReader(UnreadStates):
-    """One text as the layers read it, and the chain that they foresee behind it.
+    """One text as the layers read it, and the chain that they predict behind it.
 
     A row is a state of the target and the token after it; every further layer reads the same rows with the tokens one
     place later, the last of which are drafted. So what a cache holds of the last rows, one less than there are layers,
@@ -177,14 +177,14 @@ class MtpReader(UnreadStates):
 
     @torch.no_grad()
     def read_on(self) -> torch.Tensor:
-        """Logits (1, vocabulary) of the token after all that were foreseen: the last layer reads its own output."""
+        """Logits (1, vocabulary) of the token after all that were predicted: the last layer reads its own output."""
         self._hidden, self._tokens, self._places = self._hidden[:, -1:], self._tokens[:, -1:], self._places[:, -1:]
         self._beyond += 1
         return self._layer(len(self._layers.layers) - 1)
 
 
 class MtpText(StatesText):
-    """What the layers foresee for one text."""
+    """What the layers predict for one text."""
 
     drafter: Mtp
 
@@ -195,19 +195,19 @@ class MtpText(StatesText):
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(self.drafter.depth, context.room - 1)
         nodes, times = self._limits()
-        if self._rests() or not self._reader.waits or places < 1 or nodes < 1:
+        if self._backs_off() or not self._reader.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._reader.read(context.tokens)
         passes = len(logits)
         candidates, chances = top_candidates(logits[:places], min(drafter.k, logits.shape[-1]))
-        while len(chances) < places and _goes_on(chances, times, passes, self._work.step):
+        while len(chances) < places and _goes_on(chances, times, passes, self._overhead.step):
             more, likely = top_candidates(self._reader.read_on(), candidates.shape[1])
             candidates, chances = np.concatenate([candidates, more]), np.concatenate([chances, likely])
             passes += 1
         self._spent(passes, since=began)
         draft = _below_the_best(context.root, candidates, chances)
-        return prune([draft], NO_COSTS if times is None else times + passes * self._work.step, nodes)[0]
+        return prune([draft], NO_COSTS if times is None else times + passes * self._overhead.step, nodes)[0]
 
 
 def _below_the_best(root: torch.Tensor, candidates: np.ndarray, chances: np.ndarray) -> Draft:

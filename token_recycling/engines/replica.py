@@ -18,7 +18,7 @@ import numpy as np
 
 from .._util.options import check_above, read_options
 from .._util.topk import as_candidates, packed_candidates
-from ..costs.costs import Costs, OnlineCurve, Work
+from ..costs.costs import Costs, OnlineCurve, Overhead
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options
@@ -93,7 +93,7 @@ class PassCosts:
         cost = given.get("token_cost")
         self._learned = OnlineCurve(usual) if cost is None else None
         self._given = 1 + float(cost or 0) * np.arange(len(usual))
-        self._work = Work()
+        self._overhead = Overhead()
         """What drafts of all texts brought, where costs are learned."""
         self.begin_text()
 
@@ -115,12 +115,14 @@ class PassCosts:
     @property
     def ratio(self) -> float:
         """The forecast ratio: accepted / predicted tokens of earlier drafts; 1 where costs are given."""
-        return 1.0 if self._learned is None else self._costs.trust(self._work)
+        return 1.0 if self._learned is None else self._costs.forecast_ratio(self._overhead)
 
     def gave(self, tokens: int, values: np.ndarray) -> None:
         """What a step brought whose draft had nodes of these chances (n,), the root first."""
         if self._learned is not None:
-            self._costs.rest(self._work, tokens, self._costs.of(len(values)), own=0.0, foreseen=float(values.sum()))
+            self._costs.back_off(
+                self._overhead, tokens, self._costs.of(len(values)), own=0.0, predicted=float(values.sum())
+            )
 
 
 class Observed(NamedTuple):

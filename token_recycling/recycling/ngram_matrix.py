@@ -113,9 +113,9 @@ class NgramMatrix:
         given, types = (ngrams, candidates, probabilities), (np.int64, np.int32, np.float32)
         overwrite(self.rows, *map(np.ascontiguousarray, given, types))
 
-    def foresees(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    def predicts(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """(n,) bool: whether the row of each n-gram (n, orders) as a whole has `chosen` (n,) first, -1 if unknown."""
-        return foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
+        return predicts(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
 
     def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
         """(m,) int64: the n-grams (n, orders) whose rows do not have the likeliest token by logits (n, vocabulary)
@@ -181,8 +181,8 @@ def overwrite(rows: Rows, ngrams: np.ndarray, candidates: np.ndarray, probabilit
 
 
 @compiled
-def foresees(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """See `NgramMatrix.foresees`."""
+def predicts(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """See `NgramMatrix.predicts`."""
     found = np.zeros(len(ngrams), np.bool_)
     for node in range(len(ngrams)):
         row = find_row(rows, ngrams[node], ngrams.shape[1]) if chosen[node] >= 0 else np.int64(-1)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from ...costs.costs import Costs, Work
+from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
@@ -102,7 +102,7 @@ class ModelText(TextDrafter):
             return Draft(root_only(), context.root)
         text, warp = context.tokens, context.warp if drafter.sampled else None
         depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(text))
-        if rules.times is not None and rules.work.step >= 1:
+        if rules.times is not None and rules.overhead.step >= 1:
             return Draft(root_only(), context.root)
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
         if depth < 1 or (warp and not self._target.info.fits(len(text) - 1, rules.nodes + 1)):
@@ -115,7 +115,7 @@ class ModelText(TextDrafter):
         )
         if rules.times is not None and graph.steps:
             seconds = (time.perf_counter() - began) / graph.steps
-            self._costs.count(rules.work, 1, seconds)
+            self._costs.count(rules.overhead, 1, seconds)
         draft = verified(graph, rules, self._target.device)
         self.counts.update(
             draft_forwards=graph.steps,
@@ -183,7 +183,7 @@ class CausalDrafter(ModelDrafter):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
         check_auto_or_nodes(self, "nodes")
-        self._works: dict[int, Work] = {}
+        self._overheads: dict[int, Overhead] = {}
         """What a drafting step takes, by the number of texts."""
         self._disabled = 0
         """Sequences that began while drafting was disabled."""
@@ -202,21 +202,25 @@ class CausalDrafter(ModelDrafter):
             return replace(rules, nodes=int(self.nodes))
         if self.sampled:  # what was measured must not decide how many numbers are drawn
             return rules
-        work = self._work_for(costs.texts, self.step_cost(target, model))
+        overhead = self._overhead_for(costs.texts, self.step_cost(target, model))
         nodes = len(costs.by_nodes) - 1
-        return replace(rules, nodes=nodes, times=costs.by_nodes, work=work) if nodes and work.step < 1 else None
+        return (
+            replace(rules, nodes=nodes, times=costs.by_nodes, overhead=overhead)
+            if nodes and overhead.step < 1
+            else None
+        )
 
-    def _work_for(self, batch: int, cost: float) -> Work:
+    def _overhead_for(self, batch: int, cost: float) -> Overhead:
         """Return the overhead of a drafting step for so many sequences, which are verified together, but drafted for
         one after another. Where drafting is disabled nothing is measured, so now and then a sequence probes: it begins
         with the overhead that the weights suggest.
         """
-        work = self._works.setdefault(batch, Work(batch * cost))
-        if work.step >= 1:
+        overhead = self._overheads.setdefault(batch, Overhead(batch * cost))
+        if overhead.step >= 1:
             self._disabled += 1
             if self._disabled % _PROBED == 0:
-                work = self._works[batch] = Work(batch * cost)
-        return work
+                overhead = self._overheads[batch] = Overhead(batch * cost)
+        return overhead
 
     def shape(self, rules: Rules) -> str:
         steps = f"{self.mode} of {rules.depth} steps"

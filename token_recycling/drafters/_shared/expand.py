@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from ...costs.budget import step_pays
-from ...costs.costs import Work
+from ...costs.costs import Overhead
 from ...trees.best_first import best_first
 from ...trees.draft import Draft
 from ...trees.tree import by_depth
@@ -176,7 +176,7 @@ class Rules:
     """(nodes + 1,) t(n) of the target's passes over 1, 2, ... nodes. Where given, drafting ends where one more step
     does not pay, and only as many nodes are verified as do.
     """
-    work: Work = field(default_factory=Work)
+    overhead: Overhead = field(default_factory=Overhead)
     """What a drafting step takes, in the same unit."""
 
 
@@ -225,14 +225,16 @@ def verified(graph: Graph, rules: Rules, device: torch.device | str = "cpu") -> 
     draft = graph.unrolled(rules.nodes, device)
     if rules.times is None:
         return draft
-    return prune([draft], rules.times + graph.steps * rules.work.step)[0]
+    return prune([draft], rules.times + graph.steps * rules.overhead.step)[0]
 
 
 def _pays(graph: Graph, followed: Sequence[int], rules: Rules) -> bool:
     if rules.times is None:
         return True
     gains = [graph.probabilities[node] for node in followed]
-    return step_pays(gains, graph.probabilities[1:], rules.times + graph.steps * rules.work.step, rules.work.step)
+    return step_pays(
+        gains, graph.probabilities[1:], rules.times + graph.steps * rules.overhead.step, rules.overhead.step
+    )
 
 
 def _add_children(

@@ -18,7 +18,7 @@ import torch
 from typing_extensions import Self
 
 from ...costs.budget import best_size
-from ...costs.costs import Costs, Work
+from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...trees.draft import Draft, Step
 from ...trees.templates import best_paths, size_in_words, tree_of
@@ -68,7 +68,7 @@ class StatesDrafter(Drafter, Generic[Module]):
     """The tree that the option gives; None where it grows."""
 
     def __post_init__(self) -> None:
-        self.work = Work()
+        self.overhead = Overhead()
         """What a pass of the module takes, and the steps of all texts, where the tree is to pay."""
         self._placed = Placed[Module]()
 
@@ -114,8 +114,8 @@ class StatesText(TextDrafter):
     ) -> None:
         super().__init__(drafter)
         self._unread, self._costs = unread, costs
-        self._tree, self._work = drafter.tree, drafter.work
-        self._rest = 0
+        self._tree, self._overhead = drafter.tree, drafter.overhead
+        self._disabled_steps = 0
         """Steps for which nothing is to be drafted, where the tree is to pay."""
         self._counts: Counter[str] = Counter()
         self._passes = 0
@@ -127,10 +127,10 @@ class StatesText(TextDrafter):
         times = self._costs.by_nodes
         return len(times) - 1, times
 
-    def _rests(self) -> bool:
+    def _backs_off(self) -> bool:
         """Whether nothing is to be drafted for this step; called once a step."""
-        rests = self._rest > 0
-        self._rest -= rests
+        rests = self._disabled_steps > 0
+        self._disabled_steps -= rests
         return rests
 
     def _spent(self, passes: int, since: float) -> None:
@@ -138,7 +138,7 @@ class StatesText(TextDrafter):
         self._counts["draft_forwards"] += passes
         self._passes = passes
         if self._tree == "auto":
-            self._costs.count(self._work, 1, (time.perf_counter() - since) / passes)
+            self._costs.count(self._overhead, 1, (time.perf_counter() - since) / passes)
 
     def read_prompt(self, states: torch.Tensor) -> None:
         self._unread.read_prompt(states)
@@ -148,9 +148,9 @@ class StatesText(TextDrafter):
         self._unread.learn(step.states[step.accepted])
         passes, self._passes = self._passes, 0
         if passes and self._tree == "auto":
-            own = passes * self._work.step
+            own = passes * self._overhead.step
             taken = self._costs.of(self._costs.nodes) + own
-            self._rest = self._costs.rest(self._work, len(step.tokens), taken, own)
+            self._disabled_steps = self._costs.back_off(self._overhead, len(step.tokens), taken, own)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()

@@ -106,7 +106,7 @@ class Eagle(StatesDrafter[PlacedHead]):
 
 
 class EagleText(StatesText):
-    """What the head foresees for one text."""
+    """What the head predicts for one text."""
 
     drafter: Eagle
 
@@ -116,7 +116,7 @@ class EagleText(StatesText):
 
     def draft(self, context: Context) -> Draft:
         depth = min(self.drafter.depth, context.room - 1)
-        if self._rests() or depth < 1 or not self._reader.knows:
+        if self._backs_off() or depth < 1 or not self._reader.knows:
             return Draft(root_only(), context.root)
         if self.drafter.template is not None:
             return self._filled(context.tokens, self.drafter.template.cut(context.room - 1))
@@ -127,7 +127,7 @@ class EagleText(StatesText):
         nodes, times = self._limits()
         if nodes < 1:
             return Draft(root_only(), text[-1:])
-        rules = Rules(depth, k, nodes, frontier=k, times=times, work=self._work)
+        rules = Rules(depth, k, nodes, frontier=k, times=times, overhead=self._overhead)
         graph = grow(self._reader, text, rules, self._target.vocab_size)
         draft = verified(graph, rules, self._target.device)
         self._spent(graph.steps, since=began)

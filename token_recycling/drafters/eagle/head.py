@@ -1,8 +1,8 @@
 """The heads of EAGLE: small networks that go on where the target's hidden states end.
 
-That of EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) foresees the next hidden state from a token and the
+That of EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) predicts the next hidden state from a token and the
 target's last hidden state before it, by a linear layer and one decoder layer; the target's output layer reads a token
-from it. EAGLE-3 (2503.01840) takes states from three depths and foresees a token, by an output layer of its own over
+from it. EAGLE-3 (2503.01840) takes states from three depths and predicts a token, by an output layer of its own over
 the most frequent ones. The layers are those of transformers; parameters have the names of the authors' files.
 
 Cost of a pass: one layer over its rows, and an output layer.

@@ -121,7 +121,7 @@ def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> E
 
 
 def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: int) -> Iterator[torch.Tensor]:
-    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t foresees the token
+    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t predicts the token
     at place t + 2 + j from the one before and its own state of the pass before, or at first the target's at place t.
     """
     embedded = model.get_input_embeddings()(batch.ids[:, 1:]).to(batch.ids.device)

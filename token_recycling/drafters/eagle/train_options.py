@@ -13,7 +13,7 @@ from .._shared.training.declaration import Training, option
 class EagleTraining(Training):
     """Trains an EAGLE head on what the target says after pieces of FILES; use it as --drafter eagle:head=FOLDER."""
 
-    version: int = option(3, "1: foresees hidden states (EAGLE-1 and -2); 3: foresees tokens (EAGLE-3).", min=1)
+    version: int = option(3, "1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3).", min=1)
     vocabulary: int = option(32000, "Tokens that a head of version 3 may say, the most frequent ones.", min=1)
     intermediate: int = option(0, "Width within the layer's network; 0: as the target's.", min=0)
     unrolled: int = option(0, "Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.", min=0)

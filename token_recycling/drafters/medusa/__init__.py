@@ -1,4 +1,4 @@
-"""Medusa-1: heads on the target's last hidden state foresee the next tokens (Cai et al., 2401.10774).
+"""Medusa-1: heads on the target's last hidden state predict the next tokens (Cai et al., 2401.10774).
 
 The hidden state of the last accepted node gave the newest token. The heads (`heads`) give candidates for the tokens
 after it, head k for depth k; those of one head are the children of every candidate of the head before (section 2.1.1).
@@ -36,7 +36,7 @@ _STATIC = "static"
 
 @dataclass
 class Medusa(StatesDrafter[MedusaHeads]):
-    """Drafts what trained heads foresee from the target's last hidden state."""
+    """Drafts what trained heads predict from the target's last hidden state."""
 
     heads: str | Path
     """Folder made by `token-recycling train medusa` for this target."""
@@ -82,7 +82,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
 
 
 class MedusaText(TextDrafter):
-    """What the heads foresee for one text."""
+    """What the heads predict for one text."""
 
     drafter: Medusa
 

@@ -57,7 +57,7 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraini
 @torch.no_grad()
 def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
     """The target's hidden states (n, width) at every place where it chose a token, and labels (heads, n): the token
-    that head k has to foresee there, `NOTHING` after the end of a text.
+    that head k has to predict there, `NOTHING` after the end of a text.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with layer_states(target.model, last_state) as seen:
@@ -66,7 +66,7 @@ def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
     states, wanted = [], []
     for row, (text, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         states.append(hidden[row, prompt - 1 : len(text) - 1])
-        # The state at place p gave the token at p + 1, so that head k foresees the one at p + 1 + k.
+        # The state at place p gave the token at p + 1, so that head k predicts the one at p + 1 + k.
         beyond = torch.cat([text[prompt + 1 :], text.new_full((heads,), NOTHING)])
         wanted.append(beyond.unfold(0, heads, 1).T)
     return torch.cat(states), torch.cat(wanted, dim=1).to(target.device)

@@ -11,7 +11,7 @@ from .._shared.training.declaration import Training, option
 class MedusaTraining(Training):
     """Trains heads on what the target says after pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
 
-    heads: int = option(4, "How many tokens after the next one are foreseen.", min=1)
+    heads: int = option(4, "How many tokens after the next one are predicted.", min=1)
     blocks: int = option(1, "Residual blocks of a head.", min=1)
     own_output: bool = option(False, "A whole output layer for each head, as in the paper: large.")
     decay: float = 0.8

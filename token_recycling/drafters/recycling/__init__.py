@@ -21,7 +21,7 @@ import torch
 
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...costs.costs import Costs, Work
+from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...recycling.constrained import Habits
 from ...recycling.matrix_file import check_vocabulary
@@ -76,9 +76,9 @@ class Recycling(Drafter, Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.work = Work(nodes=_UNLEARNED)
+        self.overhead = Overhead(nodes=_UNLEARNED)
         """Of the steps of all texts, where the tree is to pay."""
-        self.work_within = Work()
+        self.overhead_within = Overhead()
         """The same of texts whose form is given: most of what is drafted for them is forced."""
         self.habits = Habits()
         """Which tokens the target takes where a grammar allows several."""
@@ -130,4 +130,4 @@ def warm_up(device: torch.device) -> None:
     """Compile what drafting for a target on `device` takes."""
     compile_drafting(np.int64)
     top_candidates(torch.zeros(2, 2, device=device), 1)
-    NgramMatrix(2, 1, 1).foresees(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))
+    NgramMatrix(2, 1, 1).predicts(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))

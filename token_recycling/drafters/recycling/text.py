@@ -46,11 +46,11 @@ class RecyclingText(TextDrafter):
             most = int(drafter.tree)  # type: ignore[arg-type]
         self._recycler = Recycler(matrix, drafter, most, template=template)
         self._text = self._recycler.begin(prompt)
-        self._work = drafter.work
+        self._overhead = drafter.overhead
         self._within_grammars = drafter.traits.within_grammars
         self._state: State | None = None
         """What may follow the last draft's root, if a grammar says it."""
-        self._rest = 0
+        self._disabled_steps = 0
         """For how many steps nothing is drafted."""
         self._predicted = False
         self._spent = 0.0
@@ -63,12 +63,12 @@ class RecyclingText(TextDrafter):
 
     def draft(self, context: Context) -> Draft:
         self._state = context.state if self._within_grammars else None
-        self._work = self.drafter.work if self._state is None else self.drafter.work_within
-        if self._rest:
-            self._rest -= 1
+        self._overhead = self.drafter.overhead if self._state is None else self.drafter.overhead_within
+        if self._disabled_steps:
+            self._disabled_steps -= 1
             return Draft(root_only(), context.root)
         began = _now()
-        times, ratio = self._times(), 1.0 if self._costs is None else self._costs.trust(self._work)
+        times, ratio = self._times(), 1.0 if self._costs is None else self._costs.forecast_ratio(self._overhead)
         tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
         if self._state is not None:
             tree, chances = self._recycler.draft_within(
@@ -86,8 +86,8 @@ class RecyclingText(TextDrafter):
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
         if self._costs is None:
             return NO_COSTS
-        passes, work = self._costs.by_nodes, self._work
-        return passes + work.step + work.node * np.arange(len(passes))
+        passes, overhead = self._costs.by_nodes, self._overhead
+        return passes + overhead.step + overhead.node * np.arange(len(passes))
 
     def observe(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]
@@ -109,7 +109,7 @@ class RecyclingText(TextDrafter):
         chosen[step.accepted] = step.tokens
         learnable = np.arange(len(tree))[step.learnable]
         # A row that was right stays as it is.
-        teaching = learnable[~self._recycler.matrix.foresees(ngrams[learnable], chosen[learnable])]
+        teaching = learnable[~self._recycler.matrix.predicts(ngrams[learnable], chosen[learnable])]
         if self._state is None:
             self._recycler.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
         else:
@@ -128,10 +128,12 @@ class RecyclingText(TextDrafter):
 
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here."""
-        verified, work = len(step.draft.tree), self._work
-        costs.count(work, verified, seconds)
-        taken = costs.of(costs.nodes) + work.of(verified)
-        self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
+        verified, overhead = len(step.draft.tree), self._overhead
+        costs.count(overhead, verified, seconds)
+        taken = costs.of(costs.nodes) + overhead.of(verified)
+        self._disabled_steps = costs.back_off(
+            overhead, len(step.tokens), taken, own=overhead.of(1), predicted=float(values.sum())
+        )
 
 
 def _now() -> float:

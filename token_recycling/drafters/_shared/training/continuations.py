@@ -1,6 +1,6 @@
 """The target's own texts: what it says after given prompts, kept in a file.
 
-Heads that foresee the target are trained on what it says, not on what stands in the training text (Medusa, 2401.10774,
+Heads that predict the target are trained on what it says, not on what stands in the training text (Medusa, 2401.10774,
 section 2.3.2; SpecDec++, 2405.19715, section 3.2). The file is saved as texts come: an interrupted run resumes where it
 stopped. Sampled texts are drawn without drafts, so that a seed gives the same ones whatever the measured costs favour.
 
