@@ -11,7 +11,7 @@ CASES = sorted(Path(__file__).parent.glob("card_*.py"))
 
 @pytest.mark.parametrize(
     "cases",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] * (path.stem == "card_ordinary")) for path in CASES],
+    [pytest.param(path, id=path.stem, marks=pytest.mark.nightly) for path in CASES],
 )
 def test_steps_on_a_card(cases, pytestconfig):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", cases]

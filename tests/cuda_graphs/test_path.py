@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import architectures, tiny
-from support.drafters import example
+from support.drafters import NAMES, example
 from support.oracle import Oracle
 from support.runs import decoded, plain
 from support.two_tokens import SAMPLINGS, SIZE, arguments_for, check_distribution, exact
@@ -13,13 +13,12 @@ import token_recycling as tr
 from token_recycling.cuda_graphs import runner_of
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.support import runner_or_reason
-from token_recycling.drafters._registry import drafter_names
 from token_recycling.model.tree_model import TreeModel
 
 GREEDY = {"do_sample": False}
 
 
-@pytest.mark.parametrize("name", drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(name, model, tmp_path):
     ours, theirs = (example(name, model, folder) for folder in (tmp_path / "a", tmp_path / "b") if not folder.mkdir())
     for seed in range(3):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny, ways
-from support.drafters import Garbage, example
+from support.drafters import NAMES, Garbage, example
 from support.elsewhere import THERE, another_device, put_there
 from support.runs import drafts_of, fix_costs, fix_work
 from transformers import LogitsProcessorList
@@ -111,7 +111,7 @@ def test_the_text_is_that_of_generate(surface, way, name, tmp_path):
     ways.assert_as_wanted(way, found)
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_after_a_prompt_that_is_read_alone(name, tmp_path):
     """The first token is waited for; drafting begins behind it."""
     model, ids = tiny.llama(max_position_embeddings=128), tiny.prompt(0, 20).repeat(1, 2)
@@ -153,7 +153,7 @@ def test_the_ways_are_worth_a_test():
     assert int(torch.stack(ways.wanted(ways.beyond_16_bits)[:1]).max()) > 2**16
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_says_in_one_line_what_it_does(model, name, tmp_path):
     drafter, stats = example(name, model, tmp_path), tr.Stats()
     tr.generate(model, tiny.prompt(0, 5), drafter=drafter, stats=stats, max_new_tokens=4)
@@ -161,7 +161,7 @@ def test_a_drafter_says_in_one_line_what_it_does(model, name, tmp_path):
     assert "\n" not in stats.drafter
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_the_model_may_be_on_another_device(model, name, tmp_path):
     """Than the prompt; drafts are where the model is, on a stand-in for such a device."""
     drafter = example(name, model, tmp_path)
@@ -175,7 +175,7 @@ def test_the_model_may_be_on_another_device(model, name, tmp_path):
             assert torch.equal(ours.cpu(), wanted)
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_fork_knows_what_was_learned_before_and_nothing_later(model, name, tmp_path, monkeypatch):
     """What passes cost and drafting takes, which all of them learn, apart."""
     fix_costs(monkeypatch, (1, 64), (1.0, 2.0))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.batches import batch
+from support.drafters import NAMES as ALL
 from support.drafters import example
 from support.runs import check_same, fix_costs, fix_work
 from support.tiny import related
@@ -41,7 +42,7 @@ def test_any_two_give_the_text_of_generate(model, names, tmp_path):
         check_same(model, drafter, prompt, seed=seed, max_new_tokens=14, **sampling)
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("first", [True, False])
 def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first, tmp_path, monkeypatch):
     """Beside a drafter that proposes nothing every step is the same as without."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.drafters import example
+from support.drafters import NAMES, example
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -51,7 +51,7 @@ def test_a_model_comes_back_with_what_was_learned(model, way):
 
 
 @pytest.mark.parametrize("way", [pickled, copy.deepcopy])
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_drafter_may_be_pickled_and_copied(model, name, way, tmp_path):
     """Before its first text and after it."""
     wanted = model.generate(IDS, **GREEDY)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
-from support.drafters import example
+from support.drafters import NAMES, example
 from support.runs import fix_costs
 
 import token_recycling as tr
@@ -28,7 +28,7 @@ def drafted(model, ids, drafter, **options):
     return [(step.draft.tree.parents, step.draft.tokens.tolist(), step.logits.tolist()) for step in steps]
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_came_before_decides(model, name, tmp_path, monkeypatch):
     made = example(name, model, tmp_path)
     if not made.traits.reproducible:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.batches import batch
-from support.drafters import example
+from support.drafters import NAMES, example
 from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
@@ -37,10 +37,6 @@ def prompts(model):
 
 def asked(ids):
     return {"input_ids": ids, "max_new_tokens": NEW}
-
-
-EVERY_RUN = ("recycling", "published", "draft_model", "fuse")
-NAMES = [pytest.param(one, marks=[pytest.mark.nightly] * (one not in EVERY_RUN)) for one in tr.drafter_names()]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 from support.architectures import named
 from support.chi_square import fit
-from support.drafters import example
+from support.drafters import NAMES, example
 from support.recurrent_architectures import RECURRENT
 from support.running import GoneError, Texts, alone
 from support.runs import fix_costs
@@ -80,7 +80,7 @@ def assert_each_is_what_it_is_alone(model, prompts, new, drafter, apart):
         assert texts.said[row] == alone(model, ids, new)
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_drafter_drafts_among_others(model, name, tmp_path):
     prompts = [tiny.prompt(seed, 3 + 2 * seed).repeat(1, 2) for seed in range(3)]
     assert_each_is_what_it_is_alone(model, prompts, 12, example(name, model, tmp_path), apart=2)

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from support import tiny
-from support.architectures import model_of, named
+from support.architectures import chosen, model_of, named
 from support.batches import batch
 from support.elsewhere import THERE, Elsewhere, another_device, put_there
 from transformers import DynamicCache, LlamaForCausalLM
@@ -112,8 +112,8 @@ def begins_there(model):
     ("place", "prompts", "drafter"),
     [
         (all_there, HERE, "published"),
-        (all_there, THERE, "recycling"),
-        (begins_there, HERE, "recycling:tree=paper"),
+        pytest.param(all_there, THERE, "recycling", marks=pytest.mark.nightly),
+        pytest.param(begins_there, HERE, "recycling:tree=paper", marks=pytest.mark.nightly),
         (begins_there, THERE, "published"),
     ],
 )
@@ -163,7 +163,7 @@ def offloading(two_devices):
         yield
 
 
-@pytest.mark.parametrize("case", [named("llama"), named("mistral", "window of 8"), named("deepseek_v3")], ids=str)
+@pytest.mark.parametrize("case", chosen([named("llama"), named("mistral", "window of 8"), named("deepseek_v3")]))
 @pytest.mark.parametrize("lengths", [[11], [5, 9, 3]])
 def test_an_offloaded_cache_stays_on_the_host(offloading, case, lengths):
     model, inputs = model_of(case, "eager"), batch(lengths, 1)

@@ -32,7 +32,8 @@ def seen(server, key=None, **more):
     return [{**data, "seconds": None} for _, data in steps], counted
 
 
-DRAFTERS = ["recycling", "layer_skip:nodes=4", "published:tree=chain:4", "lookahead", "suffix"]
+OTHERS = ("layer_skip:nodes=4", "lookahead", "suffix")
+DRAFTERS = ["recycling", "published:tree=chain:4", *(pytest.param(one, marks=pytest.mark.nightly) for one in OTHERS)]
 
 
 @pytest.fixture

@@ -37,6 +37,10 @@ from token_recycling.model.inspection import decoder_layers, output_width
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain
 
+EVERY_RUN = ("recycling", "published", "draft_model", "medusa", "fuse")
+NAMES = [pytest.param(one, marks=[pytest.mark.nightly] * (one not in EVERY_RUN)) for one in tr.drafter_names()]
+"""All drafters as parameters of a test; the others share with these what is tested, and run nightly."""
+
 
 def example(name: str, model: PreTrainedModel, folder: Path) -> Drafter:
     """A drafter of that name that drafts for `model`; its files are in the empty `folder`."""
