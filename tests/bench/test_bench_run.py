@@ -187,10 +187,10 @@ def test_the_warm_up_uses_other_drafters_and_another_text(tmp_path):
 def test_failures_are_rows(tmp_path, monkeypatch):
     generate = DraftedRunner.generate
 
-    def failing(self, arguments):
+    def failing(self, arguments, hints):
         if self.drafter.name == "recycling" and arguments["input_ids"].shape[1] > 20:
             raise RuntimeError("out of\nmemory")
-        return generate(self, arguments)
+        return generate(self, arguments, hints)
 
     monkeypatch.setattr(DraftedRunner, "generate", failing)
     where = benching.setup(repeats=2)

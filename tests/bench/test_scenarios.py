@@ -6,10 +6,12 @@ import pytest
 from support import benching
 from support.pages_of_docs import ROOT
 
+from token_recycling.bench.report import arithmetic
+from token_recycling.bench.run import session
 from token_recycling.bench.run.data import load
 from token_recycling.bench.run.download import SOURCES
 from token_recycling.bench.run.methods import parse
-from token_recycling.bench.scenario import runs_of
+from token_recycling.bench.scenario import RunOptions, runs_of
 
 SCENARIOS = sorted((ROOT / "benchmarks" / "scenarios").glob("*.yaml"))
 
@@ -46,3 +48,38 @@ def test_outputs_are_held_to_the_grammar_of_their_question(tmp_path):
     assert [row["identical"] for row in rows] == [None, True] * 2
     assert set(said[:2]) <= {"yes", "no"}
     assert set(said[2:]) <= {'"a"', '"b"'}
+
+
+def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
+    """A conversation's later turns begin with the kept keys and values; a prediction of the output is accepted."""
+    where = benching.setup(max_new_tokens=12)
+    (text,) = benching.decoded("generate", where.model, where.ids("b")[None], tokens=12).tokens
+    lines = [
+        *({"category": "edit", "prompt": prompt, "prediction": where.decoded(text)} for prompt in "ab"),
+        *({"category": "talk", "turns": [letter * 40, "b"]} for letter in "ab"),
+    ]
+    (tmp_path / "jobs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    specs = ["generate", "cold:recycling:tree=8", "recycling:tree=8"]
+    options = RunOptions((str(tmp_path / "jobs.jsonl"),), methods=tuple(specs), warm_up=1, replay=False)
+    questions = load(options.data)
+    made = session.plan(options, [parse(spec) for spec in specs], questions)
+    phases = []
+    found = benching.run(
+        where, made, tmp_path / "out", lambda event: phases.append((event.entry.method.spec, event.phase))
+    )
+    learning = {spec for spec, phase in phases if phase == "learning"}
+    assert learning == {"recycling:tree=8"}
+    assert [row["prompt"] for row in found] == ["jobs/2"] * 3 + ["jobs/4"] * 3
+    assert all(row["identical"] is not False and row["failure"] is None for row in found)
+    edit, talk = (benching.by_method(found[place : place + 3]) for place in (0, 3))
+    assert talk["generate"][0]["turns"] == 2
+    assert edit["cold:recycling:tree=8"][0]["steps"] <= 6
+    frame = arithmetic.frame([{**row, "run": ""} for row in found])
+    ratios = arithmetic.last_turns(frame, "generate")
+    assert set(ratios.index.get_level_values("category")) == {"talk"}
+
+
+def test_a_warm_up_that_leaves_nothing_to_measure_is_refused():
+    options = RunOptions(("texts",), methods=("generate",), warm_up=9)
+    with pytest.raises(ValueError, match="9 of 2"):
+        session.plan(options, [parse("generate")], benching.questions()[:2])

@@ -31,7 +31,7 @@ TEXTS = (
     "for index in range(10):\n    for index in range(10):\n        print(index)",
     "import sys\n\ndef add(a, b):\n    return a + b\n",
 )
-TIMES = {"seconds", "prefill_seconds", "total_seconds", "processor_seconds", "parts"}
+TIMES = {"last_prefill_seconds", "seconds", "prefill_seconds", "total_seconds", "processor_seconds", "parts"}
 
 
 def questions(number: int = len(TEXTS), form: str = "text", references: tuple[str, ...] = ()) -> list[Question]:

@@ -21,6 +21,8 @@ from ..drafters._declared import check_spec
 
 OWN_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
 """Methods that are no drafters: transformers' own, and a bound."""
+COLD = "cold:"
+"""Before a method: it forgets everything after every prompt."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class RunOptions:
     limit: int | None = None
     """Questions of every category."""
     methods: tuple[str, ...] = ()
+    warm_up: int = 0
+    """First questions of every category that methods decode unmeasured, so that those that learn are warm."""
     repeats: int = 3
     max_new_tokens: int = 128
     generate: bool = True
@@ -48,9 +52,9 @@ class RunOptions:
     """Whether the chat template is used; None where there is one."""
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name, least in (("repeats", 1), ("max_new_tokens", 1), ("warm_up", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if not self.data:
             raise ValueError(
                 "no data to measure with: give --data, such as spec_bench, mbpp, a .jsonl file or a folder"
@@ -59,8 +63,9 @@ class RunOptions:
         if doubled is not None:
             raise ValueError(f"every method may be given once, got {doubled!r} twice")
         for spec in self.methods:
-            if spec.partition(":")[0] not in OWN_METHODS:
-                check_spec(spec, "method", OWN_METHODS)
+            own = spec.removeprefix(COLD)
+            if own.partition(":")[0] not in OWN_METHODS:
+                check_spec(own, "method", OWN_METHODS)
         if self.batches and self.replay:
             raise ValueError("--replay and --batch cannot be combined: texts are replayed one at a time")
 

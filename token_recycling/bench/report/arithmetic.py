@@ -22,7 +22,7 @@ _NUMBERS = ["batch", "tokens", "first_tokens", "steps", "loop_tokens", "loop_ste
 _COUNTS = ["parts", "lengths", "nodes", "tried", "accepted"]
 _OTHERS = ["mode", "method", "label", "prompt", "category", "seconds", "total_seconds"]
 _OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
-_OTHERS += ["environment", "run", "prefill_seconds"]
+_OTHERS += ["environment", "run", "prefill_seconds", "turns", "last_prefill_seconds"]
 TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
 """What a speedup is computed from, the baseline's after the method's."""
 QUARTILES = ["least", "lower", "median", "upper", "most"]
@@ -53,6 +53,9 @@ def frame(rows: Iterable[Row], clock: str = "wall") -> pd.DataFrame:
     first = found["first_tokens"].fillna(found["batch"]).fillna(1)
     found["decoded"] = found["tokens"] - (first if clock == "wall" else 0)
     found["first_token_seconds"] = found["prefill_seconds"].map(statistics.median, na_action="ignore").astype(float)
+    found["last_first_token_seconds"] = (
+        found["last_prefill_seconds"].map(statistics.median, na_action="ignore").astype(float)
+    )
     found["margin"] = found["divergence"].map(_margin).where(found["identical"].eq(False)).astype(float)
     return found
 
@@ -104,6 +107,15 @@ def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFr
     found["failures"] = rows.groupby(by)["failure"].count()
     found[_WHOLE] = found[_WHOLE].fillna(0).astype(int)
     return found
+
+
+def last_turns(rows: pd.DataFrame, baseline: str) -> pd.Series:
+    """Speedup of the time to the first token of the last turn, by category and method, of conversations."""
+    known = finished(rows)[lambda each: each["turns"].fillna(1).astype(int) > 1]
+    seconds = known.groupby(["category", "method"], sort=False)["last_first_token_seconds"].sum().unstack("method")
+    if baseline not in seconds:
+        return pd.Series(dtype=float)
+    return (1 / seconds.div(seconds[baseline], axis=0)).stack()
 
 
 def _answered(rows: pd.DataFrame) -> pd.Series:

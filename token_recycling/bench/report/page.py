@@ -94,6 +94,10 @@ def _paragraphs(summary: Summary, sections: Sequence[Section]) -> Iterator[str]:
     yield f"# {escaped(words.title(summary))}"
     if (fastest := findings.findings_table(summary)) is not None:
         yield fastest.markdown()
+    generated = [each for each in summary.main if each.mode == "generate"]
+    if len(generated) > 1 and (jobs := tables.job_table(generated)) is not None:
+        yield f"## {jobs.title}"
+        yield jobs.markdown()
     if said := findings.findings(summary):
         yield _list(said)
     if careful := findings.warnings(summary):

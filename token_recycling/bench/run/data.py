@@ -4,7 +4,7 @@ Three kinds of fields are understood in a line of JSON: `turns`, what a person s
 user gives to a model once; `text`, a text to continue as it is. A text file is a `text`, or for a model that chats a
 `prompt`. What is known to follow, where anything is, serves for replay: `reference` (one for all turns or one a turn),
 `answer`, `completion` or `code`; of a `text` its own second half. A `json_schema`, `regex` or `grammar` is the form
-that outputs are held to.
+that outputs are held to; a `prediction` is the expected output, such as the file to edit.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Question:
     """Hints answers of the first turns."""
     grammar: tuple[str, str] | None = None
     """The form of outputs, if one is given: `json_schema`, `regex` or `grammar`, and its text."""
+    prediction: str | None = None
+    """The expected output, from which drafters may draft."""
 
 
 def load(specs: Sequence[str], limit: int | None = None, files: Form = "text") -> list[Question]:
@@ -135,7 +137,10 @@ def _question(name: str, number: int, line: str, where: str) -> Question:
     category = str(row.get("category") or name)
     held = next(((kind, row[kind]) for kind in _GRAMMARS if row.get(kind)), None)
     grammar = None if held is None else (held[0], held[1] if isinstance(held[1], str) else json.dumps(held[1]))
-    return Question(f"{name}/{own}", category, tuple(turns), form, tuple(_known(row, len(turns))), grammar)
+    known, prediction = tuple(_known(row, len(turns))), row.get("prediction") or None
+    if prediction is not None and not isinstance(prediction, str):
+        raise ValueError(f"prediction must be a text, got {str(prediction)[:40]!r} ({where})")
+    return Question(f"{name}/{own}", category, tuple(turns), form, known, grammar, prediction)
 
 
 def _numbered(questions: list[Question]) -> list[Question]:

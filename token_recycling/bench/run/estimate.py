@@ -19,11 +19,13 @@ def seconds_of(config: BenchmarkConfig, plan: BenchmarkPlan, done: int) -> float
         return 0.0
     per_prompt_token, per_new_token = _speeds(config)
     seconds = 0.0
-    for workload, item in left:
+    warm_up = [(workload, item) for workload in {id(one): one for one, _ in left}.values() for item in workload.warm_up]
+    for workload, item in (*warm_up, *left):
         read = sum(len(config.ids(turn)) for question in item.questions for turn in question.turns)
         turns = max(len(question.turns) for question in item.questions)
         one = read * per_prompt_token + turns * config.max_new_tokens * per_new_token
-        seconds += one * len(workload.entries)
+        learning = sum(one.method.remembers and not one.cold for one in workload.entries)
+        seconds += one * (learning if item in workload.warm_up else len(workload.entries))
     return seconds * config.repeats
 
 

@@ -47,10 +47,12 @@ class Conversation(Item):
         (question,) = self.questions
         answers: list[str] = []
         outcomes = []
+        prediction = None if question.prediction is None else config.ids(question.prediction, special=False)
+        hints = runner.hints(prediction, len(question.turns))
         for _ in question.turns:
             ids, room = prompt(config, question, answers)
             held = {} if question.grammar is None else {"logits_processor": [_processor(config, *question.grammar)]}
-            outcomes.append(runner.generate({**arguments(config, [ids], room, sampling), **held}))
+            outcomes.append(runner.generate({**arguments(config, [ids], room, sampling), **held}, hints))
             answers.append(config.decoded(outcomes[-1].tokens[0]))
         return outcomes
 

@@ -9,8 +9,8 @@ What makes the figures honest:
   runs on a processor that another has warmed, or slowed.
 - A failure is a row with the error.
 
-When an interrupted workload is resumed, drafters first decode the items that are done once more, unmeasured, to learn
-what they had learned. Saving what a drafter learned would need to know every drafter.
+Drafters first decode the warm-up items, and those that are done when an interrupted workload is resumed, unmeasured, to
+learn what they had learned. Saving what a drafter learned would need to know every drafter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Event:
     entry: Entry
     item: Item
     phase: str
-    """warming up, learning again or measuring."""
+    """warming up, learning or measuring."""
     found: Repetition | Exception | None = None
     """What the call gave; None before it."""
 
@@ -93,11 +93,12 @@ class WorkloadRun:
         for entry in entries:
             self._call(entry, entry.method.runner(model), 0, text, "warming up", short)
         self._runners = [[entry.method.runner(model) for _ in range(self.config.repeats)] for entry in entries]
-        for index, item in enumerate(self.workload.items[:done]):
+        first = self.workload.warm_up
+        for index, item in enumerate((*first, *self.workload.items[:done]), start=-len(first)):
             for entry, runners in zip(entries, self._runners, strict=True):
                 if entry.method.remembers and not entry.cold:
                     for runner in runners:
-                        self._call(entry, runner, index, item, "learning again", self.config)
+                        self._call(entry, runner, index, item, "learning", self.config)
 
     def rows_of(self, index: int) -> list[dict[str, Any]]:
         """Measures the item of that number; a row for each entry."""

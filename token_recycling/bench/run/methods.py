@@ -2,7 +2,8 @@
 
 A method is written as a drafter is (`recycling:tree=16`), so that new drafters are methods without a line here. The
 names of transformers' own are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`; `oracle:model=FOLDER` is
-a draft model that knows in hindsight how long to draft. What runs a method on a model is a *runner*.
+a draft model that knows in hindsight how long to draft. `cold:` before a method forgets everything after every prompt.
+What runs a method on a model is a *runner*.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..._util.options import check_known, written_options
 from ...drafters._registry import drafter_names, make_drafter
 from ...model.loading import resolved, title
 from ..row_format import BASELINE, REPLAY_BASELINE
+from ..scenario import COLD
 from .oracle import Hindsight, OracleRunner
 from .runners import DraftedRunner, Runner, TransformersRunner
 
@@ -63,6 +65,21 @@ class Drafted(Method):
 
     def runner(self, model: PreTrainedModel) -> Runner:
         return DraftedRunner(model, make_drafter(self.spec, **self._options))
+
+
+class Cold(Method):
+    """A method that forgets everything after every prompt."""
+
+    def __init__(self, method: Method) -> None:
+        self.spec, self.label = f"{COLD}{method.spec}", f"{method.label}, cold"
+        self.batches, self._method = method.batches, method
+
+    def runner(self, model: PreTrainedModel) -> Runner:
+        return self._method.runner(model)
+
+    def in_replay(self) -> Method | None:
+        replayed = self._method.in_replay()
+        return None if replayed is None else Cold(replayed)
 
 
 class Transformers(Method):
@@ -115,6 +132,8 @@ class Oracle(Method):
 
 def parse(spec: str) -> Method:
     """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
+    if spec.startswith(COLD):
+        return Cold(parse(spec.removeprefix(COLD)))
     name, _, text = spec.partition(":")
     if name in _NAMED:
         known, make = _NAMED[name]

@@ -18,6 +18,7 @@ from ...costs.costs import Costs
 from ...drafters._shared.base import ModelDrafter
 from ...drafters._shared.expand import Rules
 from ...drafters._shared.pairing import DraftModelOption
+from ...loop.hints import NO_HINTS, Hints
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context
 from .outcome import Outcome
@@ -75,11 +76,11 @@ class OracleRunner(DraftedRunner):
 
     drafter: Hindsight
 
-    def generate(self, arguments: dict[str, Any]) -> Outcome:
+    def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
         if arguments.get("do_sample"):
             raise ValueError("expected greedy decoding, got sampling: what will be drawn cannot be known")
         self.drafter.knows(self.model.generate(**arguments)[0])
-        return super().generate(arguments)
+        return super().generate(arguments, hints)
 
     def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
         self.drafter.knows(torch.cat([prompt, text]))

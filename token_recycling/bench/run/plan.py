@@ -7,6 +7,7 @@ are further ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,8 @@ class Workload:
     mode: str
     entries: tuple[Entry, ...]
     items: tuple[Item, ...]
+    warm_up: tuple[Item, ...] = ()
+    """Decoded before them, unmeasured, by methods that learn."""
 
     @property
     def baseline(self) -> Entry | None:
@@ -71,10 +74,21 @@ class BenchmarkPlan:
         return ((workload, item) for workload in self.workloads for item in workload.items)
 
 
-def comparison(entries: Sequence[Entry], questions: Sequence[Question], replay: bool) -> BenchmarkPlan:
-    """Every entry on every question, generating and, if wanted, replaying."""
-    items = tuple(Conversation((question,)) for question in questions)
-    plan = BenchmarkPlan([Workload("generate", _with_baseline(entries), items)])
+def comparison(
+    entries: Sequence[Entry], questions: Sequence[Question], replay: bool, warm_up: int = 0
+) -> BenchmarkPlan:
+    """Every entry on every question, generating and, if wanted, replaying. The first `warm_up` questions of every
+    category are not measured.
+    """
+    seen: Counter[str] = Counter()
+    first: list[Item] = []
+    measured: list[Item] = []
+    for question in questions:
+        (first if seen[question.category] < warm_up else measured).append(Conversation((question,)))
+        seen[question.category] += 1
+    if not measured:
+        raise ValueError(f"warm_up must leave questions to measure, got {warm_up} of {len(questions)}")
+    plan = BenchmarkPlan([Workload("generate", _with_baseline(entries), tuple(measured), tuple(first))])
     if replay:
         plan.add(replays(entries, questions))
     return plan

@@ -27,7 +27,7 @@ Repetition = list[Outcome]
 _CLOCKS = ("seconds", "prefill_seconds", "total_seconds", "processor_seconds")
 _MEASUREMENTS = (
     *("prompt_tokens", "tokens", "first_tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams"),
-    *(*_CLOCKS, "parts", "drafted", "discarded"),
+    *(*_CLOCKS, "turns", "last_prefill_seconds", "parts", "drafted", "discarded"),
     *("lengths", "nodes", "tried", "accepted", "identical", "divergence"),
 )
 
@@ -81,6 +81,8 @@ def _measured(repetitions: Sequence[Repetition]) -> dict[str, Any]:
         **_loops(median),
         "repeated_4grams": repeated_4grams(texts),
         **{clock: [_summed(one, clock) for one in repetitions] for clock in _CLOCKS},
+        "turns": len(median),
+        "last_prefill_seconds": [one[-1].prefill_seconds for one in repetitions],
         **_drafting(median),
     }
 

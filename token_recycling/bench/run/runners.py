@@ -17,7 +17,10 @@ from transformers import PreTrainedModel
 from ..._util.text_stream import StepRecorder
 from ...drafters._base import Drafter
 from ...hf.accelerate import accelerated
+from ...loop.hints import NO_HINTS, Hints
 from ...model.info import UnsupportedModelError
+from ...model.prefixes import PrefixCache, default_budget
+from ...model.self_test import ready
 from .outcome import Outcome, Stopwatch
 from .replay import replay
 
@@ -28,9 +31,13 @@ class Runner:
 
     model: PreTrainedModel
 
-    def generate(self, arguments: dict[str, Any]) -> Outcome:
-        """Decodes with these arguments of `model.generate`."""
+    def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
+        """Decode with these arguments of `model.generate`."""
         raise NotImplementedError
+
+    def hints(self, prediction: torch.Tensor | None, turns: int) -> Hints:
+        """What our own loop is told of a conversation of so many turns, whose answer may be predicted, as (n,) ids."""
+        return NO_HINTS
 
     def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
         """Decodes `text` (length,) after `prompt` (length,) as if the model had chosen it."""
@@ -45,10 +52,10 @@ class DraftedRunner(Runner):
     time_parts: bool = True
     """Wait for the device after every part of a step, so that the parts' times are true."""
 
-    def generate(self, arguments: dict[str, Any]) -> Outcome:
+    def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
         recorder = None if len(arguments["input_ids"]) > 1 else StepRecorder()
         with accelerated(self.model, self.drafter) as acceleration:
-            acceleration.stats.synchronize = self.time_parts
+            acceleration.stats.synchronize, acceleration.hints = self.time_parts, hints
             tokens, seconds, used = _generated(self.model, {**arguments, "streamer": recorder})
             stats = acceleration.stats
             if acceleration.fallback is not None:
@@ -65,6 +72,12 @@ class DraftedRunner(Runner):
             stats=stats,
         )
 
+    def hints(self, prediction: torch.Tensor | None, turns: int) -> Hints:
+        """The prediction, where the drafter takes one, and a prefix cache that later turns begin with."""
+        target = ready(self.model)
+        prefixes = PrefixCache(target, default_budget(target)).of("") if turns > 1 else None
+        return Hints(prefixes=prefixes, prediction=prediction if self.drafter.traits.predictions else None)
+
     def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
         return replay(self.model, self.drafter, prompt, text)
 
@@ -75,7 +88,7 @@ class TransformersRunner(Runner):
 
     more: dict[str, Any]
 
-    def generate(self, arguments: dict[str, Any]) -> Outcome:
+    def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
         # Every step of plain decoding emits one token for each text; what other methods emit goes to a streamer.
         recorder = StepRecorder() if self.more else None
         prefill: list[float] = []

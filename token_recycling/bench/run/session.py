@@ -15,7 +15,7 @@ from .data import Question, digest, load
 from .environment import environment
 from .estimate import seconds_of
 from .measure import Hook, measure
-from .methods import DEFAULT, Assisted, Method, Oracle, parse
+from .methods import DEFAULT, Assisted, Cold, Method, Oracle, parse
 from .plan import BenchmarkPlan, Entry, batches, comparison, replays
 from .prompts import BenchmarkConfig, PromptTooLongError, prompt
 from .store import Store, whole_items
@@ -70,14 +70,15 @@ class Session:
     def _prepared(self) -> Prepared:
         options = self.options
         named = [parse(spec) for spec in options.methods]
+        limit = None if options.limit is None else options.limit + options.warm_up
         for one in named:
             if isinstance(one, (Assisted, Oracle)):
                 loading.check_source(one.folder)
         # Data and plan are tried before the model is loaded: what is wrong with them is quick to find.
-        plan(options, named, load(options.data, options.limit))
+        plan(options, named, load(options.data, limit))
         loaded = _loaded(self._model, options.dtype, self._device, options.threads, options.prepack)
         chat = loading.uses_chat(loaded, options.chat)
-        questions = load(options.data, options.limit, files="prompt" if chat else "text")
+        questions = load(options.data, limit, files="prompt" if chat else "text")
         made = plan(options, named, questions)
         config = BenchmarkConfig(loaded.model, loaded.tokenizer, options.max_new_tokens, chat, options.repeats)
         if chat and options.chat is None:
@@ -100,10 +101,12 @@ def plan(options: RunOptions, named: Sequence[Method], questions: Sequence[Quest
     """The workloads of batches, if there are any, else of the main comparison."""
     if options.batches:
         return batches(named or [one for one in map(parse, DEFAULT) if one.batches], questions, options.batches)
-    entries = [Entry(one, options.cold, options.temperature) for one in named or map(parse, DEFAULT)]
+    entries = [
+        Entry(one, options.cold or isinstance(one, Cold), options.temperature) for one in named or map(parse, DEFAULT)
+    ]
     if not options.generate:
         return replays(entries, questions)
-    return comparison(entries, questions, options.replay is not False and not options.temperature)
+    return comparison(entries, questions, options.replay is not False and not options.temperature, options.warm_up)
 
 
 def without_own_choices(model: PreTrainedModel) -> list[str]:
