@@ -108,15 +108,11 @@ bench-quick: setup ## every row of the README's table with wider intervals, 15 m
 	$(BENCH)
 	$(RUN)/token-recycling report $(RESULTS) --clock processor
 
-ON_GPU = $(RUN)/token-recycling bench --data models/prompts --device cuda --repeats 1 \
-	$(foreach method,generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=80,--method $(method))
-bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped model, into docs/results/gpu
-	for shape in 7B 1B 13B; do $(RUN)/python -m benchmarks.gpu --shape $$shape --seconds 36000 || exit 1; done
+bench-gpu: setup ## everything that is measured on a CUDA device, into docs/results/gpu; resumes
 	$(RUN)/python -m benchmarks.gpu
-	for dtype in float32 bfloat16; do $(ON_GPU) models/target --dtype $$dtype --output docs/results/gpu/$$dtype || exit 1; done
-	for shape in 1B 7B; do $(RUN)/python -m benchmarks.gpu.grown build/grown/$$shape --shape $$shape && \
-		$(ON_GPU) build/grown/$$shape --dtype bfloat16 --output docs/results/gpu/$$shape --batch 1 --batch 8 --batch 32 \
-		|| exit 1; done
+
+bench-gpu-dry: setup ## its plan with estimated times; every stage runs tiny on the CPU
+	$(RUN)/python -m benchmarks.gpu --dry-run
 
 test-gpu: setup  ## the tests that need a CUDA card
 	$(RUN)/python -m pytest -m cuda --device cuda
@@ -201,5 +197,5 @@ bench-mlx: .venv-mlx/.ready ## tokens per step and speed with mlx-lm, next to no
 	.venv-mlx/bin/python benchmarks/engines.py mlx
 
 .PHONY: help setup demo test test-all test-architectures mutants test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
-	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
+	bench-gpu bench-gpu-dry test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx bench-load test-real

@@ -1,132 +1,159 @@
-"""What the fast path is worth on an accelerator: t(n) of llama shapes with random weights, against `generate`.
+"""Everything that is measured on a CUDA card, stage by stage: `make bench-gpu`, or `python -m benchmarks.gpu`.
 
-No download is needed. For every shape and length of context it measures a token of transformers' own `generate`, eager
-and compiled with a static cache; steps of 1 to 256 nodes; the forward pass of a step alone; and how long the device
-works and waits in each. Then it writes a table with the bars that the fast path is to pass.
+    python -m benchmarks.gpu --dry-run             prints the plan with estimated times, and runs each stage tiny on
+                                                   the CPU
+    python -m benchmarks.gpu --minutes 9           ends in time; started again it resumes
 
-Every measurement is a row of `rows.jsonl`, written at once. A run that is stopped, or whose time is up (`--seconds`),
-goes on where it was when it is started again; rows of another machine or commit are measured anew. Whole texts are
-measured by `token-recycling bench`, with models that `benchmarks.gpu.grown` makes; `make bench-gpu` runs it all.
+Each stage is a program of its own that writes its rows at once, so a stage that is stopped loses one measurement. A
+stage that is out of memory is tried again with smaller batches, then with a smaller model. `stages.jsonl` says which
+stages are done on this commit and in what size; a stage that fails does not stop the others.
 """
 
 from __future__ import annotations
 
 import json
-import platform
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-import transformers
 import typer
-from rich.console import Console
 
-from token_recycling._util.files import replacing
-from token_recycling.bench.run.environment import environment
-from token_recycling.model.tree_model import TreeModel
+from benchmarks.real_model import NoRealModelError, fetched
+from token_recycling.bench.run.environment import commit
 
-from .measurements import SIZES, Measurement, Row, measurements
-from .report import page
-from .shapes import SHAPES, made
+from .stages import ROOT, Command, Stage, rehearsal, stages
 
-ROOT = Path(__file__).parents[2]
-
-
-class Rows:
-    """The rows of this machine and commit, in a file that only grows."""
-
-    def __init__(self, folder: Path, setting: dict[str, Any]) -> None:
-        self.path, self.setting = folder / "rows.jsonl", setting
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-        self.rows: list[Row] = [row for row in kept if row["setting"] == setting]
-
-    def has(self, **key: Any) -> bool:
-        return any(all(row[name] == value for name, value in key.items()) for row in self.rows)
-
-    def add(self, row: Row) -> None:
-        self.rows.append({**row, "setting": self.setting})
-        with self.path.open("a") as file:
-            file.write(json.dumps(self.rows[-1]) + "\n")
+OUT_OF_MEMORY = "out of memory"
+"""In the message of torch's error."""
+_FEW_LINES = 15
+MORE_TO_DO = 3
+"""Exit status where the time was up."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run of this program."""
+class TimeUpError(Exception):
+    """No more stages can be run."""
 
-    rows: Rows
-    contexts: list[int]
-    device: torch.device
-    dtype: torch.dtype
-    until: float
-    say: Console
 
-    def measure(self, shape: str) -> bool:
-        """Measures what is missing of a shape; False if the time was up before."""
-        wanted = [one for context in self.contexts for one in measurements(shape, context)]
-        missing = [(key, run) for key, run in wanted if not self.rows.has(**key)]
-        if not missing:
-            return True
-        if time.monotonic() > self.until:
-            return False
-        self.say.print(f"{shape}: {len(missing)} measurements to do", highlight=False)
-        longest = max(self.contexts) + 2 * SIZES[-1]
-        target = TreeModel(made(shape, longest, self.device, self.dtype))
-        for key, run in missing:
-            if time.monotonic() > self.until:
-                return False
-            found = self._measured(target, key["context"], run)
-            self.rows.add({**key, **found})
-            short = {name: value for name, value in {**key, **found}.items() if name != "longest"}
-            self.say.print(*short.values(), highlight=False)
-        return True
+def run(todo: Iterable[Stage], output: Path, until: float = float("inf")) -> bool:
+    """Run the stages that are not done yet; True if none failed. Raises TimeUpError."""
+    output.mkdir(parents=True, exist_ok=True)
+    path, good = output / "stages.jsonl", True
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {row["stage"] for row in rows if row["status"] == "done" and row["commit"] == commit()}
+    for stage in todo:
+        if stage.name in done:
+            print(f"{stage.name}: done before", flush=True)
+            continue
+        if stage.missing:
+            print(f"{stage.name}: skipped, {stage.needs} is not installed", flush=True)
+            continue
+        began = time.monotonic()
+        status, size, log = _run_stage(stage, output, until)
+        row = {"stage": stage.name, "status": status, "size": size, "commit": commit()}
+        with path.open("a") as file:
+            file.write(json.dumps({**row, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+        print(f"{stage.name}: {status}, size {size + 1} of {len(stage.sizes)}", flush=True)
+        if status != "done":
+            good = False
+            print(*log.splitlines()[-_FEW_LINES:], sep="\n", flush=True)
+    return good
 
-    def _measured(self, target: TreeModel, context: int, run: Measurement) -> Row:
-        """What goes wrong with one is its row, and no end of the others."""
+
+def _run_stage(stage: Stage, output: Path, until: float) -> tuple[str, int, str]:
+    """Run a stage in the largest size that fits into memory: what came of it, in which size, and the last output."""
+    for size, commands in enumerate(stage.sizes):
+        print(f"{stage.name}: size {size + 1} of {len(stage.sizes)}", flush=True)
+        for command in commands:
+            code, log = _called(command, output / "logs" / f"{stage.name.replace(' ', '-')}.log", until)
+            if code:
+                break
+        else:
+            return "done", size, log
+        if OUT_OF_MEMORY not in log:
+            return f"failed with exit status {code}", size, log
+    return OUT_OF_MEMORY, len(stage.sizes) - 1, log
+
+
+def _called(command: Command, log: Path, until: float) -> tuple[int, str]:
+    """Exit status and output of a command, which is interrupted when the time is up; raises TimeUpError then."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("a") as file:
+        begun = file.tell()
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment)
         try:
-            return run(target, context)
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+            code = process.wait(None if until == float("inf") else max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise TimeUpError from None
+    with log.open() as file:
+        file.seek(begun)
+        return code, file.read()
+
+
+def _model_and_data() -> tuple[str, str]:
+    """The real model and Spec-Bench, or without a network what the repository ships."""
+    try:
+        return str(fetched()), "spec_bench"
+    except NoRealModelError as error:
+        print(f"{error}; the shipped models/target is measured", flush=True)
+        return str(ROOT / "models" / "target"), str(ROOT / "models" / "prompts")
+
+
+def _plan(todo: list[Stage]) -> None:
+    for stage in todo:
+        sizes = f"{len(stage.sizes)} sizes" if len(stage.sizes) > 1 else "one size"
+        print(f"{stage.name:32} {stage.minutes:4.0f} min, {sizes}{', not installed' if stage.missing else ''}")
+        for command in stage.sizes[0]:
+            print("   ", " ".join(command).replace(sys.executable, "python").replace(f"{ROOT}/", ""))
+    print(f"{'in all':32} {sum(stage.minutes for stage in todo if not stage.missing):4.0f} min", flush=True)
 
 
 def main(
-    shape: Annotated[list[str] | None, typer.Option(help="1B, 7B, 13B or tiny; may be given again")] = None,
-    context: Annotated[list[int] | None, typer.Option(help="tokens of context; may be given again")] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program")] = "cuda",
-    dtype: Annotated[str, typer.Option(help="type of the weights")] = "bfloat16",
-    seconds: Annotated[
-        float, typer.Option(help="no measurement begins after this many seconds; run again to go on")
-    ] = 480,
-    output: Annotated[Path, typer.Option(help="folder of rows.jsonl and report.md")] = ROOT
-    / "docs"
-    / "results"
-    / "gpu",
+    stage: Annotated[list[str] | None, typer.Option(help="beginning of a stage's name; repeatable")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the plan, and run each stage tiny on the CPU")
+    ] = False,
+    minutes: Annotated[float, typer.Option(help="time in all; started again, it resumes")] = float("inf"),
+    model: Annotated[str | None, typer.Option(help="folder or .gguf file of a llama; default SmolLM2-135M")] = None,
+    data: Annotated[str | None, typer.Option(help="prompts, as of `token-recycling bench`; default Spec-Bench")] = None,
+    output: Annotated[Path, typer.Option(help="folder of rows and reports")] = ROOT / "docs" / "results" / "gpu",
 ) -> None:
-    """Measures what is missing, and writes the report. Exit status 3 if there is more to do."""
-    until, say = time.monotonic() + seconds, Console(stderr=True, width=120)
-    shapes, contexts = shape or ["7B", "1B", "13B"], sorted(context or [512, 2048, 8192])
-    unknown = sorted({*shapes} - {*SHAPES})
-    if unknown:
-        raise typer.BadParameter(f"expected shapes of {', '.join(SHAPES)}, got {', '.join(unknown)}")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise typer.BadParameter("expected a CUDA device, got none; --device cpu --shape tiny tries the program")
-    transformers.utils.logging.set_verbosity_error()
-    where = environment(made("tiny", 64, torch.device(device), getattr(torch, dtype)), "llama shapes, random weights")
-    setting = {
-        name: where[name] for name in ("accelerator", "cpu", "threads", "dtype", "torch", "transformers", "commit")
-    }
-    rows = Rows(output, {**setting, "system": platform.system()})
-    job = Job(rows, contexts, torch.device(device), getattr(torch, dtype), until, say)
-    done = all(list(map(job.measure, shapes)))
-    command = "python -m benchmarks.gpu " + " ".join(sys.argv[1:])
-    with replacing(output / "report.md") as temporary:
-        Path(temporary).write_text(page(rows.rows, where, command.strip(), list(SHAPES)))
-    say.print(f"{output / 'report.md'}: " + ("all measured" if done else "there is more to measure: run it again"))
-    if not done:
-        raise typer.Exit(3)
+    """Run the stages that are not done yet. Exit status 1 if one failed, 3 if the time was up."""
+    if not dry_run and not torch.cuda.is_available():
+        raise typer.BadParameter("no CUDA device; --dry-run tries every stage on the CPU")
+    own_model, own_data = (model, data) if model and data else _model_and_data()
+    until = time.monotonic() + 60 * minutes
+
+    def chosen(all_stages: Iterable[Stage]) -> list[Stage]:
+        return [one for one in all_stages if not stage or one.name.startswith(tuple(stage))]
+
+    todo = chosen(stages(output, model or own_model, data or own_data))
+    _plan(todo)
+    try:
+        if not dry_run:
+            good = run(todo, output, until)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                good = run(chosen(rehearsal(Path(folder))), Path(folder), until)
+    except TimeUpError:
+        print("the time is up: run it again", flush=True)
+        raise typer.Exit(MORE_TO_DO) from None
+    if not good:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""The shipped model in the shape of a larger one: it says the same, and costs as much as one of that shape.
+"""A small trained model in the shape of a larger one: the same output at the larger one's cost.
 
-    python -m benchmarks.gpu.grown build/grown/7B --shape 7B
+    python -m benchmarks.gpu.grown build/grown/8B --shape 8B
 
-How much faster whole texts are written depends on what a model says and on what its passes cost. A small model is too
-cheap for a large card, and a large one with random weights says nothing that is like a text. So the weights of the
-shipped model are put into larger ones of zeros: wider states, in which the rest stays zero; more heads and more rows of
-the feed-forward layers, whose outputs count nothing; and more layers, which add nothing. In exact arithmetic the logits
-are those of the shipped model. Weights that are zero take as long as others on every device that computes densely.
+End-to-end speedup depends on the text and on the cost of a forward pass. A small model is too cheap for a large card,
+and the output of a large one with random weights resembles no text. So a trained model's weights are copied into larger
+matrices of zeros: a wider hidden state whose rest stays zero, more heads and more feed-forward rows that contribute
+nothing, and more layers that add nothing. In exact arithmetic the logits, and with them the acceptance of every draft,
+are the small model's. Dense kernels take as long for zeros as for other weights.
 
-The tokenizer and its vocabulary stay the shipped model's, so that the output layer is smaller than the shape's own.
+Tokenizer and vocabulary stay the small model's, so the output layer is smaller than the shape's own.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Annotated
 
 import torch
 import typer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.real_model import fetched
+from token_recycling.model import loading
 
 from .shapes import SHAPES, Shape
 
-ROOT = Path(__file__).parents[2]
-
 
 def grown(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
-    """A model of that shape, but for the vocabulary and the size of its heads, that says what `small` says. Raises
-    ValueError for a shape that `small` does not fit into.
+    """Return a model with the logits of `small` and the widths of `shape`; raises ValueError where `small` is wider.
+
+    Vocabulary and head size are those of `small`, and there are at least as many layers.
     """
     config, head = small.config, small.config.head_dim
     heads = shape.hidden_size // head
@@ -36,6 +38,7 @@ def grown(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
         **{
             **config.to_dict(),
             **vars(shape),
+            "num_hidden_layers": max(shape.num_hidden_layers, config.num_hidden_layers),
             "vocab_size": config.vocab_size,
             "head_dim": head,
             "num_attention_heads": heads,
@@ -49,11 +52,10 @@ def grown(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
     fits = (
         config.hidden_size <= shape.hidden_size
         and config.intermediate_size <= shape.intermediate_size
-        and config.num_hidden_layers <= shape.num_hidden_layers
         and max(places) < heads
     )
     if not fits:
-        raise ValueError(f"expected a shape that holds {config.hidden_size} x {config.num_hidden_layers}, got {shape}")
+        raise ValueError(f"{shape} is too narrow for a model of width {config.hidden_size}; choose a larger shape")
     with torch.device("meta"):
         large = LlamaForCausalLM(wide)
     large = large.to_empty(device=small.device).to(small.dtype).eval()
@@ -96,15 +98,19 @@ def _put(into: torch.Tensor, weight: torch.Tensor) -> None:
 
 def main(
     output: Annotated[Path, typer.Argument(help="folder of the new model")],
-    shape: Annotated[str, typer.Option(help=f"one of {', '.join(SHAPES)}")] = "1B",
-    model: Annotated[Path, typer.Option(help="folder of a llama")] = ROOT / "models" / "target",
+    shape: Annotated[str, typer.Option(help=f"one of {', '.join(SHAPES)}")] = "8B",
+    model: Annotated[str | None, typer.Option(help="folder or .gguf file of a llama; default SmolLM2-135M")] = None,
 ) -> None:
-    """See the module."""
+    """Write the grown model and its tokenizer to a folder."""
     if shape not in SHAPES:
-        raise typer.BadParameter(f"expected a shape of {', '.join(SHAPES)}, got {shape}")
-    large = grown(AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16), SHAPES[shape])
+        raise typer.BadParameter(f"unknown shape {shape}; choose from {', '.join(SHAPES)}")
+    if (output / "config.json").exists():
+        print(f"{output}: kept, it was made before")
+        return
+    small = loading.load(model or str(fetched()), "bfloat16", "cpu", None, False)
+    large = grown(small.model, SHAPES[shape])
+    small.tokenizer.save_pretrained(output)
     large.save_pretrained(output)
-    AutoTokenizer.from_pretrained(model).save_pretrained(output)
     print(f"{output}: {large.num_parameters():,} parameters")
 
 

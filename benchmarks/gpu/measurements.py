@@ -1,4 +1,4 @@
-"""What is measured of a shape after a number of tokens, each a row of its own."""
+"""The measurements of one shape at one context length, each a row of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from token_recycling.cuda_graphs.graphs import Graphs
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.model.cache_layers import Frame
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.shapes import band_of
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
@@ -28,9 +30,23 @@ from token_recycling.trees.templates import star
 from .profiled import profiled
 from .timing import filled, one_step, timed
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 ALONE = (1, 64)
 """Nodes of the steps whose forward pass is measured alone, and that are profiled."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured of each shape."""
+
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
+    """Nodes of captured steps."""
+    compared: tuple[int, ...] = (1, 8, 16, 32, 64)
+    """Nodes of the steps that are also measured eager, and captured with a compiled forward pass."""
+    compiles: bool = True
+    """Whether torch compiles; without, the same is run uncompiled."""
+
+
+EVERYTHING, FEW = Wanted(), Wanted((1, 4, 64), (1,), False)
 _ROUNDS = 20
 """Forward passes that are measured alone."""
 _GENERATED, _WARM = 24, 6
@@ -40,18 +56,27 @@ Row = dict[str, Any]
 Measurement = Callable[[TreeModel, int], Row]
 
 
-def measurements(shape: str, context: int) -> Iterator[tuple[Row, Measurement]]:
+def measurements(shape: str, context: int, wanted: Wanted = EVERYTHING) -> Iterator[tuple[Row, Measurement]]:
     """What is to be measured, and how."""
     at = {"shape": shape, "context": context}
-    yield {**at, "what": "generate", "kind": "eager", "nodes": 1}, partial(_generate, compiled=False)
-    for nodes in SIZES:
+    yield {**at, "what": "generate", "kind": "eager", "nodes": 1}, partial(_generate, config=None)
+    for nodes in wanted.sizes:
         yield {**at, "what": "step", "kind": "captured", "nodes": nodes}, partial(_step, nodes=nodes)
+    for nodes in wanted.compared:
+        yield (
+            {**at, "what": "step", "kind": "compiled", "nodes": nodes},
+            partial(_compiled_step, nodes=nodes, compiles=wanted.compiles),
+        )
+        yield {**at, "what": "step", "kind": "eager", "nodes": nodes}, partial(_eager_step, nodes=nodes)
     for nodes in ALONE:
         yield {**at, "what": "forward", "kind": "captured", "nodes": nodes}, partial(_forward, nodes=nodes)
     yield {**at, "what": "profile", "kind": "eager", "nodes": 1}, _eager_profile
     for nodes in ALONE:
         yield {**at, "what": "profile", "kind": "captured", "nodes": nodes}, partial(_step_profile, nodes=nodes)
-    yield {**at, "what": "generate", "kind": "compiled", "nodes": 1}, partial(_generate, compiled=True)
+    yield (
+        {**at, "what": "generate", "kind": "compiled", "nodes": 1},
+        partial(_generate, config=CompileConfig() if wanted.compiles else None, static=True),
+    )
 
 
 class Arrivals(BaseStreamer):
@@ -68,12 +93,12 @@ class Arrivals(BaseStreamer):
 
 
 @torch.no_grad()
-def _generate(target: TreeModel, context: int, compiled: bool) -> Row:
-    """Seconds of a token of transformers' own `generate`: the median between two of them. `compiled`: with a static
-    cache, for which it compiles the forward pass; the prompt is read by itself then.
+def _generate(target: TreeModel, context: int, config: CompileConfig | None, static: bool = False) -> Row:
+    """Seconds of a token of transformers' own `generate`: the median between two of them. `static`: with a static
+    cache, for which it compiles the forward pass as `config` says; the prompt is read by `generate` then.
     """
-    static = {"cache_implementation": "static", "compile_config": CompileConfig()}
-    given: dict[str, Any] = static if compiled else {"past_key_values": filled(target, context)}
+    fixed = {"cache_implementation": "static", "compile_config": config}
+    given: dict[str, Any] = fixed if static else {"past_key_values": filled(target, context)}
     ids, arrivals = torch.ones(1, context + 1, dtype=torch.long, device=target.device), Arrivals()
     target.model.generate(
         ids,
@@ -97,6 +122,33 @@ def _runner(target: TreeModel) -> StepRunner:
 
 def _step(target: TreeModel, context: int, nodes: int) -> Row:
     return {"seconds": timed(target, _runner(target), context, [nodes], 2.0)[nodes]}
+
+
+def _compiled_step(target: TreeModel, context: int, nodes: int, compiles: bool) -> Row:
+    """Seconds of a captured step whose forward pass torch compiles first: once for each shape, up to a minute."""
+    runner, eager = _runner(target), target.eager
+    runner.forget()
+    target.eager = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False, disable=not compiles)
+    try:
+        return {"seconds": timed(target, runner, context, [nodes], 2.0)[nodes]}
+    finally:
+        target.eager = eager
+        runner.forget()
+
+
+@torch.no_grad()
+def _eager_step(target: TreeModel, context: int, nodes: int) -> Row:
+    """Seconds of the forward pass of an uncaptured step, to the choice at each node on the host: the best of some."""
+    draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
+    kept, best = TreeCache(filled(target, context)), math.inf
+    for done in range(_ROUNDS + 1):
+        synchronize(target.device)
+        start = time.perf_counter()
+        target.forward(target.inputs.of([draft], [context], context), kept.cache).argmax(-1).tolist()
+        if done:
+            best = min(best, time.perf_counter() - start)
+        kept.keep(context, [context], [[]])
+    return {"seconds": best}
 
 
 @torch.no_grad()

@@ -13,8 +13,9 @@ from token_recycling.bench.report.tables import NONE, Table
 from token_recycling.costs.budget import best_size
 from token_recycling.trees.templates import RANK_ACCEPTANCE, grow
 
-from .measurements import ALONE, Row
+from .measurements import ALONE, EVERYTHING, Row
 
+KINDS = ("eager", "captured", "compiled")
 _DEEPEST = 64
 MAT = 2.7
 """Of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""
@@ -38,6 +39,9 @@ class Times:
 
     def step(self, nodes: int) -> float:
         return self._seconds.get(("step", "captured", nodes), float("nan"))
+
+    def other(self, kind: str, nodes: int) -> float:
+        return self._seconds.get(("step", kind, nodes), float("nan"))
 
     def forward(self, nodes: int) -> float:
         return self._seconds.get(("forward", "captured", nodes), float("nan"))
@@ -101,6 +105,14 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
         ),
         "The best tree: drafted nodes that bring most tokens per time, if candidates are right as often as the "
         "shipped model's are, and what it would gain over plain steps.",
+        "## Eager, captured and compiled steps",
+        _table(
+            [f"{kind} {nodes}" for nodes in EVERYTHING.compared for kind in KINDS],
+            [
+                [*place, *(_ms(times[place].other(kind, nodes)) for nodes in EVERYTHING.compared for kind in KINDS)]
+                for place in places
+            ],
+        ),
         "## The forward pass alone",
         _table(
             [f"{nodes} nodes" for nodes in ALONE],

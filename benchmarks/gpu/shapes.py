@@ -22,11 +22,13 @@ class Shape:
     vocab_size: int
 
 
-SHAPES = {
+SHAPES = {  # Llama 3.2 1B and 3B, Llama 3 8B (grouped queries), Llama 2 7B (a key head for each query)
     "tiny": Shape(64, 2, 4, 2, 96, 512),
+    "small": Shape(512, 8, 8, 4, 1024, 32000),
     "1B": Shape(2048, 16, 32, 8, 8192, 128256),
+    "3B": Shape(3072, 28, 24, 8, 8192, 128256),
+    "8B": Shape(4096, 32, 32, 8, 14336, 128256),
     "7B": Shape(4096, 32, 32, 32, 11008, 32000),
-    "13B": Shape(5120, 40, 40, 40, 13824, 32000),
 }
 
 

@@ -82,6 +82,10 @@ class StepRunner:
         with self._free:
             return True
 
+    def forget(self) -> None:
+        """Drop all captured graphs; the next step of each shape is captured again."""
+        self._graphs.forget()
+
     def _room(self, target: TreeModel, batch: int, capacity: int) -> TreeCache:
         """Slots for so many sequences; graphs that point to others are forgotten."""
         self._graphs.forget()

@@ -34,7 +34,7 @@ def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -53,17 +53,17 @@ def _accelerator(device: torch.device) -> str | None:
     return str(named(device)) if named else device.type
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of this package, with -dirty if its files differ from it; None outside a checkout of its own."""
     package = Path(__file__).parents[2]
     if not (package.parent / ".git").exists():
         return None
     try:
-        commit = _git(package, "rev-parse", "--short=12", "HEAD")
+        found = _git(package, "rev-parse", "--short=12", "HEAD")
         changed = _git(package, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):  # no git here, or a checkout that it does not trust
         return None
-    return f"{commit}-dirty" if changed else commit
+    return f"{found}-dirty" if changed else found
 
 
 def _git(folder: Path, *command: str) -> str:

@@ -1,0 +1,101 @@
+"""The stages of a session on a CUDA card, in the order of their worth, each a command that resumes where it stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+METHODS = ("generate", "prompt_lookup_hf:n=10", "plain", "published", "recycling")
+"""`plain` is our own loop without drafts: captured on a card, so it is the baseline of captured decoding."""
+BATCHES = (1, 8, 32)
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Work of one kind."""
+
+    name: str
+    minutes: float
+    """Estimated, on an H100."""
+    sizes: tuple[tuple[Command, ...], ...]
+    """Commands to run one after the other, for each size. Where one is out of memory, the next size is tried."""
+    needs: str = ""
+    """Library without which the stage is skipped."""
+
+    @property
+    def missing(self) -> bool:
+        return bool(self.needs) and importlib.util.find_spec(self.needs) is None
+
+
+def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
+    """The stages on a card. `model` is a folder or .gguf file, `data` that of `token-recycling bench`."""
+    yield Stage("tests", 10, ((_module("pytest", "-q", "-m", "cuda", "--device", "cuda"),),))
+    for shape, minutes in (("8B", 10), ("3B", 8), ("1B", 6), ("7B", 9)):
+        steps = _module("benchmarks.gpu.steps", "--shape", shape, "--seconds", "36000", "--output", str(output))
+        shorter = ((512, 2048, 8192), (512, 2048), (512,))
+        yield Stage(f"steps {shape}", minutes, tuple(((*steps, *_each("--context", some)),) for some in shorter))
+    few = ("--limit", "2", "--device", "cuda")
+    for dtype in ("bfloat16", "float32"):
+        sizes = tuple((_bench(model, data, output / dtype, dtype, batches, *few),) for batches in _halved(BATCHES))
+        yield Stage(f"texts {Path(model).stem} {dtype}", 12, sizes)
+    sizes = tuple(
+        (
+            _grown(ROOT / "build" / "grown" / shape, shape, model),
+            _bench(str(ROOT / "build" / "grown" / shape), data, output / shape, "bfloat16", batches, *few),
+        )
+        for shape, batches in product(("8B", "3B"), _halved(BATCHES))
+    )
+    yield Stage("texts 8B bfloat16", 25, sizes)
+    rows = ("--rows", str(output / "vllm.jsonl"))
+    vllm = (sys.executable, str(ROOT / "benchmarks" / "engines.py"), "vllm", "--clock", "wall", *rows)
+    yield Stage("vLLM", 20, (((*vllm, *_each("--load", (1, 8, 32, 64))),),), "vllm")
+
+
+def rehearsal(output: Path) -> Iterator[Stage]:
+    """The same programs with tiny models on the CPU: they show that the commands run, not how fast."""
+    model, data, grown = str(ROOT / "models" / "target"), str(ROOT / "models" / "prompts"), output / "grown"
+    less = ("--device", "cpu", "--limit", "1", "--max-new-tokens", "8", "--threads", "1")
+    yield Stage(
+        "tests", 1, ((_module("pytest", "-q", "-m", "cuda", "--device", "cpu", "tests/cuda/test_sampling.py"),),)
+    )
+    tiny = ("--shape", "tiny", "--context", "40", "--device", "cpu", "--dtype", "float32", "--few")
+    yield Stage("steps tiny", 2, ((_module("benchmarks.gpu.steps", *tiny, "--output", str(output)),),))
+    yield Stage("texts target float32", 1, ((_bench(model, data, output / "float32", "float32", (1, 2), *less),),))
+    texts = _bench(str(grown), data, output / "small", "float32", (1, 2), *less)
+    yield Stage("texts small float32", 1, ((_grown(grown, "small", model), texts),))
+    vllm = (sys.executable, str(ROOT / "benchmarks" / "engines.py"), "vllm", "--model", model, "--data", data)
+    few = ("--limit", "2", "--max-new-tokens", "8", "--load", "1", "--rows", str(output / "vllm.jsonl"))
+    yield Stage("vLLM", 2, (((*vllm, *few),),), "vllm")
+
+
+def _module(name: str, *arguments: str) -> Command:
+    return sys.executable, "-m", name, *arguments
+
+
+def _each(option: str, values: Sequence[object]) -> Command:
+    return tuple(part for value in values for part in (option, str(value)))
+
+
+def _halved(batches: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The batches, then the largest one halved again and again."""
+    some = tuple(batches)
+    while some[-1] > 1:
+        yield some
+        some = tuple(sorted({*some[:-1], some[-1] // 2}))
+    yield some
+
+
+def _grown(folder: Path, shape: str, model: str) -> Command:
+    return _module("benchmarks.gpu.grown", str(folder), "--shape", shape, "--model", model)
+
+
+def _bench(model: str, data: str, folder: Path, dtype: str, batches: Sequence[int], *more: str) -> Command:
+    own = ("--data", data, "--dtype", dtype, "--output", str(folder), "--no-replay", "--repeats", "1")
+    methods = _each("--method", METHODS)
+    return _module("token_recycling", "bench", model, *own, *more, *methods, *_each("--batch", batches))
