@@ -183,15 +183,15 @@ MUTANTS = [
     Mutant(
         "likeliest-without-ancestors",
         "a draft is cut by the probability of each node alone",
-        "chances[node] = chances[parent] * min(1.0, max(0.0, float(self.confidence[node])))",
-        "chances[node] = min(1.0, max(0.0, float(self.confidence[node])))",
+        "probabilities[node] = probabilities[parent] * min(1.0, max(0.0, float(self.confidence[node])))",
+        "probabilities[node] = min(1.0, max(0.0, float(self.confidence[node])))",
         "trees/test_draft.py trees loop",
     ),
     Mutant(
         "drawn-from-lost",
         "a part of a draft notes the distributions at the places of the whole",
-        "drawn_from = self.drawn_from and {places[node]: q for node, q in self.drawn_from.items() if node in places}",
-        "drawn_from = self.drawn_from and {node: q for node, q in self.drawn_from.items() if node in places}",
+        "sources = {places[node]: q for node, q in (self.sampled_from or {}).items() if node in places}",
+        "sources = {node: q for node, q in (self.sampled_from or {}).items() if node in places}",
         "trees/test_draft.py trees drafters/test_drawn_drafts.py loop drafters",
     ),
     # Model: masks, positions, caches.
@@ -424,8 +424,8 @@ MUTANTS = [
     Mutant(
         "drafted-from-unwarped",
         "a draft model notes another distribution than it sampled from",
-        "graph.drawn_from[parent] = probabilities[row]",
-        "graph.drawn_from[parent] = torch.softmax(fitted, dim=-1)[row]",
+        "graph.sampled_from[parent] = probabilities[row]",
+        "graph.sampled_from[parent] = torch.softmax(fitted, dim=-1)[row]",
         "drafters/test_drawn_drafts.py drafters/test_draft_model.py drafters",
     ),
     Mutant(

@@ -65,12 +65,12 @@ def test_no_other_length_of_a_chain_pays_better(values, cost):
 
 @given(st.lists(falling, max_size=3), st.integers(1, 4), st.lists(st.floats(0, 2), min_size=1, max_size=6))
 def test_no_other_size_of_all_trees_pays_better(values, least, more):
-    chances, costs = [np.append(1.0, own) for own in values], np.cumsum([1.0, *more])
-    chosen = paying_size(chances, costs, least)
-    sizes = range(least, min(len(costs), max(map(len, chances), default=1)) + 1)
+    probabilities, costs = [np.append(1.0, own) for own in values], np.cumsum([1.0, *more])
+    chosen = paying_size(probabilities, costs, least)
+    sizes = range(least, min(len(costs), max(map(len, probabilities), default=1)) + 1)
 
     def rate(size):
-        return sum(own[:size].sum() for own in chances) / costs[size - 1]
+        return sum(own[:size].sum() for own in probabilities) / costs[size - 1]
 
     if not sizes:
         assert chosen == least

@@ -144,7 +144,7 @@ def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeyp
     assert int((torch.tensor([[0.0, -30.0]]) + noise).argmax()) == 0
 
 
-def test_warpers_shape_what_is_drawn_from():
+def test_warpers_shape_the_sampling_distribution():
     torch.manual_seed(1)
     logits = torch.randn(1, 16).expand(500, 16)
     choice = Choice((warpers.TemperatureLogitsWarper(0.5), warpers.TopKLogitsWarper(3)), sample=True)

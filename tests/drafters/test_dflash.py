@@ -43,8 +43,8 @@ def test_every_block_is_what_an_assistant_says_that_reads_everything_anew():
     for number, step in enumerate(steps):
         room = 40 - (len(text) - 9) - 1
         if number and room:
-            chances, tokens = wanted_chances(model, assistant, text, 0)[:room].topk(k)
-            paths = [path for (_, path), _ in zip(best_paths(chances.tolist()), range(nodes), strict=False)]
+            probabilities, tokens = wanted_chances(model, assistant, text, 0)[:room].topk(k)
+            paths = [path for (_, path), _ in zip(best_paths(probabilities.tolist()), range(nodes), strict=False)]
             wanted = {tuple(int(tokens[depth, rank]) for depth, rank in enumerate(path)) for path in paths}
             tree, drafted = step.draft.tree, step.draft.tokens.tolist()
             assert {tuple(drafted[n] for n in tree.lineages[node][1:]) for node in range(1, len(tree))} == wanted
@@ -96,8 +96,8 @@ def test_texts_of_a_batch_are_drafted_for_as_if_alone(monkeypatch):
         )
         assert {len(tokens) for tokens, _ in blocks} >= {6, 10}, "both were read from the beginning"
         for tokens, logits in blocks:
-            chances = wanted_chances(model, drafter.model, tokens, 0)
-            torch.testing.assert_close(logits.softmax(-1), chances, atol=1e-4, rtol=1e-3)
+            probabilities = wanted_chances(model, drafter.model, tokens, 0)
+            torch.testing.assert_close(logits.softmax(-1), probabilities, atol=1e-4, rtol=1e-3)
         blocks.clear()
 
 

@@ -59,7 +59,7 @@ def test_a_graph_drafts_what_recurs_once():
     # A copy is as likely as its path: 0.4 * 0.7 * 0.8.
     draft = graph.unrolled(99)
     (copy,) = [node for node in graph.copied if draft.tokens[node] == 6]
-    assert draft.chances[copy] == pytest.approx(0.4 * 0.7 * 0.8)
+    assert draft.probabilities[copy] == pytest.approx(0.4 * 0.7 * 0.8)
 
 
 def test_two_tokens_must_recur_for_tau_2():
@@ -109,7 +109,7 @@ def test_the_most_probable_nodes_are_verified():
     graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, tau=1))
     draft = graph.unrolled(4)
     assert draft.tokens.tolist() == [0, 1, 2, 3, 6]
-    assert draft.chances == pytest.approx([1, 0.6, 0.4, 0.54, 0.54 * 0.8])
+    assert draft.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.54 * 0.8])
 
 
 def test_what_cannot_be_among_them_is_not_followed():
@@ -137,13 +137,13 @@ def test_ids_beyond_the_targets_are_never_drafted():
     for _ in range(20):
         graph, _ = grown(table, Rules(depth=2, k=2, nodes=9), vocabulary=5, warp=lambda logits: logits)
         assert max(graph.tokens) < 5
-        assert all(q.shape == (5,) for q in graph.drawn_from.values())
+        assert all(q.shape == (5,) for q in graph.sampled_from.values())
 
 
 def test_a_target_of_more_tokens_gives_them_probability_0():
     torch.manual_seed(0)
     graph, _ = grown(FORK, Rules(depth=2, k=2, nodes=9), vocabulary=12, warp=lambda logits: logits)
-    assert all(q.shape == (12,) and float(q[10:].sum()) == 0 for q in graph.drawn_from.values())
+    assert all(q.shape == (12,) and float(q[10:].sum()) == 0 for q in graph.sampled_from.values())
 
 
 def test_drawn_children_are_noted_and_all_verified():
@@ -155,9 +155,9 @@ def test_drawn_children_are_noted_and_all_verified():
         assert layer == [max(graph.tokens[1:3], key=lambda token: float(reader.rows[0, token]))]
         draft = graph.unrolled(5)
         assert len(draft.tree) == len(graph) == 5
-        assert sorted(draft.drawn_from) == [1, 2, 3, 4]
-        torch.testing.assert_close(draft.drawn_from[1], reader.rows[0])
-        torch.testing.assert_close(draft.drawn_from[4], reader.rows[reader.layers[0][0]])
+        assert sorted(draft.sampled_from) == [1, 2, 3, 4]
+        torch.testing.assert_close(draft.sampled_from[1], reader.rows[0])
+        torch.testing.assert_close(draft.sampled_from[4], reader.rows[reader.layers[0][0]])
 
 
 def test_a_distribution_of_few_tokens_gives_few_children():
@@ -172,7 +172,7 @@ def test_copies_of_drawn_nodes_count_as_chosen():
     assert graph.merged
     draft = graph.unrolled(40)
     assert graph.copied
-    assert set(draft.drawn_from) == set(range(1, len(draft.tree))) - graph.copied
+    assert set(draft.sampled_from) == set(range(1, len(draft.tree))) - graph.copied
 
 
 @st.composite
@@ -219,7 +219,7 @@ def test_every_graph_is_acyclic_and_unrolls_to_a_tree(table, rules, drawn, seed)
     if drawn:
         assert len(draft.tree) - len(graph.copied) == len(graph)
     elif not rules.tau:
-        ours = sorted(draft.chances, reverse=True)
+        ours = sorted(draft.probabilities, reverse=True)
         assert ours == pytest.approx(sorted(graph.probabilities, reverse=True)[: len(ours)])
     for node, first in graph.merged.items():
         assert not graph.children[node]

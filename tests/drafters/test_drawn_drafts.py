@@ -74,10 +74,10 @@ def test_texts_have_the_distribution_of_generate(name):
             model, PROMPT, drafter, do_sample=True, logits_processor=processors, max_new_tokens=NEW, stats=stats
         ):
             text += step.tokens
-            drawn += len(step.draft.drawn_from or ())
+            drawn += len(step.draft.sampled_from or ())
         seen[tuple(text)] += 1
     assert stats.mat > 1.2
-    assert (drawn > RUNS) == drafter.traits.draws
+    assert (drawn > RUNS) == drafter.traits.samples
     if name == "graph":
         assert stats.drafter_statistics["verified_copies"] > RUNS / 6
     if name == "specdec_pp":

@@ -72,12 +72,12 @@ def test_a_later_rank_may_be_the_better_one():
 
 
 def test_the_first_paths_are_the_best_tree_of_their_number():
-    chances = [[0.5, 0.3, 0.1], [0.4, 0.35], [0.6, 0.1]]
-    every = sorted((chance for chance, _ in best_paths(chances)), reverse=True)
-    assert [chance for chance, _ in best_paths(chances)] == every
+    probabilities = [[0.5, 0.3, 0.1], [0.4, 0.35], [0.6, 0.1]]
+    every = sorted((chance for chance, _ in best_paths(probabilities)), reverse=True)
+    assert [chance for chance, _ in best_paths(probabilities)] == every
     assert len(every) == 3 + 6 + 12
     for nodes in range(1, len(every) + 1):
-        assert len(tree_of(islice(best_paths(chances), nodes))) == nodes + 1
+        assert len(tree_of(islice(best_paths(probabilities), nodes))) == nodes + 1
 
 
 # drafts

@@ -92,7 +92,7 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
     values = calibration.values_of(merged).values
     fused = chosen_of(merged, values, most)
     kept = fused.places_in(merged.draft)
-    assert fused.chances == pytest.approx(values[kept], abs=1e-6)
+    assert fused.probabilities == pytest.approx(values[kept], abs=1e-6)
     assert len(fused.tree) == min(most, len(every)) + 1
     assert set(paths(fused)) <= every
     assert [fused.tree.children[node] for node in range(len(kept))] == [
@@ -196,20 +196,20 @@ def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
         parents.append(int(draws.integers(0, len(parents))))
     whole = Draft.of(parents, range(len(parents)), [1, *shares])
     (kept,) = prune([whole], NO_COSTS, most)
-    above, values = whole.tree.parents, whole.chances
+    above, values = whole.tree.parents, whole.probabilities
     closed = [
         sum(values[node] for node in nodes)
         for nodes in combinations(range(1, len(values)), len(kept.tree) - 1)
         if all(above[node] in (0, *nodes) for node in nodes)
     ]
-    assert kept.chances[1:].sum() == pytest.approx(max(closed))
+    assert kept.probabilities[1:].sum() == pytest.approx(max(closed))
 
 
 def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
     """The others have as many nodes as the largest of these, at least."""
     sure = Draft.of([-1, 0, 1, 2], range(4), [1, 0.9, 0.9, 0.9])
     silent = Draft.of([-1, 0, 0], range(3))
-    sampled = Draft.of([-1, 0], range(2), [1, 0.1], drawn_from={1: torch.full((9,), 1 / 9)})
+    sampled = Draft.of([-1, 0], range(2), [1, 0.1], sampled_from={1: torch.full((9,), 1 / 9)})
     dear = np.array([1.0, 9, 99, 999])
     assert [len(one.tree) for one in prune([sure, silent, sampled], dear)] == [3, 3, 2]
     assert [len(one.tree) for one in prune([sure, sampled], dear)] == [2, 2]
@@ -229,7 +229,7 @@ def test_what_a_drafter_needs_is_kept_if_all_of_it_fits():
 def test_drawn_nodes_stay_in_their_order_before_others():
     """8 then 7 were drawn; the other draft comes first and says 7 and 9."""
     q = torch.full((10,), 0.1)
-    drawn = draft("0 1 00", [8, 7, 9], drawn_from={1: q, 2: q, 3: q})
+    drawn = draft("0 1 00", [8, 7, 9], sampled_from={1: q, 2: q, 3: q})
     merged = merge_drafts([draft("0 1", [7, 9], [0.9, 0.05]), drawn])
     assert paths(merged) == [(8,), (7,), (9,), (8, 9)]
     first, still_drawn = kept_first(merged, 4)
@@ -237,7 +237,7 @@ def test_drawn_nodes_stay_in_their_order_before_others():
     values = np.array([1, 0.1, 0.1, 0.05, 0.01])
     fused = chosen_of(merged, values, 4, first, still_drawn)
     assert paths(fused) == paths(merged)
-    assert sorted(fused.drawn_from) == [1, 2, 4]
+    assert sorted(fused.sampled_from) == [1, 2, 4]
     # With room for three the second layer counts as chosen, and loses by its value.
     first, still_drawn = kept_first(merged, 2)
     assert (first, still_drawn) == ({0, 1, 2}, {1, 2})
@@ -288,8 +288,8 @@ def test_texts_have_the_targets_distribution(way):
 
 def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
     made, _ = WAYS["one drawn layer of two"]
-    monkeypatch.setattr(Draft, "ranked", lambda draft, kept: np.argsort(-draft.chances, kind="stable"))
-    monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.drawn_from)))
+    monkeypatch.setattr(Draft, "ranked", lambda draft, kept: np.argsort(-draft.probabilities, kind="stable"))
+    monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6
 
 

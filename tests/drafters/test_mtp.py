@@ -60,11 +60,11 @@ def drafted(step):
     return {tuple(tokens[above] for above in tree.lineages[node][1:]) for node in range(1, len(tree))}
 
 
-def best_paths(chances, k, nodes):
+def best_paths(probabilities, k, nodes):
     """The most probable nodes of a chain with siblings."""
-    likely, tokens = chances.topk(k)
+    likely, tokens = probabilities.topk(k)
     found = {}
-    for place in range(len(chances)):
+    for place in range(len(probabilities)):
         above, product = tuple(tokens[:place, 0].tolist()), float(likely[:place, 0].prod())
         found |= {(*above, int(tokens[place, rank])): product * float(likely[place, rank]) for rank in range(k)}
     return set(sorted(found, key=lambda path: -found[path])[:nodes])
@@ -85,8 +85,8 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piec
         places = min(depth, new - (len(text) - 9) - 1)
         if number and places:
             beyond = depth - 1 if len(layers.layers) == 1 else 0
-            chances = wanted_chances(model, layers, text, 0, beyond)[:places]
-            assert drafted(step) == best_paths(chances, k, 60)
+            probabilities = wanted_chances(model, layers, text, 0, beyond)[:places]
+            assert drafted(step) == best_paths(probabilities, k, 60)
         text += step.tokens
     lengths = {len(step.accepted) - 1 for step in steps}
     assert 0 in lengths, "there are rejections"

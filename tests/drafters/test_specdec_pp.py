@@ -15,12 +15,12 @@ from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head, 
 from token_recycling.model.inspection import output_width
 
 
-def believing(model, chances, otherwise=0.999):
-    """For a model that counts, whose state after a token is 4 in that place and 0 elsewhere: these chances by token."""
+def believing(model, probabilities, otherwise=0.999):
+    """A head for a counting model, whose state after a token is 4 in that place: these probabilities by token."""
     head = AcceptanceHead(output_width(model), depth=0)
     with torch.no_grad():
         for token in range(head.width):
-            chance = chances.get(token, otherwise)
+            chance = probabilities.get(token, otherwise)
             head.output.weight[0, token] = math.log(chance / (1 - chance)) / 4
     return head
 

@@ -96,11 +96,11 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm, model, warps):
     drafted = counts(llm)["draft_tokens"] - before["draft_tokens"]
     accepted = counts(llm)["accepted_tokens"] - before["accepted_tokens"]
     assert 0 < accepted < drafted
-    chances = _distribution(model, prompt, length, warps)
-    assert set(said) <= set(chances), "a text that cannot be"
-    cells = [text for text, chance in chances.items() if chance * number >= 5]
+    probabilities = _distribution(model, prompt, length, warps)
+    assert set(said) <= set(probabilities), "a text that cannot be"
+    cells = [text for text, chance in probabilities.items() if chance * number >= 5]
     seen = [said[text] for text in cells]
-    expected = [chances[text] * number for text in cells]
+    expected = [probabilities[text] * number for text in cells]
     rest = number - sum(expected)
     if rest > 1e-6 * number:
         seen.append(number - sum(seen))

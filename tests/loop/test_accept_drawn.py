@@ -112,7 +112,7 @@ def test_leaving_out_a_token_because_of_what_was_drawn_is_not_exact():
 def test_a_draft_said_to_be_chosen_is_verified_as_exactly():
     """One draw a node does not ask where the tokens are from; it only accepts fewer."""
     made = DRAFTS["a drawn tree"]
-    assert fits(texts(lambda text: replace(made(text), drawn_from=None), accept_walk)) > 0.001
+    assert fits(texts(lambda text: replace(made(text), sampled_from=None), accept_walk)) > 0.001
 
 
 def without_residual(target, tokens, sources, generator):
@@ -146,7 +146,7 @@ def published(draft, logits, append, selector):
     accepted = [True] * len(tree)
     for node in range(1, len(tree)):
         p = selector.distribution(logits[tree.parents[node]])
-        q = (draft.drawn_from or {}).get(node, p)  # of a copy nothing better is known here
+        q = (draft.sampled_from or {}).get(node, p)  # of a copy nothing better is known here
         accepted[node] = bool(torch.rand(()) * q[tokens[node]] < p[tokens[node]])
     whole = [lineage for lineage in tree.lineages if all(accepted[node] for node in lineage)]
     path = list(max(whole, key=len))
@@ -219,7 +219,7 @@ def test_what_is_left_is_a_distribution_without_the_rejected(seed, size, k):
 
 def test_a_token_that_cannot_have_been_drawn_is_refused():
     q = torch.tensor([0.0, 0.5, 0.5])
-    with pytest.raises(ValueError, match=r"got token 0 with probability 0; see Draft.drawn_from"):
+    with pytest.raises(ValueError, match=r"got token 0 with probability 0; see Draft.sampled_from"):
         accept_siblings(torch.tensor([0.6, 0.2, 0.2]), [0], [q])
     with pytest.raises(ValueError, match="got token 1"):
         accept_siblings(torch.tensor([0.98, 0.01, 0.01]), [1, 1], [torch.tensor([0.0, 1.0, 0.0])] * 2)
@@ -243,10 +243,10 @@ def test_impossible_tokens_are_drawn_last():
 def test_a_cut_draft_keeps_what_is_known_of_its_nodes():
     made = drafted(TWO_LEVELS, ())
     cut = made.cut(1)
-    assert sorted(cut.drawn_from) == [1, 2]
-    assert cut.drawn_from[1] is made.drawn_from[1]
+    assert sorted(cut.sampled_from) == [1, 2]
+    assert cut.sampled_from[1] is made.sampled_from[1]
     assert made.cut(2) is made
-    assert Draft(LINE, torch.tensor([0, 1, 2])).cut(1).drawn_from is None
+    assert Draft(LINE, torch.tensor([0, 1, 2])).cut(1).sampled_from is None
 
 
 def test_the_distribution_is_computed_once_a_token_and_trimmed_at_the_end():

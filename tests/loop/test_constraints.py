@@ -97,7 +97,7 @@ def test_forbidden_nodes_give_way_to_forced_ones():
 def test_nodes_that_are_drawn_or_needed_stay():
     automaton = [{1: 1}, {7: 0}]
     tree, tokens, state = Tree((-1, 0, 0), (0, 0, 1)), torch.tensor([5, 1, 3]), state_of([{1: 1}, {7: 0}])
-    drawn = Draft(tree, tokens, drawn_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
+    drawn = Draft(tree, tokens, sampled_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
     assert Constraint(state, 1).fitted(drawn, state, room=9) is drawn
     needed = Constraint(state, 1).fitted(Draft(tree, tokens, needed=frozenset({2})), state, room=9)
     assert needed.tokens.tolist() == [5, 1, 3]
@@ -111,11 +111,11 @@ def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another
     whole = State(type("Forced", (_Place,), {"forced": "ABDDD"})(automaton, 0), 2)
     whole._after = {0: _forced("BDDD"), 2: _forced("DDD")}
     habits = Habits()
-    chances = dict(habits.chances(whole, []))
-    assert chances[2] > 0.9 > 0.1 > chances[0]
+    probabilities = dict(habits.probabilities(whole, []))
+    assert probabilities[2] > 0.9 > 0.1 > probabilities[0]
     for _ in range(9):
         habits.learn(whole, 0)
-    assert dict(habits.chances(whole, []))[0] > 0.8
+    assert dict(habits.probabilities(whole, []))[0] > 0.8
 
 
 def test_nothing_is_learned_where_there_is_no_choice():
@@ -128,9 +128,9 @@ def test_the_token_that_was_merged_first_takes_the_whole_of_what_is_forced():
     # AB is forced; token 0 is A, token 4 is both, and 5 and 6 go on.
     whole = State(type("Forced", (_Place,), {"forced": "AB"})([{0: 0, 4: 0, 5: 0, 6: 0}], 0), 2)
     whole._after = {0: _forced("B"), 4: _forced(""), 5: _forced(""), 6: _forced("")}
-    chances = dict(Habits().chances(whole, []))
-    assert chances[4] > 0.8
-    assert max(chances[0], chances[5], chances[6]) < 0.1
+    probabilities = dict(Habits().probabilities(whole, []))
+    assert probabilities[4] > 0.8
+    assert max(probabilities[0], probabilities[5], probabilities[6]) < 0.1
 
 
 def _forced(said):
@@ -140,13 +140,13 @@ def _forced(said):
 def test_what_often_follows_where_many_tokens_may_is_a_candidate():
     many, habits = state_of([dict.fromkeys(range(60), 0)]), Habits()
     assert many.few is None
-    assert habits.chances(many, []) == []
+    assert habits.probabilities(many, []) == []
     for token in (9, 9, 9, 4):
         habits.learn(many, token)
-    chances = dict(habits.chances(many, [(4, 0.1)]))
-    assert chances[9] > 0.2
-    assert chances[4] > 0.1
-    assert sum(chances.values()) < 1
+    probabilities = dict(habits.probabilities(many, [(4, 0.1)]))
+    assert probabilities[9] > 0.2
+    assert probabilities[4] > 0.1
+    assert sum(probabilities.values()) < 1
 
 
 def test_habits_are_bounded_and_forget():
@@ -155,9 +155,9 @@ def test_habits_are_bounded_and_forget():
         habits.learn(state, 0)
     for _ in range(60):
         habits.learn(state, 1)
-    chances = dict(habits.chances(state, []))
-    assert chances[1] > chances[0]
-    assert sum(chances.values()) == pytest.approx(1)
+    probabilities = dict(habits.probabilities(state, []))
+    assert probabilities[1] > probabilities[0]
+    assert sum(probabilities.values()) == pytest.approx(1)
 
 
 def test_a_grammar_whose_masks_are_slow_is_followed_no_further(monkeypatch):

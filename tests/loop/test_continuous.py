@@ -159,7 +159,7 @@ class Drawing(tr.Drafter):
 
     @property
     def traits(self):
-        return tr.DrafterTraits(draws=True)
+        return tr.DrafterTraits(samples=True)
 
     def draft(self, context):
         if context.room < 2:

@@ -70,10 +70,10 @@ def test_sampled_texts_have_their_probabilities(real, ids):
         before = torch.cat([prompt.expand(len(texts), -1), texts], dim=1)
         mask = torch.ones_like(before)
         (scores,) = real.model.generate(before, attention_mask=mask, **sampling, **shown).scores
-        chances, likely = scores.double().softmax(-1).topk(3)
+        probabilities, likely = scores.double().softmax(-1).topk(3)
         pairs = list(product(range(len(texts)), range(3)))
         texts = torch.stack([torch.cat([texts[row], likely[row, place : place + 1]]) for row, place in pairs])
-        exact = torch.stack([exact[row] * chances[row, place] for row, place in pairs])
+        exact = torch.stack([exact[row] * probabilities[row, place] for row, place in pairs])
     assert real.model.generation_config.eos_token_id not in texts
     drafter, stats, seen = tr.make_drafter("recycling:tree=4"), tr.Stats(), Counter()
     torch.manual_seed(0)

@@ -170,7 +170,7 @@ def test_candidates_are_distinct_and_their_probabilities_within_one(past, text, 
     for node in range(nodes):
         known = grower.growing.known[node]
         assert len(grower.children(node)) == known, "each once"
-        likely = grower.growing.chances[node, :known]
+        likely = grower.growing.probabilities[node, :known]
         assert (likely >= 0).all()
         assert (likely <= 1 + 1e-5).all()
         assert (np.diff(likely) <= 0).all(), "the likeliest first"

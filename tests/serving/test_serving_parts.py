@@ -130,7 +130,7 @@ def test_a_watched_drafter_hands_everything_on():
     methods = {name for name, value in vars(TextDrafter).items() if callable(value) and not name.startswith("_")}
 
     class Needy(Drafter):
-        traits = DrafterTraits(states=lambda layers: [layers], top_k=5, draws=True)
+        traits = DrafterTraits(states=lambda layers: [layers], top_k=5, samples=True)
 
     reporter = StepReporter(Needy(), lambda *step: None)
     assert reporter.traits == Needy.traits

@@ -59,7 +59,7 @@ class Grower:
     def children(self, node: int = 0) -> dict[int, float]:
         """What may follow a node, and how likely that was thought."""
         known = self.growing.known[node]
-        found = zip(self.growing.candidates[node, :known], self.growing.chances[node, :known], strict=True)
+        found = zip(self.growing.candidates[node, :known], self.growing.probabilities[node, :known], strict=True)
         return {int(token): float(likely) for token, likely in found}
 
 

@@ -19,7 +19,7 @@ def test_the_first_path_keeps_what_is_said_of_its_nodes():
     assert chain.tree.parents == (-1, 0, 1, 2)
     assert chain.tree.ranks == (0, 0, 2, 0)
     assert chain.tokens.tolist() == nodes
-    assert chain.drawn_from == {place: shares[node] for place, node in enumerate(nodes) if node in shares}
+    assert chain.sampled_from == {place: shares[node] for place, node in enumerate(nodes) if node in shares}
     assert chain.confidence is not None
     assert chain.confidence.tolist() == nodes
     assert chain.needed == {place for place, node in enumerate(nodes) if node in draft.needed}
@@ -38,16 +38,16 @@ def test_a_first_path_is_a_path_of_the_draft_and_its_own_first_path(draft):
 def test_a_part_is_what_its_nodes_say(draft):
     """Of the most likely nodes, which are closed under parents, however many there are."""
     sure = np.linspace(1, 0.3, len(draft.tree)).astype(np.float32)
-    chances = Draft(draft.tree, draft.tokens, confidence=sure).chances
-    assert chances is not None
+    probabilities = Draft(draft.tree, draft.tokens, confidence=sure).probabilities
+    assert probabilities is not None
     for node, parent in enumerate(draft.tree.parents[1:], start=1):
-        np.testing.assert_allclose(chances[node], chances[parent] * sure[node])
+        np.testing.assert_allclose(probabilities[node], probabilities[parent] * sure[node])
     for size in range(1, len(draft.tree) + 1):
-        nodes = sorted(np.argsort(-chances, kind="stable")[:size].tolist())
+        nodes = sorted(np.argsort(-probabilities, kind="stable")[:size].tolist())
         part = Draft(draft.tree, draft.tokens, confidence=sure).part(nodes)
         assert part.tokens.tolist() == draft.tokens[nodes].tolist()
         assert [-1, *(nodes[parent] for parent in part.tree.parents[1:])] == [
             draft.tree.parents[node] for node in nodes
         ]
         np.testing.assert_array_equal(part.confidence, sure[nodes])
-    assert draft.chances is None
+    assert draft.probabilities is None

@@ -79,7 +79,7 @@ class CapturedStepper:
         drafts = batch.drafts(going)
         for place in going:
             row = batch.requests[place]
-            if drafts[place].drawn_from and self._choice.sample:
+            if drafts[place].sampled_from and self._choice.sample:
                 with row.guarded():
                     raise ValueError(
                         "expected a drafter that says that it draws, got drawn tokens from "

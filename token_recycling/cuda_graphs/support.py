@@ -198,6 +198,6 @@ def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: 
         return "expected sequences whose tokens are chosen alike, got several ways in one batch"
     if drafter.traits.begins_anew:
         return f"expected a drafter without reproducible=True, got {drafter.describe()}; leave one of the two out"
-    if choices.pop().sample and drafter.traits.draws:
+    if choices.pop().sample and drafter.traits.samples:
         return f"expected a draft that is chosen, got one that is drawn ({drafter.describe()})"
     return None

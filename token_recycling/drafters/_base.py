@@ -44,8 +44,8 @@ class DrafterTraits:
     """Drafts from what is expected to follow, where a caller says (`TextDrafter.predict`)."""
     within_grammars: bool = False
     """Drafts within `Context.state` by itself; the drafts of others are cut and completed by the loop."""
-    draws: bool = False
-    """May draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
+    samples: bool = False
+    """May draw tokens at random where the text is sampled (`Draft.sampled_from`)."""
     reproducible: bool = False
     """A `fork` that has learned nothing drafts from its text and `costs` alone: no clock decides, and no other text."""
     begins_anew: bool = False

@@ -34,7 +34,7 @@ def prune(
     size = max(len(draft.tree) for draft in drafts) if most is None else most + 1
     if len(times):
         values = [
-            np.ones(1) if order is None or draft.chances is None else draft.chances[order]
+            np.ones(1) if order is None or draft.probabilities is None else draft.probabilities[order]
             for draft, order in zip(drafts, ranked, strict=True)
         ]
         size = paying_size(values, times[:size], max(whole, len(kept)))

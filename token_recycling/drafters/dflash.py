@@ -141,13 +141,13 @@ class DFlashText(StatesText):
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
-        candidates, chances = top_candidates(logits, min(drafter.k, logits.shape[-1]))
+        candidates, probabilities = top_candidates(logits, min(drafter.k, logits.shape[-1]))
         self._spent(1, since=began)
         given = drafter.template
         if times is not None:
             times = times + self._overhead.step
-        tree = best_product(chances.tolist(), nodes, times) if given is None else given.cut(places)
-        return product_draft(tree, context.root, candidates, chances)
+        tree = best_product(probabilities.tolist(), nodes, times) if given is None else given.cut(places)
+        return product_draft(tree, context.root, candidates, probabilities)
 
     def _read(self, text: torch.Tensor) -> torch.Tensor:
         """Logits (places, vocabulary) of a block after `text` (length,): what is new of it is read in the same pass."""

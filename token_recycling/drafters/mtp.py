@@ -200,29 +200,29 @@ class MtpText(StatesText):
         began = time.perf_counter()
         logits = self._reader.read(context.tokens)
         passes = len(logits)
-        candidates, chances = top_candidates(logits[:places], min(drafter.k, logits.shape[-1]))
-        while len(chances) < places and _goes_on(chances, times, passes, self._overhead.step):
+        candidates, probabilities = top_candidates(logits[:places], min(drafter.k, logits.shape[-1]))
+        while len(probabilities) < places and _goes_on(probabilities, times, passes, self._overhead.step):
             more, likely = top_candidates(self._reader.read_on(), candidates.shape[1])
-            candidates, chances = np.concatenate([candidates, more]), np.concatenate([chances, likely])
+            candidates, probabilities = np.concatenate([candidates, more]), np.concatenate([probabilities, likely])
             passes += 1
         self._spent(passes, since=began)
-        draft = _below_the_best(context.root, candidates, chances)
+        draft = _below_the_best(context.root, candidates, probabilities)
         return prune([draft], NO_COSTS if times is None else times + passes * self._overhead.step, nodes)[0]
 
 
-def _below_the_best(root: torch.Tensor, candidates: np.ndarray, chances: np.ndarray) -> Draft:
+def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
     """The draft of all candidates (places, k), those of a place below the best one of the place before."""
     grown, best = DraftBuilder(int(root)), 0
-    for tokens, shares in zip(candidates.tolist(), chances.tolist(), strict=True):
+    for tokens, shares in zip(candidates.tolist(), probabilities.tolist(), strict=True):
         added = [grown.add(best, token, share) for token, share in zip(tokens, shares, strict=True)]
         best = added[0]
     return grown.draft(root.device)
 
 
-def _goes_on(chances: np.ndarray, times: np.ndarray | None, passes: int, step: float) -> bool:
+def _goes_on(probabilities: np.ndarray, times: np.ndarray | None, passes: int, step: float) -> bool:
     """Whether one more place is worth a pass, which takes `step`, after so many."""
     if times is None:
         return True
-    of_best = np.cumprod(chances[:, 0], dtype=np.float64)
-    gains = np.append(1.0, of_best[:-1])[:, None] * chances
+    of_best = np.cumprod(probabilities[:, 0], dtype=np.float64)
+    gains = np.append(1.0, of_best[:-1])[:, None] * probabilities
     return step_pays([float(of_best[-1])], gains.ravel().tolist(), times + passes * step, step)

@@ -118,7 +118,7 @@ class PassCosts:
         return 1.0 if self._learned is None else self._costs.forecast_ratio(self._overhead)
 
     def gave(self, tokens: int, values: np.ndarray) -> None:
-        """What a step brought whose draft had nodes of these chances (n,), the root first."""
+        """What a step brought whose draft had nodes of these probabilities (n,), the root first."""
         if self._learned is not None:
             self._costs.back_off(
                 self._overhead, tokens, self._costs.of(len(values)), own=0.0, predicted=float(values.sum())

@@ -5,9 +5,9 @@ choice. `GreedySteps` judges all nodes at once, in tensor operations that captur
 `accept_walk` follows the target's choices node by node, however they are made. Both accept the longest path, and of
 several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
 
-A deterministic draft is verified without loss under sampling too: one token is drawn from the target's distribution at
-every node visited, and the children that carry it are followed, so that a seeded run draws as `model.generate` does.
-Tokens that the drafter has drawn itself are accepted by speculative sampling (Leviathan et al., 2211.17192, Chen et
+A deterministic draft is verified without loss under sampling too: one token is sampled from the target's distribution
+at every node visited, and the children that carry it are followed, so that a seeded run equals `model.generate`.
+Tokens that the drafter has sampled itself are accepted by speculative sampling (Leviathan et al., 2211.17192, Chen et
 al., 2302.01318), siblings one after another without replacement (recursive rejection sampling, Jeon et al., 2402.14160)
 at a few passes over the vocabulary each.
 """
@@ -30,7 +30,7 @@ Append = Callable[[int], bool]
 
 class Selector(Protocol):
     """Chooses the next token: logits (vocabulary,) at the end of the path so far -> the next token, or the distribution
-    (vocabulary,) that it would be drawn from. One of the two is called for each node visited, once.
+    (vocabulary,) that it would be sampled from. One of the two is called for each node visited, once.
     """
 
     @property
@@ -97,24 +97,24 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
     """Follows the target's choices from the root as long as a child carries them.
 
     `selector` is called once for each emitted token, after the tokens before it were appended, so that processors see
-    the path and draws come in the order of plain decoding. Drawn children (`Draft.drawn_from`) are tried in their
-    order; if none is accepted, the token is drawn from what is left of the target's distribution.
+    the path and draws come in the order of plain decoding. Sampled children (`Draft.sampled_from`) are tried in their
+    order; if none is accepted, the token is sampled from what is left of the target's distribution.
     """
     drafted, children = draft.tokens.tolist(), draft.tree.children
-    drawn_from = draft.drawn_from or {}
+    sampled_from = draft.sampled_from or {}
     nodes, emitted = [0], []  # several nodes carry the text so far where siblings carry equal tokens
     while True:
         node = nodes[0]
-        drawn = [child for child in children[node] if child in drawn_from] if drawn_from else []
-        if drawn:
-            sources = [drawn_from[child] for child in drawn]
+        sampled = [child for child in children[node] if child in sampled_from] if sampled_from else []
+        if sampled:
+            sources = [sampled_from[child] for child in sampled]
             accepted, left = accept_siblings(
-                selector.distribution(logits[node]), [drafted[child] for child in drawn], sources, selector.generator
+                selector.distribution(logits[node]), [drafted[child] for child in sampled], sources, selector.generator
             )
             if accepted is None:
                 token = int(torch.multinomial(left, num_samples=1, generator=selector.generator))
             else:
-                token = drafted[drawn[accepted]]
+                token = drafted[sampled[accepted]]
         else:
             token = selector(logits[node])
         emitted.append(token)
@@ -129,28 +129,28 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
 def accept_siblings(
     target: torch.Tensor,
     tokens: Sequence[int],
-    drawn_from: Sequence[torch.Tensor],
+    sampled_from: Sequence[torch.Tensor],
     generator: torch.Generator | None = None,
 ) -> tuple[int | None, torch.Tensor]:
     """The place of the first accepted one of `tokens`, or None, and what is then left of the `target` distribution.
 
-    All distributions are (vocabulary,). `tokens[i]` was drawn from `drawn_from[i]` without the tokens before it. With p
-    what is left and q the latter, renormalised, it is accepted with probability min(1, p/q); else p becomes max(0, p -
-    q), renormalised. Raises ValueError for a token that could not have been drawn.
+    All distributions are (vocabulary,). `tokens[i]` was sampled from `sampled_from[i]` without the tokens before it.
+    With p what is left and q the latter, renormalised, it is accepted with probability min(1, p/q); else p becomes
+    max(0, p - q), renormalised. Raises ValueError for a token that could not have been sampled.
     """
     left = target
     for place, token in enumerate(tokens):
-        source = drawn_from[place].to(dtype=left.dtype, device=left.device, copy=True)
+        source = sampled_from[place].to(dtype=left.dtype, device=left.device, copy=True)
         source[list(tokens[:place])] = 0
         source /= source.sum()
         if not source[token] > 0:
             raise ValueError(
-                f"expected tokens drawn without replacement from the distributions given, got token {token} "
-                "with probability 0; see Draft.drawn_from"
+                f"expected tokens sampled without replacement from the distributions given, got token {token} "
+                "with probability 0; see Draft.sampled_from"
             )
         excess = (left - source).clamp_(min=0)
         total = excess.sum()
-        # Without any excess both are the same but for rounding, and what was drawn from one was drawn from the other.
+        # Without excess both distributions are equal up to rounding.
         if not total > 0:
             return place, left
         if bool(torch.rand((), device=left.device, generator=generator) * source[token] < left[token]):

@@ -46,7 +46,7 @@ class Constraint:
 
         Nodes that were drawn at random stay, and so do those that the drafter needs.
         """
-        if draft.drawn_from:
+        if draft.sampled_from:
             return draft
         tree, tokens, habits = draft.tree, draft.tokens.tolist(), self._habits
         if draft.needed:
@@ -59,12 +59,12 @@ class Constraint:
         def below(node: int, state: State) -> Candidates:
             children = () if node < 0 else tree.children[node]
             known = draft.confidence
-            chances = [
+            probabilities = [
                 _FIRST * _NEXT**rank if known is None else float(known[one]) for rank, one in enumerate(children)
             ]
             return [
                 (tokens[one], chance)
-                for one, chance in zip(children, chances, strict=True)
+                for one, chance in zip(children, probabilities, strict=True)
                 if state.allows(np.array([tokens[one]]))[0]
             ]
 

@@ -165,11 +165,11 @@ class TokenSelector:
         return int(self.scored(logits).argmax(dim=-1))
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """The probabilities (vocabulary,) that the next token is drawn with; called once for every emitted token."""
+        """The probabilities (vocabulary,) that the next token is sampled with; called once for every emitted token."""
         return torch.softmax(self.scored(logits), dim=-1)[0]
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (n, vocabulary) of any model as those that tokens are drawn from, as far as texts do not matter."""
+        """Logits (n, vocabulary) of any model as those that tokens are sampled from, as far as texts do not matter."""
         scores = logits.to(copy=True, dtype=torch.float32)
         for warper in self._warpers:
             scores = warper(self.sequence.padded, scores)

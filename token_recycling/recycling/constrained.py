@@ -62,7 +62,7 @@ class Habits:
             if state is not None and not state.single:
                 self.learn(state, token)
 
-    def chances(self, state: State, proposed: Candidates) -> Candidates:
+    def probabilities(self, state: State, proposed: Candidates) -> Candidates:
         """How likely tokens follow a state, by habit and by what is `proposed`, which it allows."""
         if state.few is not None and len(state.few) < 2:
             return [(token, 1.0) for token in state.few]
@@ -150,7 +150,7 @@ def grow(
     most = min(most, len(times) - 1) if times else most
 
     def children(node: int) -> list[tuple[float, tuple[int, float]]]:
-        found = _following(node) if node else habits.chances(root, first)
+        found = _following(node) if node else habits.probabilities(root, first)
         if depths[node] >= room:
             return []
         return [(values[node] * chance, (token, chance)) for token, chance in found if chance >= _LEAST]
@@ -159,11 +159,11 @@ def grow(
         """What may follow the newest node; `propose` is called for every node."""
         after, candidates = states[node], Candidates()
         if after is not None and after.few is not None:
-            candidates = habits.chances(after, [])
+            candidates = habits.probabilities(after, [])
         sure = after is None or (after.few is not None and max((one for _, one in candidates), default=1.0) >= _SURE)
         proposed = propose(parents[node], tokens[node], confidence[node], None if sure else after)
         if after is not None and (proposed or after.few is None):
-            candidates = habits.chances(after, proposed)
+            candidates = habits.probabilities(after, proposed)
         return candidates
 
     for parent, value, (token, chance) in best_first(children):

@@ -1,10 +1,9 @@
 """Trees, chains and templates for one text or many, grown best first under one budget in one call of compiled code.
 
 A node's value is the product of the probabilities from the root, and its gain in expected tokens (Sequoia, 2402.12374,
-section 4.1; here for every step anew, as in EAGLE-2). Of all texts that share a pass the most valuable node is always
-the next, until more would not pay (`costs.budget`). A chain is a tree of one child a node. Where texts share passes,
-one may be easier than others: chances along its chain are then corrected by how many of its drafted tokens were right
-and wrong, against how many were expected to be.
+section 4.1; here at every step, as in EAGLE-2). Of all sequences that share a pass the most valuable node comes next,
+until more would not pay (`costs.budget`). A chain is a tree of one child a node. Some sequences of a batch are easier
+than others: probabilities along their chains are corrected by accepted and rejected tokens against expected ones.
 
 Texts have slots: rows of shared arrays, and the addresses of a text's index. One call for all of them costs 3
 microseconds a text besides its nodes (`nodes`); a call for each would cost 12 more, 0.4 ms in a step of 32 texts.
@@ -70,7 +69,7 @@ class Shape(NamedTuple):
     ranks: np.ndarray  # (n,) int64
     nodes: int  # of a text at most, besides the root
     children: int  # of a node at most; 1 for chains
-    corrected: bool  # whether the chances along chains are corrected by text
+    corrected: bool  # whether the probabilities along chains are corrected by text
 
 
 def _pointers(dtype: Any) -> Any:
@@ -267,14 +266,14 @@ def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: np.
         for node in range(made):
             place = tree.drafted[node]
             if place < tree.known[node] and place < shape.children and tree.depths[node] < room:
-                its = tree.values[node] * tree.chances[node, place]
+                its = tree.values[node] * tree.probabilities[node, place]
                 if its > value:
                     parent, value = np.int64(node), its
     if parent < 0:
         return parent, np.int64(0), 0.0
     if shape.children > 1:
         return parent, tree.drafted[parent], np.float64(value)
-    return parent, np.int64(0), np.float64(tree.values[parent] * _corrected(tree.chances[parent, 0], correction))
+    return parent, np.int64(0), np.float64(tree.values[parent] * _corrected(tree.probabilities[parent, 0], correction))
 
 
 @compiled_part
@@ -317,7 +316,7 @@ def _count_wrong(texts: TextArrays, slot: int, chain: GrowingTree, written: np.n
     verified, wrong, expected = 0.0, 0.0, 0.0
     for place in range(min(len(written), texts.made[slot] - 1)):
         verified += 1
-        expected += 1 - chain.chances[place, 0]
+        expected += 1 - chain.probabilities[place, 0]
         if chain.tokens[place + 1] != written[place]:
             wrong = 1.0
             break

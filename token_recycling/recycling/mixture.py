@@ -67,7 +67,7 @@ class Mixture(NamedTuple):
     matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this text and the past
     copied: np.ndarray  # (c,) int64: kinds of copies, -1 for none
     cells: np.ndarray  # (c,) int64: kinds, for the calibration
-    chances: np.ndarray  # (c,) float32: calibrated probabilities
+    probabilities: np.ndarray  # (c,) float32: calibrated probabilities
     places: np.ndarray  # (FOUND,) int64: of what followed in a text
     lengths: np.ndarray  # (FOUND,) int64: how many tokens match there
     longest: np.ndarray  # (2, 2) int64: in this text and the past, the longest match and its newest place
@@ -85,7 +85,7 @@ class Mixture(NamedTuple):
             matches=np.zeros((2, most), np.int64),
             copied=ints(most),
             cells=ints(most),
-            chances=floats(most),
+            probabilities=floats(most),
             places=ints(FOUND),
             lengths=ints(FOUND),
             longest=np.zeros((2, 2), np.int64),
@@ -127,7 +127,7 @@ def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
             kind = _MATCHED + mixture.copied[place]
         mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
         likely = chance(sources.calibration, mixture.cells[place], shares[place])
-        mixture.chances[place] = min(likely, _CERTAIN)
+        mixture.probabilities[place] = min(likely, _CERTAIN)
     return found
 
 

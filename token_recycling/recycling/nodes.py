@@ -29,7 +29,7 @@ class GrowingTree(NamedTuple):
     values: np.ndarray  # (capacity,) float32: probability that the node is accepted
     recent: np.ndarray  # (LONGEST,) int64: the last tokens up to the root, the newest first
     candidates: np.ndarray  # (capacity, CHILDREN) int64: what may follow, the likeliest first
-    chances: np.ndarray  # (capacity, CHILDREN) float32: how likely each is
+    probabilities: np.ndarray  # (capacity, CHILDREN) float32: how likely each is
     cells: np.ndarray  # (capacity, CHILDREN) int64: kinds, for the calibration
     known: np.ndarray  # (capacity,) int64: number of candidates
     drafted: np.ndarray  # (capacity,) int64: how many of them became children
@@ -45,7 +45,7 @@ class GrowingTree(NamedTuple):
             values=np.zeros((slots, nodes), np.float32),
             recent=np.full((slots, LONGEST), ABSENT, np.int64),
             candidates=np.zeros((slots, nodes, CHILDREN), np.int64),
-            chances=np.zeros((slots, nodes, CHILDREN), np.float32),
+            probabilities=np.zeros((slots, nodes, CHILDREN), np.float32),
             cells=np.zeros((slots, nodes, CHILDREN), np.int64),
             places=np.full((slots, nodes, HYPOTHESES, 4), -1, np.int64),
             mixture=Mixture.empty(orders, k),
@@ -63,7 +63,7 @@ def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
         trees.values[slot],
         trees.recent[slot],
         trees.candidates[slot],
-        trees.chances[slot],
+        trees.probabilities[slot],
         trees.cells[slot],
         trees.known[slot],
         trees.drafted[slot],
@@ -75,7 +75,7 @@ def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
 @compiled_part
 def attach(tree: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
     """Makes the candidate of that rank a child, the newest node."""
-    put_below(tree, node, parent, tree.candidates[parent, rank], tree.chances[parent, rank], sources)
+    put_below(tree, node, parent, tree.candidates[parent, rank], tree.probabilities[parent, rank], sources)
     tree.ranks[node], tree.drafted[parent] = rank, max(tree.drafted[parent], rank + 1)
 
 
@@ -97,15 +97,15 @@ def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
         else:
             mixture.recent[place] = tree.recent[place - depth]
     for candidate in range(mix(mixture, sources, tree.places[node])):
-        likely, place = mixture.chances[candidate], known
-        while place > 0 and tree.chances[node, place - 1] < likely:
+        likely, place = mixture.probabilities[candidate], known
+        while place > 0 and tree.probabilities[node, place - 1] < likely:
             if place < CHILDREN:
                 tree.candidates[node, place] = tree.candidates[node, place - 1]
-                tree.chances[node, place] = tree.chances[node, place - 1]
+                tree.probabilities[node, place] = tree.probabilities[node, place - 1]
                 tree.cells[node, place] = tree.cells[node, place - 1]
             place -= 1
         if place < CHILDREN:
-            tree.candidates[node, place], tree.chances[node, place] = mixture.tokens[candidate], likely
+            tree.candidates[node, place], tree.probabilities[node, place] = mixture.tokens[candidate], likely
             tree.cells[node, place] = mixture.cells[candidate]
             known = min(known + 1, np.int64(CHILDREN))
     tree.known[node], tree.drafted[node] = known, 0
@@ -122,7 +122,7 @@ def keep_allowed(tree: GrowingTree, node: int, mask: np.ndarray) -> None:
     for rank in range(tree.known[node]):
         token = tree.candidates[node, rank]
         if token < 32 * len(mask) and mask[token >> 5] >> (token & 31) & 1:
-            tree.candidates[node, known], tree.chances[node, known] = token, tree.chances[node, rank]
+            tree.candidates[node, known], tree.probabilities[node, known] = token, tree.probabilities[node, rank]
             tree.cells[node, known] = tree.cells[node, rank]
             known += 1
     tree.known[node] = known

@@ -176,7 +176,7 @@ class Recycler:
 
         def candidates(node: int) -> Candidates:
             shown = slice(tree.known[node])
-            return [*zip(tree.candidates[node, shown].tolist(), tree.chances[node, shown].tolist(), strict=True)]
+            return [*zip(tree.candidates[node, shown].tolist(), tree.probabilities[node, shown].tolist(), strict=True)]
 
         def propose(parent: int, token: int, chance: float, after: State | None) -> Candidates:
             put(texts, slot, known, parent, token, chance, _NO_MASK if after is None else after.mask)

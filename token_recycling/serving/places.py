@@ -58,7 +58,7 @@ def _why_one(target: TreeModel, drafter: Drafter) -> str | None:
     reason = why_not_batched(target)
     if reason is not None:
         return f"cannot share passes: {reason}"
-    if drafter.traits.draws:
+    if drafter.traits.samples:
         return "draws its drafts, whose sizes others decide too, so that no seed would hold; --concurrency 2 takes that"
     return None
 

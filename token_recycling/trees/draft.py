@@ -22,10 +22,10 @@ class Draft:
 
     tree: Tree
     tokens: torch.Tensor
-    drawn_from: Mapping[int, torch.Tensor] | None = None
-    """For each node whose token was drawn at random, the distribution (vocabulary,) that it and its siblings were drawn
-    from, without replacement and in their order. Drawn nodes are accepted by it: it must be true, or the text is not
-    the target's, and none may be left out because of what was drawn.
+    sampled_from: Mapping[int, torch.Tensor] | None = None
+    """For each sampled node the distribution (vocabulary,) that it and its siblings were sampled from, without
+    replacement and in their order. Acceptance relies on it: wrong distributions change the output. No sampled node may
+    be left out because of the tokens that were sampled.
     """
     confidence: np.ndarray | None = None
     """(n,) float32: the chance of each node if its parent is accepted; texts share passes by it."""
@@ -40,7 +40,7 @@ class Draft:
         confidence: Sequence[float] | np.ndarray | None = None,
         *,
         ranks: Sequence[int] | None = None,
-        drawn_from: Mapping[int, torch.Tensor] | None = None,
+        sampled_from: Mapping[int, torch.Tensor] | None = None,
         device: torch.device | str = "cpu",
     ) -> Draft:
         """Make a draft of three parallel arrays (n,), the root first, every parent before its children; nodes are put
@@ -63,7 +63,7 @@ class Draft:
         return cls(
             shape(above, ordered),
             torch.from_numpy(np.asarray(tokens, np.int64)[order]).to(device),
-            {places[node]: source for node, source in drawn_from.items()} if drawn_from else None,
+            {places[node]: source for node, source in sampled_from.items()} if sampled_from else None,
             known,
         )
 
@@ -72,10 +72,10 @@ class Draft:
         tree = self.tree.cut(depth)
         if tree is self.tree:
             return self
-        drawn_from = self.drawn_from and {node: q for node, q in self.drawn_from.items() if node < len(tree)}
+        sampled_from = self.sampled_from and {node: q for node, q in self.sampled_from.items() if node < len(tree)}
         confidence = None if self.confidence is None else self.confidence[: len(tree)]
         needed = frozenset(node for node in self.needed if node < len(tree))
-        return Draft(tree, self.tokens[: len(tree)], drawn_from, confidence, needed)
+        return Draft(tree, self.tokens[: len(tree)], sampled_from, confidence, needed)
 
     def chain(self) -> Draft:
         """The draft without nodes beside its first path: of every node the first child alone."""
@@ -88,11 +88,11 @@ class Draft:
         """Return all nodes (n,), those of `kept` first, then the most probable ones; None where probabilities are
         unknown, or sampled nodes are not among `kept`: which of these stay must not depend on what was sampled.
         """
-        if self.chances is None or (self.drawn_from and not self.drawn_from.keys() <= kept):
+        if self.probabilities is None or (self.sampled_from and not self.sampled_from.keys() <= kept):
             return None
         later = np.ones(len(self.tree), bool)
         later[list(kept)] = False
-        return np.lexsort((-self.chances, later))  # stable: of equal values the parent, which comes first, stays first
+        return np.lexsort((-self.probabilities, later))  # stable: a parent comes before its children
 
     def likeliest(self, n: int) -> Draft:
         """Sub-draft of the n most probable nodes, the root included; of the first n where `ranked` returns None."""
@@ -106,22 +106,22 @@ class Draft:
         places = {node: place for place, node in enumerate(nodes)}
         kept, tree = list(places), self.tree
         parents = [-1 if node == 0 else places[tree.parents[node]] for node in kept]
-        drawn_from = self.drawn_from and {places[node]: q for node, q in self.drawn_from.items() if node in places}
+        sources = {places[node]: q for node, q in (self.sampled_from or {}).items() if node in places}
         confidence = None if self.confidence is None else self.confidence[kept]
         needed = frozenset(places[node] for node in self.needed if node in places)
         return Draft(
-            shape(parents, [tree.ranks[node] for node in kept]), self.tokens[kept], drawn_from, confidence, needed
+            shape(parents, [tree.ranks[node] for node in kept]), self.tokens[kept], sources or None, confidence, needed
         )
 
     @cached_property
-    def chances(self) -> np.ndarray | None:
+    def probabilities(self) -> np.ndarray | None:
         """(n,) float64: how likely each node is accepted, never rising from parent to child; None if unknown."""
         if self.confidence is None:
             return None
-        chances = np.ones(len(self.tree))
+        probabilities = np.ones(len(self.tree))
         for node, parent in enumerate(self.tree.parents[1:], start=1):
-            chances[node] = chances[parent] * min(1.0, max(0.0, float(self.confidence[node])))
-        return chances
+            probabilities[node] = probabilities[parent] * min(1.0, max(0.0, float(self.confidence[node])))
+        return probabilities
 
     def carrying(self, tokens: Sequence[int]) -> list[int]:
         """The nodes that carry `tokens` one after another below the root, ascending; the root for no tokens."""
@@ -236,9 +236,9 @@ class Step:
             str(token) if tokenizer is None else display.visible(tokenizer.decode([token]))
             for token in [*self.draft.tokens.tolist(), self.tokens[-1]]
         ]
-        drawn = display.tree(self.draft.tree.parents, names[:-1], self.accepted, names[-1])
+        drawing = display.tree(self.draft.tree.parents, names[:-1], self.accepted, names[-1])
         said = f"{len(names) - 2} drafted, {len(self.accepted) - 1} accepted, {len(self.tokens)} emitted"
-        return display.Html(f"<div>{said}: the last one is the model's own</div>{drawn.html}")
+        return display.Html(f"<div>{said}: the last one is the model's own</div>{drawing.html}")
 
     def _repr_html_(self) -> str:
         """In a notebook: as `shown` without a tokenizer."""

@@ -87,7 +87,7 @@ def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, R
 
     The first n are the tree of n nodes with the most expected accepted tokens; these are the sum of their products.
     """
-    ranked = [sorted(range(len(chances)), key=lambda rank: -chances[rank]) for chances in acceptance]
+    ranked = [sorted(range(len(probabilities)), key=lambda rank: -probabilities[rank]) for probabilities in acceptance]
     newest = 1.0, (1.0, _NO_PATH, 0)
 
     def below(above: float, path: RankPath, place: int) -> Iterator[tuple[float, tuple[float, RankPath, int]]]:

@@ -25,8 +25,8 @@ from .reader import Reader
 _PROBED = 16
 """Where drafting is disabled, one of so many sequences measures the overhead again."""
 Mode = Literal["sequence", "tree", "graph"]
-_DRAWN_NODES = 16
-"""Nodes of a drawn draft: the same number on every machine, so that a seed gives the same text."""
+_SAMPLED_NODES = 16
+"""Nodes of a sampled draft: the same number on every machine, so that a seed gives the same text."""
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ class ModelDrafter(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(draws=self.sampled)
+        return DrafterTraits(samples=self.sampled)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelText:
         return ModelText(self, prompt, target, costs)
@@ -104,7 +104,7 @@ class ModelText(TextDrafter):
         depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(text))
         if rules.times is not None and rules.overhead.step >= 1:
             return Draft(root_only(), context.root)
-        # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
+        # Whether the loop can use a sampled draft must not depend on what is sampled: how many nodes there are is.
         if depth < 1 or (warp and not self._target.info.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
         rules, began = replace(rules, depth=depth), time.perf_counter()
@@ -148,7 +148,7 @@ class ModelText(TextDrafter):
         drafter, rules = self.drafter, self._rules
         if rules is None:
             return f"{drafter.describe()}, nothing drafted, since a drafting step costs what it may save"
-        how = "drawn drafts for sampled texts" if drafter.sampled else "deterministic drafts"
+        how = "sampled drafts for sampled texts" if drafter.sampled else "deterministic drafts"
         return f"{drafter.describe()}, {drafter.shape(rules)}, {how}"
 
 
@@ -172,7 +172,7 @@ class CausalDrafter(ModelDrafter):
     """In a graph: as many equal tokens at the ends of two paths make their continuations one."""
     nodes: int | Literal["auto"] = "auto"
     """Nodes verified at most, the most probable ones; auto: drafting and verification end where they do not pay on this
-    machine. A sequence, and drafts that are drawn, have fixed sizes.
+    machine. A sequence, and drafts that are sampled, have fixed sizes.
     """
 
     def __post_init__(self) -> None:
@@ -197,10 +197,10 @@ class CausalDrafter(ModelDrafter):
         if self.mode == "sequence":
             return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
         tau = self.tau if self.mode == "graph" else 0
-        rules = Rules(self.depth, self.k, _DRAWN_NODES, self.theta_prob, self.theta_sib, tau)
+        rules = Rules(self.depth, self.k, _SAMPLED_NODES, self.theta_prob, self.theta_sib, tau)
         if self.nodes != "auto":
             return replace(rules, nodes=int(self.nodes))
-        if self.sampled:  # what was measured must not decide how many numbers are drawn
+        if self.sampled:  # what was measured must not decide how many numbers are sampled
             return rules
         overhead = self._overhead_for(costs.texts, self.step_cost(target, model))
         nodes = len(costs.by_nodes) - 1

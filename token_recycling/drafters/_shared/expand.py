@@ -1,7 +1,7 @@
 """Builds a sequence, a tree or a graph of a draft model's tokens.
 
 Each drafting step is one forward pass over the nodes worth following, and gives each of them at most k children: the
-most likely tokens, or tokens drawn without replacement. A node is left as a leaf if its probability is below
+most likely tokens, or tokens sampled without replacement. A node is left as a leaf if its probability is below
 `theta_prob` (probability pruning) or below `theta_sib` times that of its best sibling (sibling pruning), as in
 Graph-structured Speculative Decoding (2407.16207, section 4.2); if it can be merged; or if it cannot be among the nodes
 that are verified.
@@ -11,7 +11,7 @@ by an edge to the first node of that kind, and has no children of its own (secti
 close a cycle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the
 other one (section 5.4), the most probable paths first. Without merges the graph is a tree.
 
-Which nodes are followed is decided before their children are drawn: each set has the distribution noted with it.
+Which nodes are followed is decided before their children are sampled: each set has the distribution noted with it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Graph:
         """Forward passes of the draft model."""
         self.read: dict[int, int] = {0: 0}
         """The nodes that the draft model has read, each with its number in their order."""
-        self.drawn_from: dict[int, torch.Tensor] = {}
-        """For each node whose children were drawn at random, the distribution (vocabulary,)."""
+        self.sampled_from: dict[int, torch.Tensor] = {}
+        """For each node whose children were sampled at random, the distribution (vocabulary,)."""
         self.copied: frozenset[int] = frozenset()
         """Nodes of the last unrolled tree that are copies."""
         self._grams: list[tuple[int, ...]] = [tuple(text[-tau:]) if tau else ()]
@@ -128,7 +128,7 @@ class Graph:
         def children(place: int) -> Iterator[tuple[float, tuple[int, bool]]]:
             across = crossed[place] or origins[place] in self.merged
             for child in self.successors(origins[place]):
-                first = bool(self.drawn_from) and not across
+                first = bool(self.sampled_from) and not across
                 yield 1.0 if first else values[place] * self.shares[child], (child, across)
 
         for parent, _, (child, across) in islice(best_first(children), nodes):
@@ -142,10 +142,10 @@ class Graph:
             [self.tokens[node] for node in origins],
             [self.shares[node] for node in origins],
             ranks=[self.ranks[node] for node in origins],
-            drawn_from={
-                place: self.drawn_from[self.parents[node]]
+            sampled_from={
+                place: self.sampled_from[self.parents[node]]
                 for place, node in enumerate(origins)
-                if not crossed[place] and self.parents[node] in self.drawn_from
+                if not crossed[place] and self.parents[node] in self.sampled_from
             },
             device=device,
         )
@@ -201,7 +201,7 @@ def grow(
 ) -> Graph:
     """What the model in `reader` drafts after `text` (length,), and in `reader` the nodes that were followed.
 
-    Ids are below `vocabulary`, the target's. With `warp` tokens are drawn, from the softmax of the logits (n,
+    Ids are below `vocabulary`, the target's. With `warp` tokens are sampled, from the softmax of the logits (n,
     vocabulary) that it makes of the model's, and from `generator`. `stop` may end a draft by what was read of it.
     """
     graph, followed = Graph(text[-max(1, rules.tau) :].tolist(), rules.tau), [0]
@@ -258,13 +258,13 @@ def _add_children(
     added = []
     for row, (parent, chosen, likely) in enumerate(zip(parents, tokens.tolist(), shares.tolist(), strict=True)):
         possible = [place for place, share in enumerate(likely) if share > 0]
-        graph.drawn_from[parent] = probabilities[row]
+        graph.sampled_from[parent] = probabilities[row]
         added.append(graph.add(parent, [chosen[place] for place in possible], [likely[place] for place in possible]))
     return added
 
 
 def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None = None) -> torch.Tensor:
-    """(n, k) ids drawn one after another without replacement from each row of (n, vocabulary), improbable ones last.
+    """(n, k) ids sampled one after another without replacement from each row of (n, vocabulary), improbable ones last.
 
     The first k of a race: each id arrives after an exponential time whose rate is its probability.
     """
@@ -275,7 +275,7 @@ def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None 
     return (probabilities / times).topk(k).indices.to(device)
 
 
-def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, drawn: bool) -> list[int]:
+def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, sampled: bool) -> list[int]:
     """The nodes to read next, most probable first: neither pruned nor merged, as many as can matter."""
     kept = []
     for siblings in added:
@@ -283,7 +283,7 @@ def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules,
         least = max(rules.theta_prob, rules.theta_sib * best)
         kept += [node for node in siblings if graph.shares[node] >= least]
     kept.sort(key=lambda node: -graph.probabilities[node])
-    if drawn:
+    if sampled:
         # All children are verified, whatever they are: only as many nodes are followed as there is room for theirs.
         room = (rules.nodes - (len(graph) - 1)) // min(rules.k, rules.nodes)
     else:

@@ -167,8 +167,8 @@ def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.nd
     return tree_of(paths)
 
 
-def product_draft(tree: Tree, root: torch.Tensor, candidates: np.ndarray, chances: np.ndarray) -> Draft:
+def product_draft(tree: Tree, root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
     """`tree` below `root` (1,), filled with the candidates of each place (places, k) and their probabilities."""
     chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
     following = torch.tensor(candidates[chosen], dtype=torch.long, device=root.device)
-    return Draft(tree, torch.cat([root, following]), confidence=np.append(np.float32(1), chances[chosen]))
+    return Draft(tree, torch.cat([root, following]), confidence=np.append(np.float32(1), probabilities[chosen]))

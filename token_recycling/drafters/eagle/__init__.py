@@ -139,8 +139,8 @@ class EagleText(StatesText):
         number = {0: 0}
         followed = [0]
         while followed:
-            chances, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(tree.breadth)
-            for node, likely, found in zip(followed, chances.tolist(), ids.tolist(), strict=True):
+            probabilities, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(tree.breadth)
+            for node, likely, found in zip(followed, probabilities.tolist(), ids.tolist(), strict=True):
                 for child in tree.children[node]:
                     tokens[child], shares[child] = found[tree.ranks[child]], likely[tree.ranks[child]]
             self._counts["draft_forwards"] += 1

@@ -76,7 +76,7 @@ class Fuse(Drafter):
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),
             predictions=any(part.predictions for part in parts),
-            draws=any(part.draws for part in parts),
+            samples=any(part.samples for part in parts),
             reproducible=all(part.reproducible for part in parts),
         )
 
@@ -160,11 +160,11 @@ class FuseText(TextDrafter):
         merged = merge_drafts(drafts)
         with self.drafter.learning:
             valued = self.drafter.calibration.values_of(merged)
-        first, drawn = kept_first(merged, most)
+        first, sampled = kept_first(merged, most)
         # Whether the loop can use a sampled draft must not depend on what is sampled: how many nodes there are does.
-        if drawn and not self._target.info.fits(len(context.tokens) - 1, self._most + 1):
+        if sampled and not self._target.info.fits(len(context.tokens) - 1, self._most + 1):
             return _Selection(merged, valued, merged.draft.cut(0))
-        return _Selection(merged, valued, prune([valued_draft(merged, valued.values, drawn)], times, most, first)[0])
+        return _Selection(merged, valued, prune([valued_draft(merged, valued.values, sampled)], times, most, first)[0])
 
     def observe(self, step: Step) -> None:
         chosen, self._chosen = self._chosen, None

@@ -1,14 +1,13 @@
-"""Several drafts of one text as one tree: merged, valued by what was accepted before, and the best nodes kept.
+"""Several drafts of one sequence as one tree: merged, valued by past acceptance, and pruned.
 
 Nodes of one token after the same tokens are one node, with a rank and a confidence of each drafter that proposes it.
-What one drafter proposes is calibrated by its confidence, rank and depth; the mean of several is calibrated again, by
-which of them propose the token, which propose others and which nothing: what they agree on is right far more often. A
-node's value is the product of the chances from the root: the nodes of the highest values are the best tree of their
-number (Sequoia, 2402.12374, section 4.1).
+The confidence of a drafter is calibrated by itself, rank and depth. The mean of several is calibrated again, by which
+of them propose the token, which propose others and which nothing: agreement is right far more often. A node's value is
+the product of the probabilities from the root, by which the tree is pruned (Sequoia, 2402.12374, section 4.1).
 
-Drawn drafts (`Draft.drawn_from`) stay exact: of one drafter that draws, whole layers are kept, as many as there is room
-for; how many nodes a layer has depends on what was drawn above it, never in it. What is drawn deeper, or by another
-drafter, counts as chosen, and may be left out for any reason.
+Sampled drafts (`Draft.sampled_from`) stay exact: of one drafter that samples, whole layers are kept, as many as fit.
+The number of nodes of a layer depends on the tokens sampled above it, never on those in it. Deeper sampled nodes, and
+those of other drafters, count as chosen, and may be left out for any reason.
 
 Cost per step: about a microsecond a node in Python, less than that in compiled code.
 """
@@ -57,7 +56,7 @@ class Merged(NamedTuple):
 
 def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     """All nodes of drafts with one root."""
-    drawing = next((part for part, draft in enumerate(drafts) if draft.drawn_from), 0)
+    drawing = next((part for part, draft in enumerate(drafts) if draft.sampled_from), 0)
     # Its nodes come first in every layer, so that sampled siblings stay in the order in which they were sampled.
     order = sorted(range(len(drafts)), key=lambda part: part != drawing)
     tokens = [draft.tokens.tolist() for draft in drafts]
@@ -75,9 +74,9 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
         ranks[nodes, part] = given
         stated = _UNSURE ** (given + 1.0) if draft.confidence is None else np.clip(draft.confidence[::-1], 0, 1)
         confidences[nodes, part] = stated
-    drawn = {places[drawing][node]: source for node, source in (drafts[drawing].drawn_from or {}).items()}
+    sampled = {places[drawing][node]: source for node, source in (drafts[drawing].sampled_from or {}).items()}
     return Merged(
-        replace(grown.draft(), drawn_from=drawn or None),
+        replace(grown.draft(), sampled_from=sampled or None),
         ranks,
         confidences,
         [[here[node] for node in draft.needed] for draft, here in zip(drafts, places, strict=True)],
@@ -202,26 +201,26 @@ def warm_up() -> None:
 def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int]]:
     """The nodes kept whatever their value, where `most` may be drafted, and those of them that count as sampled."""
     kept: frozenset[int] = frozenset({0})
-    drawn: frozenset[int] = frozenset()
-    tree, sampled = merged.draft.tree, merged.draft.drawn_from or {}
-    for depth in sorted({tree.depths[node] for node in sampled}):
-        layer = frozenset(node for node in sampled if tree.depths[node] == depth)
+    sampled: frozenset[int] = frozenset()
+    tree, sources = merged.draft.tree, merged.draft.sampled_from or {}
+    for depth in sorted({tree.depths[node] for node in sources}):
+        layer = frozenset(node for node in sources if tree.depths[node] == depth)
         more = kept.union(*(tree.lineages[node] for node in layer))
         if len(more) > most + 1:
             break
-        kept, drawn = more, drawn | layer
+        kept, sampled = more, sampled | layer
     for nodes in merged.needed:
         more = kept.union(*(tree.lineages[node] for node in nodes))
         kept = more if len(more) <= most + 1 else kept
-    return kept, drawn
+    return kept, sampled
 
 
-def valued_draft(merged: Merged, values: np.ndarray, drawn: frozenset[int]) -> Draft:
+def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int]) -> Draft:
     """The merged draft whose nodes are accepted with the probabilities `values` (n,); of its sampled nodes those in
     `drawn` count as sampled.
     """
     draft, confidence = merged.draft, np.ones(len(values), np.float32)
     above = values[list(draft.tree.parents[1:])]
     confidence[1:] = np.divide(values[1:], above, out=np.zeros(len(above)), where=above > 0)
-    sources = {node: source for node, source in (draft.drawn_from or {}).items() if node in drawn}
-    return replace(draft, confidence=confidence, drawn_from=sources or None)
+    sources = {node: source for node, source in (draft.sampled_from or {}).items() if node in sampled}
+    return replace(draft, confidence=confidence, sampled_from=sources or None)

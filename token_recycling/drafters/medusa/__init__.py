@@ -114,9 +114,9 @@ class MedusaText(TextDrafter):
         if self._hidden is None or (self._template is not None and len(self._template) == 1):
             return Draft(root_only(), context.root)
         logits = self._heads(self._hidden[None], self._output)[:, 0]
-        candidates, chances = top_candidates(logits, min(self.drafter.k, logits.shape[-1]))
-        tree = self._template or self._best_tree(chances.tolist())
-        return product_draft(tree, context.root, candidates, chances)
+        candidates, probabilities = top_candidates(logits, min(self.drafter.k, logits.shape[-1]))
+        tree = self._template or self._best_tree(probabilities.tolist())
+        return product_draft(tree, context.root, candidates, probabilities)
 
     def observe(self, step: Step) -> None:
         assert step.states is not None

@@ -71,14 +71,14 @@ class RecyclingText(TextDrafter):
         times, ratio = self._times(), 1.0 if self._costs is None else self._costs.forecast_ratio(self._overhead)
         tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
         if self._state is not None:
-            tree, chances = self._recycler.draft_within(
+            tree, probabilities = self._recycler.draft_within(
                 self._text, tokens, room, self._state, self.drafter.habits, times, ratio
             )
         else:
             tree = self._recycler.draft_one(self._text, tokens, room, times, ratio)
-            chances = tree.chances[tree.parents, tree.ranks]
+            probabilities = tree.probabilities[tree.parents, tree.ranks]
         self._values = tree.values.copy()
-        draft = Draft.of(tree.parents.tolist(), tree.tokens, chances, ranks=tree.ranks.tolist())
+        draft = Draft.of(tree.parents.tolist(), tree.tokens, probabilities, ranks=tree.ranks.tolist())
         self._spent = _now() - began
         return draft
 

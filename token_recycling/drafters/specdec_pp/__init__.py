@@ -2,8 +2,8 @@
 
 A small head reads the draft model's last hidden state after every drafted token and predicts how likely the target
 accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is rejected exceeds the
-threshold (theorem 3.1). All tokens drafted so far are verified, so that with drawn drafts the text's distribution stays
-the target's.
+threshold (theorem 3.1). All tokens drafted so far are verified, so that with sampled drafts the output's distribution
+stays the target's.
 
 Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft.
 """
