@@ -59,6 +59,10 @@ class Tree:
         if list(self.depths) != sorted(self.depths):
             raise ValueError(f"expected nodes in order of depth, got depths {self.depths}")
 
+    def __reduce__(self) -> tuple[type[Tree], tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Pickle and copy the shape alone: its tensors may be on a device that is not there where it is read."""
+        return type(self), (self.parents, self.ranks)
+
     def __len__(self) -> int:
         """Number of nodes, the root included."""
         return len(self.parents)
