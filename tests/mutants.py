@@ -376,14 +376,14 @@ MUTANTS = [
         "a match is compared up to its second token only",
         "length < len(recent)\n                and at - length >= oldest",
         "length < min(2, len(recent))\n                and at - length >= oldest",
-        "recycling/test_occurrences.py recycling",
+        "recycling/test_suffix_index.py recycling",
     ),
     Mutant(
         "matches-across-sequences",
         "what one sequence ended with is continued by the next one",
         "and token_at(index, at + 1) >= 0:",
         "and token_at(index, at + 1) >= -1:",
-        "recycling/test_occurrences.py recycling",
+        "recycling/test_suffix_index.py recycling",
     ),
     Mutant(
         "matrix-of-another-tokenizer",

@@ -16,7 +16,7 @@ from token_recycling import AdjacencyMatrix, Tree, __version__, fingerprint
 from token_recycling.cli.console import working
 from token_recycling.drafters._listing import busiest
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.occurrences import BREAK
+from token_recycling.recycling.suffix_index import BREAK
 
 
 @pytest.mark.parametrize("self_test", [False, True])

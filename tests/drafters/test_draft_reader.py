@@ -99,7 +99,7 @@ def test_a_model_without_a_last_position_reaches_on_from_any_text():
     assert reader.reach(text) > 1000
     drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=10)
     drafting = runs.begun(drafter, text, TreeModel(target))
-    assert drafting.draft(tr.Context(text, room=50)).tree.depth == 10
+    assert drafting.draft(tr.Context(text, remaining=50)).tree.depth == 10
 
 
 @torch.no_grad()

@@ -176,7 +176,7 @@ def test_a_drafter_is_told_what_it_needs(length):
 
         def draft(self, context):
             waited = length > 32 and len(calls) == 1
-            assert context.room == (1 if waited else 6 - (len(context.tokens) - length))
+            assert context.remaining == (1 if waited else 6 - (len(context.tokens) - length))
             calls.append(("draft", context.tokens.tolist()))
             return Draft(chain(1), torch.cat([context.root, context.root]))
 

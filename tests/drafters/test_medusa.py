@@ -47,9 +47,9 @@ def drafted(drafter, model, text):
     begun = runs.begun(drafter, text, target)
     with torch.no_grad():
         hidden = model.model(input_ids=torch.tensor([text[:-1]])).last_hidden_state[0, -1:]
-        root_step = begun.draft(Context(torch.tensor(text[:-1]), room=50))
+        root_step = begun.draft(Context(torch.tensor(text[:-1]), remaining=50))
         begun.observe(Step(root_step, torch.zeros(1, VOCABULARY), [0], [text[-1]], False, states=hidden))
-        draft = begun.draft(Context(torch.tensor(text), room=50))
+        draft = begun.draft(Context(torch.tensor(text), remaining=50))
     return written(draft.tree).strip() if len(draft.tree) > 1 else "", draft.tokens.tolist()
 
 

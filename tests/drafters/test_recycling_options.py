@@ -9,7 +9,7 @@ from token_recycling import Context
 from token_recycling._util.topk import top_candidates
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngrams import ngrams_at
-from token_recycling.recycling.occurrences import BREAK
+from token_recycling.recycling.suffix_index import BREAK
 
 
 def sure(following, vocab_size=64):

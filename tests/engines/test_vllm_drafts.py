@@ -11,7 +11,7 @@ import torch
 from token_recycling.costs.costs import OnlineCurve
 from token_recycling.engines.replica import EngineOptions, Replica
 from token_recycling.engines.vllm import TokenRecycling
-from token_recycling.recycling.occurrences import BREAK, masked
+from token_recycling.recycling.suffix_index import BREAK, masked
 
 PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 

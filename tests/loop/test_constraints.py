@@ -13,7 +13,7 @@ import token_recycling as tr
 from token_recycling.hf.batched import DecodingThread
 from token_recycling.loop import matchers
 from token_recycling.loop.constraints import Constraint
-from token_recycling.recycling.constrained import Habits
+from token_recycling.recycling.constrained import GrammarStatistics
 from token_recycling.trees.constraint import State
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.tree import Tree
@@ -110,25 +110,25 @@ def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another
     automaton = [{0: 1, 2: 2}, {1: 2}, {3: 2}]
     whole = State(type("Forced", (_Place,), {"forced": "ABDDD"})(automaton, 0), 2)
     whole._after = {0: _forced("BDDD"), 2: _forced("DDD")}
-    habits = Habits()
-    probabilities = dict(habits.probabilities(whole, []))
+    grammar_statistics = GrammarStatistics()
+    probabilities = dict(grammar_statistics.probabilities(whole, []))
     assert probabilities[2] > 0.9 > 0.1 > probabilities[0]
     for _ in range(9):
-        habits.learn(whole, 0)
-    assert dict(habits.probabilities(whole, []))[0] > 0.8
+        grammar_statistics.learn(whole, 0)
+    assert dict(grammar_statistics.probabilities(whole, []))[0] > 0.8
 
 
 def test_nothing_is_learned_where_there_is_no_choice():
-    habits, forced, free = Habits(), state_of([{5: 0}]), state_of([{5: 0, 6: 0}])
-    habits.learn_path([forced, None, free], [5, 5, 5])
-    assert [*habits._taken] == [free.key]
+    grammar_statistics, forced, free = GrammarStatistics(), state_of([{5: 0}]), state_of([{5: 0, 6: 0}])
+    grammar_statistics.learn_path([forced, None, free], [5, 5, 5])
+    assert [*grammar_statistics._taken] == [free.key]
 
 
 def test_the_token_that_was_merged_first_takes_the_whole_of_what_is_forced():
     # AB is forced; token 0 is A, token 4 is both, and 5 and 6 go on.
     whole = State(type("Forced", (_Place,), {"forced": "AB"})([{0: 0, 4: 0, 5: 0, 6: 0}], 0), 2)
     whole._after = {0: _forced("B"), 4: _forced(""), 5: _forced(""), 6: _forced("")}
-    probabilities = dict(Habits().probabilities(whole, []))
+    probabilities = dict(GrammarStatistics().probabilities(whole, []))
     assert probabilities[4] > 0.8
     assert max(probabilities[0], probabilities[5], probabilities[6]) < 0.1
 
@@ -138,24 +138,24 @@ def _forced(said):
 
 
 def test_what_often_follows_where_many_tokens_may_is_a_candidate():
-    many, habits = state_of([dict.fromkeys(range(60), 0)]), Habits()
+    many, grammar_statistics = state_of([dict.fromkeys(range(60), 0)]), GrammarStatistics()
     assert many.few is None
-    assert habits.probabilities(many, []) == []
+    assert grammar_statistics.probabilities(many, []) == []
     for token in (9, 9, 9, 4):
-        habits.learn(many, token)
-    probabilities = dict(habits.probabilities(many, [(4, 0.1)]))
+        grammar_statistics.learn(many, token)
+    probabilities = dict(grammar_statistics.probabilities(many, [(4, 0.1)]))
     assert probabilities[9] > 0.2
     assert probabilities[4] > 0.1
     assert sum(probabilities.values()) < 1
 
 
 def test_habits_are_bounded_and_forget():
-    habits, state = Habits(), state_of([dict.fromkeys(range(3), 0)])
+    grammar_statistics, state = GrammarStatistics(), state_of([dict.fromkeys(range(3), 0)])
     for _ in range(200):
-        habits.learn(state, 0)
+        grammar_statistics.learn(state, 0)
     for _ in range(60):
-        habits.learn(state, 1)
-    probabilities = dict(habits.probabilities(state, []))
+        grammar_statistics.learn(state, 1)
+    probabilities = dict(grammar_statistics.probabilities(state, []))
     assert probabilities[1] > probabilities[0]
     assert sum(probabilities.values()) == pytest.approx(1)
 

@@ -162,7 +162,7 @@ class Drawing(tr.Drafter):
         return tr.DrafterTraits(samples=True)
 
     def draft(self, context):
-        if context.room < 2:
+        if context.remaining < 2:
             return tr.Draft(root_only(), context.root)
         source = torch.tensor([0.1, 0.2, 0.3, 0.4])
         drawn = torch.multinomial(source, 1, generator=context.generator)

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from support.matrices import Grower, close, matrix_of
 
-from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of, chance, count, match_kind, new_calibration
+from token_recycling.recycling.calibration import (
+    CELLS,
+    MATCHES,
+    calibrated,
+    cell_of,
+    count,
+    match_kind,
+    new_calibration,
+)
 from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.mixture import mixture_calibration
 
@@ -13,7 +21,7 @@ def test_a_new_kind_counts_as_its_probability_says():
     calibration = new_calibration()
     for probability in (0.0, 0.03, 0.5, 1.0):
         cell = cell_of(np.float32(probability), 0, 0)
-        assert chance(calibration, cell, probability) == pytest.approx(probability)
+        assert calibrated(calibration, cell, probability) == pytest.approx(probability)
 
 
 def test_observations_outweigh_the_prior_of_four():
@@ -21,10 +29,10 @@ def test_observations_outweigh_the_prior_of_four():
     for chosen in (True, True, False, True):
         count(calibration, 7, chosen)
     assert calibration[7].tolist() == [3, 4]
-    assert chance(calibration, 7, 0.25) == pytest.approx((3 + 0.25 * 4) / (4 + 4))
+    assert calibrated(calibration, 7, 0.25) == pytest.approx((3 + 0.25 * 4) / (4 + 4))
     for _ in range(996):
         count(calibration, 7, True)
-    assert chance(calibration, 7, 0.25) == pytest.approx(0.996, abs=1e-3)
+    assert calibrated(calibration, 7, 0.25) == pytest.approx(0.996, abs=1e-3)
     assert calibration.sum() == 1999, "no other kind is touched"
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from token_recycling.costs.budget import NO_COSTS
-from token_recycling.recycling.occurrences import BREAK, masked
 from token_recycling.recycling.options import Options
 from token_recycling.recycling.recycler import Recycler
+from token_recycling.recycling.suffix_index import BREAK, masked
 
 NODES = 12
 TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]

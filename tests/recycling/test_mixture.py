@@ -10,7 +10,7 @@ from token_recycling.recycling.calibration import MATCHES, cell_of
 from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.mixture import mixture_calibration
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.occurrences import BREAK
+from token_recycling.recycling.suffix_index import BREAK
 
 
 def mixed(matrix, text, suffix=False):

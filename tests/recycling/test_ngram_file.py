@@ -10,7 +10,7 @@ from token_recycling import AdjacencyMatrix, MatrixFileError
 from token_recycling.recycling.matrix import read_matrix
 from token_recycling.recycling.matrix_file import read_matrix_file
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.occurrences import BREAK
+from token_recycling.recycling.suffix_index import BREAK
 
 PAST = [1, 2, 0, 3]
 

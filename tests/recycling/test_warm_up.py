@@ -11,7 +11,7 @@ import token_recycling as tr
 from token_recycling.drafters.fuse import merge
 from token_recycling.drafters.recycling import Recycling, warm_up
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.recycling import occurrences
+from token_recycling.recycling import suffix_index
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def forgotten():
     for one in ours:
         one._make_finalizer()()
         one._reset_overloads()
-    for function in (warm_up, occurrences.warm_up, merge.warm_up):
+    for function in (warm_up, suffix_index.warm_up, merge.warm_up):
         function.cache_clear()
     return ours
 
@@ -73,5 +73,5 @@ def test_only_what_the_options_need_is_compiled():
     ours = forgotten()
     warm_up(CPU)
     made = {one.py_func.__name__ for one in ours if one.signatures}
-    assert {"draft", "overwrite", "_top", "count_chosen", "append", "occurrences"} <= made
+    assert {"draft", "overwrite", "_top", "count_chosen", "append", "find_matches"} <= made
     assert not made & {"surprising", "ngrams_at", "_value"}

@@ -135,7 +135,7 @@ class DFlashText(StatesText):
         )
 
     def draft(self, context: Context) -> Draft:
-        drafter, places = self.drafter, min(context.room, self.drafter.config.block_size) - 1
+        drafter, places = self.drafter, min(context.remaining, self.drafter.config.block_size) - 1
         nodes, times = (places, None) if drafter.template is not None else self._limits()
         if self._backs_off() or not self._unread.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)

@@ -193,7 +193,7 @@ class MtpText(StatesText):
         self._reader = reader
 
     def draft(self, context: Context) -> Draft:
-        drafter, places = self.drafter, min(self.drafter.depth, context.room - 1)
+        drafter, places = self.drafter, min(self.drafter.depth, context.remaining - 1)
         nodes, times = self._limits()
         if self._backs_off() or not self._reader.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)

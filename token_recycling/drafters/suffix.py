@@ -17,7 +17,7 @@ import torch
 
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
-from ..recycling.occurrences import LONGEST, Occurrences, longest_match, warm_up
+from ..recycling.suffix_index import LONGEST, SuffixIndex, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
 from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
@@ -69,7 +69,7 @@ class SuffixText(TextDrafter):
 
     def __init__(self, drafter: Suffix) -> None:
         super().__init__(drafter)
-        self._index = Occurrences()
+        self._index = SuffixIndex()
 
     def draft(self, context: Context) -> Draft:
         options, index = self.drafter, self._index

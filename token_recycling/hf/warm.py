@@ -21,7 +21,7 @@ from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngram_matrix import NgramMatrix
-from ..recycling.occurrences import Occurrences
+from ..recycling.suffix_index import SuffixIndex
 from .accelerate import generate
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def warm(
             texts, tokens = texts + _AT_ONCE, tokens + written
             progress(tokens)
     if not past:
-        matrix.past = Occurrences(capacity=matrix.past.capacity)
+        matrix.past = SuffixIndex(capacity=matrix.past.capacity)
     file = drafter.warmed_file(target) if output is None else output
     file.parent.mkdir(parents=True, exist_ok=True)
     matrix.save(file, fingerprint(tokenizer))

@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessor
 
 from ..costs.budget import NO_COSTS
-from ..recycling.constrained import Candidates, Habits, grow, states_of
+from ..recycling.constrained import Candidates, GrammarStatistics, grow, states_of
 from ..trees.constraint import State
 from ..trees.draft import Draft, Step
 from .matchers import state_of
@@ -32,7 +32,7 @@ class Constraint:
         """`state` follows the prompt, of `length` tokens."""
         self._state: State | None = state
         self._read = length
-        self._habits = Habits()
+        self._statistics = GrammarStatistics()
 
     def at(self, text: np.ndarray) -> State | None:
         """What may follow a text (length,), which goes on with the one before; None where it is not known."""
@@ -48,7 +48,7 @@ class Constraint:
         """
         if draft.sampled_from:
             return draft
-        tree, tokens, habits = draft.tree, draft.tokens.tolist(), self._habits
+        tree, tokens, grammar_statistics = draft.tree, draft.tokens.tolist(), self._statistics
         if draft.needed:
             states = states_of(state, tree.parents, tokens)
             wanted = {above for node in draft.needed for above in tree.lineages[node]}
@@ -74,13 +74,13 @@ class Constraint:
             return [] if after is None else below(shown[-1], after)
 
         most = max(len(tree) - 1, _CHAIN)
-        nodes = grow(state, below(0, state), tokens[0], propose, habits, room - 1, most, NO_COSTS)
+        nodes = grow(state, below(0, state), tokens[0], propose, grammar_statistics, room - 1, most, NO_COSTS)
         return Draft.of(*nodes, device=draft.tokens.device)
 
     def learn(self, state: State, step: Step) -> None:
         """Learn which of the allowed tokens the target took; `state` is that of the step's root."""
         states = states_of(state, step.draft.tree.parents, step.draft.tokens.tolist())
-        self._habits.learn_path([states[node] for node in step.accepted], step.tokens)
+        self._statistics.learn_path([states[node] for node in step.accepted], step.tokens)
 
 
 def constraint_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, length: int) -> Constraint | None:

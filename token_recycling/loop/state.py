@@ -107,7 +107,7 @@ class Sequence:
         return self._end
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         """Number of tokens that still fit; at least one, as in `generate`."""
         return max(1, self.max_length - self._end)
 
@@ -249,7 +249,7 @@ class RequestState:
         """Return a draft, without nodes beyond the length limit or that the target cannot verify exactly."""
         sequence, support = self.sequence, target.info
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
-        draft = self.ask(target, costs, tokens, sequence.room)
+        draft = self.ask(target, costs, tokens, sequence.remaining)
         root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
         if root != newest:
             raise ValueError(
@@ -287,7 +287,7 @@ class RequestState:
 
     def deepest(self, target: TreeModel) -> int:
         """Return the maximum depth of a node: limited by tokens to emit and by the target's positions."""
-        room, longest = self.sequence.room, target.max_length
+        room, longest = self.sequence.remaining, target.max_length
         positions = room if longest is None else longest - self.sequence.length
         return max(0, min(room - 1, positions))
 

@@ -46,7 +46,7 @@ def cell_of(probability: float, rank: int, kind: int, kinds: int = MATCHES) -> i
 
 
 @compiled_part
-def chance(calibration: np.ndarray, cell: int, probability: float) -> float:
+def calibrated(calibration: np.ndarray, cell: int, probability: float) -> float:
     """How likely a candidate of this kind is to be chosen."""
     return (calibration[cell, 0] + probability * _PRIOR) / (calibration[cell, 1] + _PRIOR)
 

@@ -1,9 +1,9 @@
 """Drafts within a grammar: trees grown best first from candidates that it allows, and from what it forces.
 
-Where only a few tokens may follow, all of them are candidates. A forced string does not fix its tokens (`"` or `":`):
-as long as nothing is known, the token that takes the most of it is the likely one; then the one that the target took
-where the same tokens were allowed (`Habits`). Where many may follow, what the target often took there, such as the end
-of a string, is a candidate beside the drafter's own, and the chain that the grammar forces behind it comes along.
+Where only a few tokens are allowed, all of them are candidates. A forced string does not determine its tokens (`"` or
+`":`): the longest token is likely at first, later the one that the target chose where the same tokens were allowed
+(`GrammarStatistics`). Where many are allowed, tokens that the target often chose there, such as the end of a string,
+are candidates besides the drafter's own, with the chain that the grammar forces after them.
 
 Cost: ten microseconds a forced node, some thirty another one.
 """
@@ -38,7 +38,7 @@ else is known: elsewhere nothing is proposed. Called for each node but the root,
 """
 
 
-class Habits:
+class GrammarStatistics:
     """Which of the tokens that were allowed the target took, by the set of allowed ones. Used by several threads."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def grow(
     first: Candidates,
     token: int,
     propose: Propose,
-    habits: Habits,
+    grammar_statistics: GrammarStatistics,
     room: int,
     most: int,
     costs: np.ndarray,
@@ -150,7 +150,7 @@ def grow(
     most = min(most, len(times) - 1) if times else most
 
     def children(node: int) -> list[tuple[float, tuple[int, float]]]:
-        found = _following(node) if node else habits.probabilities(root, first)
+        found = _following(node) if node else grammar_statistics.probabilities(root, first)
         if depths[node] >= room:
             return []
         return [(values[node] * chance, (token, chance)) for token, chance in found if chance >= _LEAST]
@@ -159,11 +159,11 @@ def grow(
         """What may follow the newest node; `propose` is called for every node."""
         after, candidates = states[node], Candidates()
         if after is not None and after.few is not None:
-            candidates = habits.probabilities(after, [])
+            candidates = grammar_statistics.probabilities(after, [])
         sure = after is None or (after.few is not None and max((one for _, one in candidates), default=1.0) >= _SURE)
         proposed = propose(parents[node], tokens[node], confidence[node], None if sure else after)
         if after is not None and (proposed or after.few is None):
-            candidates = habits.probabilities(after, proposed)
+            candidates = grammar_statistics.probabilities(after, proposed)
         return candidates
 
     for parent, value, (token, chance) in best_first(children):

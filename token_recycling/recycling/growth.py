@@ -19,12 +19,12 @@ from numba.extending import intrinsic
 
 from .._util.compiled import compiled, compiled_part
 from ..costs.budget import may_pay
-from .alignment import Copying, begin_draft, follow, follows_from
 from .calibration import count
+from .copying import Copying, begin_draft, follow, follows_from
 from .mixture import Sources
 from .ngrams import ABSENT
 from .nodes import GrowingTree, attach, consider, keep_allowed, put_below, tree_of
-from .occurrences import LONGEST, OccurrenceArrays, append_one
+from .suffix_index import LONGEST, IndexArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
 """Verified tokens of all texts that a text begins with; what a text and all texts keep with every step."""
@@ -92,7 +92,7 @@ _int32s, _int64s = _pointers(types.int32), _pointers(types.int64)
 def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
     """What is known, with the index of a text."""
     capacity, addresses = texts.capacities[slot], texts.addresses
-    index = OccurrenceArrays(
+    index = IndexArrays(
         carray(_int32s(addresses[slot, 0]), (capacity,)),
         carray(_int32s(addresses[slot, 1]), (2, capacity)),
         carray(_int32s(addresses[slot, 2]), (2, capacity)),

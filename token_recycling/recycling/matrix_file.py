@@ -3,7 +3,7 @@
 `candidates` (vocabulary, k) int32 is the adjacency matrix, all that `published` keeps. `NgramMatrix` adds `shares` of
 the same shape (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`,
 `context_keys`), `calibration`, and `past`: the newest tokens of all sequences, -1 between two, lower ones masked
-(`occurrences`). The header has the fingerprint of the tokenizer whose ids these are. Without a file nothing here needs
+(`suffix_index`). The header has the fingerprint of the tokenizer whose ids these are. Without a file nothing here needs
 safetensors.
 """
 

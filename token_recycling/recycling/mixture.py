@@ -1,7 +1,7 @@
 """What may follow a place, and how likely: everything that is known about it, mixed and calibrated.
 
 Known are the rows of the last one to four tokens (`ngrams`); what followed where these tokens stood before, in this
-text and in those before it (`occurrences`); and what the target said at the place before. What it held likely there
+text and in those before it (`suffix_index`); and what the target said at the place before. What it held likely there
 besides the token that came is likely to come next (LogitSpec, 2507.01449), and so is what follows these other tokens.
 
 They are mixed as in an interpolated n-gram model (Jelinek and Mercer 1980): each source has a fixed weight against all
@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.compiled import compiled_part
-from .alignment import HYPOTHESES, Copying, candidate, weight
-from .alignment import KINDS as COPIED
-from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
+from .calibration import MATCHES, RANKS, calibrated, cell_of, match_kind, new_calibration
+from .copying import HYPOTHESES, Copying, candidate, weight
+from .copying import KINDS as COPIED
 from .ngrams import FULL, Rows, find_row
-from .occurrences import FOUND, LONGEST, OccurrenceArrays, occurrences, token_at
+from .suffix_index import FOUND, LONGEST, IndexArrays, find_matches, token_at
 
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)
 """Of the shortest n-gram that is known, against nothing, and of every longer one, against the shorter ones."""
@@ -50,8 +50,8 @@ class Sources(NamedTuple):
     """What candidates come from."""
 
     rows: Rows
-    text: OccurrenceArrays  # Of the text so far; empty where it is not to be searched
-    past: OccurrenceArrays  # Of the texts before it; may be empty
+    text: IndexArrays  # Of the text so far; empty where it is not to be searched
+    past: IndexArrays  # Of the texts before it; may be empty
     calibration: np.ndarray  # `mixture_calibration`
     copying: Copying  # where the text is copied from
 
@@ -126,7 +126,7 @@ def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
         if mixture.copied[place] >= 0 and mixture.matches[0, place] < _LONG_MATCH:
             kind = _MATCHED + mixture.copied[place]
         mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
-        likely = chance(sources.calibration, mixture.cells[place], shares[place])
+        likely = calibrated(sources.calibration, mixture.cells[place], shares[place])
         mixture.probabilities[place] = min(likely, _CERTAIN)
     return found
 
@@ -178,9 +178,9 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
 
 
 @compiled_part
-def _mix_text(mixture: Mixture, found: int, text: OccurrenceArrays, which: int) -> int:
+def _mix_text(mixture: Mixture, found: int, text: IndexArrays, which: int) -> int:
     """Adds what followed in a text; returns the number of candidates."""
-    places, total = occurrences(text, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
+    places, total = find_matches(text, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
     mixture.longest[which, 0] = 0
     for one in range(places):
         total += _PLACE_WEIGHTS[match_kind(mixture.lengths[one])]

@@ -16,14 +16,14 @@ import numpy as np
 
 from .._util.compiled import compiled
 from .._util.topk import exceeded
-from .alignment import Copying
+from .copying import Copying
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import Sources, mixture_calibration
 from .ngrams import FULL, Rows, find_row, key_of
-from .occurrences import OccurrenceArrays, Occurrences
+from .suffix_index import IndexArrays, SuffixIndex
 
 MAX_ORDER = 4
-_NO_TEXT, _NOT_COPIED = OccurrenceArrays.empty(0), Copying.empty()
+_NO_TEXT, _NOT_COPIED = IndexArrays.empty(0), Copying.empty()
 
 
 def check_options(k: int, orders: int, memory: float, past: int) -> None:
@@ -53,7 +53,7 @@ class NgramMatrix:
             keys=np.zeros(hashed, np.int64),
         )
         self.calibration = mixture_calibration()
-        self.past = Occurrences(capacity=past)
+        self.past = SuffixIndex(capacity=past)
         """The newest tokens of all texts."""
 
     @property
@@ -154,7 +154,7 @@ class NgramMatrix:
             self.rows.keys[places] = keys
             self.rows.candidates[self.vocab_size + places] = read["context_candidates"]
             self.rows.shares[self.vocab_size + places] = read["context_shares"]
-        self.past = Occurrences(read["past"], capacity=self.past.capacity)
+        self.past = SuffixIndex(read["past"], capacity=self.past.capacity)
 
 
 @compiled(allocates=False)

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.compiled import compiled_part
-from .alignment import HYPOTHESES, find, go_on
+from .copying import HYPOTHESES, find, go_on
 from .mixture import Mixture, Sources, mix
 from .ngrams import ABSENT
-from .occurrences import LONGEST
+from .suffix_index import LONGEST
 
 CHILDREN = 16
 """Most candidates that are looked at after one node."""

@@ -19,12 +19,12 @@ import numpy as np
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
-from .constrained import Candidates, Habits, grow
+from .constrained import Candidates, GrammarStatistics, grow
 from .growth import Asked, Shape, TextArrays, count_chosen, draft, put, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree, keep_allowed
-from .occurrences import BREAK, LONGEST, Occurrences, masked
 from .options import Options
+from .suffix_index import BREAK, LONGEST, SuffixIndex, masked
 
 if TYPE_CHECKING:
     import torch
@@ -162,7 +162,7 @@ class Recycler:
         tokens: np.ndarray,
         room: int,
         state: State,
-        habits: Habits,
+        grammar_statistics: GrammarStatistics,
         costs: np.ndarray = NO_COSTS,
         ratio: float = 1.0,
     ) -> tuple[GrowingTree, np.ndarray]:
@@ -186,7 +186,7 @@ class Recycler:
         keep_allowed(tree, 0, state.mask)
         first = candidates(0)
         root = int(tree.tokens[0])
-        _, _, confidence = grow(state, first, root, propose, habits, room, self.nodes, costs, ratio)
+        _, _, confidence = grow(state, first, root, propose, grammar_statistics, room, self.nodes, costs, ratio)
         return self.tree(text, len(confidence)), np.array(confidence, np.float32)
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
@@ -255,7 +255,7 @@ class Recorder:
     with the end of the one before, unless that is the newest of the past. One that is there already is not added again.
     """
 
-    def __init__(self, past: Occurrences, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
+    def __init__(self, past: SuffixIndex, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
         """`before` (n,): tokens before the text, matched and never drafted. `piece`: tokens that are added at once."""
         self._past, self._piece, self._written_to = past, piece, -1
         self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
@@ -291,13 +291,13 @@ class Text:
 class Texts:
     """The slots of all texts of a recycler."""
 
-    def __init__(self, past: Occurrences, *sizes: int) -> None:
+    def __init__(self, past: SuffixIndex, *sizes: int) -> None:
         """`past`: what was written before, of all texts. `sizes`: as of `TextArrays.empty`."""
         self._past, self._sizes = past, sizes
         self._free: list[int] = []
         self._predicted: list[int] = []
         """Tokens of each index that are not the text's."""
-        self._indices: list[Occurrences] = []
+        self._indices: list[SuffixIndex] = []
         self._recorders: list[Recorder] = []
         self._ended: list[Recorder] = []
         self.arrays = TextArrays.empty(0, *sizes)
@@ -316,7 +316,7 @@ class Texts:
         arrays.copying.begin(slot, prompt)
         arrays.made[slot] = arrays.read[slot] = arrays.wrong[slot] = 0
         self._ended.append(self._recorders[slot])
-        self._indices[slot], self._recorders[slot], self._predicted[slot] = Occurrences(), recorder, 0
+        self._indices[slot], self._recorders[slot], self._predicted[slot] = SuffixIndex(), recorder, 0
         self._locate(slot)
 
     def predict(self, slot: int, tokens: Sequence[int]) -> None:
@@ -349,7 +349,7 @@ class Texts:
                 into[:slots] = from_[:slots]
             new.wrong[-1] = old.wrong[-1]
             added = range(slots, len(new.read))
-            self._indices += [Occurrences() for _ in added]
+            self._indices += [SuffixIndex() for _ in added]
             self._predicted += [0 for _ in added]
             self._recorders += [Recorder(self._past) for _ in added]
             self._free += reversed(added)
@@ -357,7 +357,7 @@ class Texts:
 
     def _give_back(self, slot: int) -> None:
         """Nothing here may wait."""
-        self._indices[slot] = Occurrences()
+        self._indices[slot] = SuffixIndex()
         self._ended.append(self._recorders[slot])
         self._free.append(slot)
 

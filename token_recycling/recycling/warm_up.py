@@ -6,9 +6,9 @@ import numpy as np
 
 from .._util.topk import top_candidates
 from .growth import put
-from .occurrences import LONGEST
 from .options import Options
 from .recycler import Recycler
+from .suffix_index import LONGEST
 
 
 def warm_up(tokens: type[np.integer]) -> None:

@@ -176,8 +176,8 @@ class Context:
 
     tokens: torch.Tensor
     """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
-    room: int
-    """Number of tokens that may still be emitted; a node deeper than `room - 1` cannot be of use."""
+    remaining: int
+    """Number of tokens that may still be emitted; a node deeper than `remaining - 1` cannot be of use."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Shapes logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
     state: State | None = None

@@ -101,7 +101,7 @@ class ModelText(TextDrafter):
         if rules is None:
             return Draft(root_only(), context.root)
         text, warp = context.tokens, context.warp if drafter.sampled else None
-        depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(text))
+        depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(text))
         if rules.times is not None and rules.overhead.step >= 1:
             return Draft(root_only(), context.root)
         # Whether the loop can use a sampled draft must not depend on what is sampled: how many nodes there are is.

@@ -115,11 +115,11 @@ class EagleText(StatesText):
         self._reader, self._target = reader, target
 
     def draft(self, context: Context) -> Draft:
-        depth = min(self.drafter.depth, context.room - 1)
+        depth = min(self.drafter.depth, context.remaining - 1)
         if self._backs_off() or depth < 1 or not self._reader.knows:
             return Draft(root_only(), context.root)
         if self.drafter.template is not None:
-            return self._filled(context.tokens, self.drafter.template.cut(context.room - 1))
+            return self._filled(context.tokens, self.drafter.template.cut(context.remaining - 1))
         return self._grown(context.tokens, depth)
 
     def _grown(self, text: torch.Tensor, depth: int) -> Draft:

@@ -147,7 +147,7 @@ class FuseText(TextDrafter):
 
     def draft(self, context: Context) -> Draft:
         began = time.perf_counter()
-        drafts = [part.draft(context).cut(context.room - 1) for part in self._parts]
+        drafts = [part.draft(context).cut(context.remaining - 1) for part in self._parts]
         chosen = self._chosen = self._select(drafts, context, time.perf_counter() - began)
         return replace(chosen.draft, tokens=chosen.draft.tokens.to(context.tokens.device))
 

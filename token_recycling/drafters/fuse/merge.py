@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ..._util.compiled import compiled
-from ...recycling.calibration import CELLS, cell_of, chance, count, match_kind, new_calibration
+from ...recycling.calibration import CELLS, calibrated, cell_of, count, match_kind, new_calibration
 from ...trees.draft import Draft, DraftBuilder
 from ...trees.templates import chain
 
@@ -145,7 +145,7 @@ def _value(
                 likely = confidences[node, part]
                 cell = cell_of(likely, ranks[node, part], match_kind(depths[node]))
                 valued.alone[node, part] = cell
-                mixed[node] += chance(calibration.alone[part], cell, likely)
+                mixed[node] += calibrated(calibration.alone[part], cell, likely)
                 kinds[node] += 2
                 proposers += 1
             elif proposes[parents[node], part]:
@@ -158,7 +158,7 @@ def _value(
         for other in range(1, n):
             rank += parents[other] == parents[node] and mixed[other] > mixed[node]
         valued.together[node] = cell_of(mixed[node], rank, kinds[node], 3**parts)
-        values[node] = chance(calibration.together, valued.together[node], mixed[node])
+        values[node] = calibrated(calibration.together, valued.together[node], mixed[node])
         sums[parents[node]] += values[node]
     for node in range(1, n):  # of siblings at most one is right
         values[node] *= values[parents[node]] / max(1.0, sums[parents[node]])

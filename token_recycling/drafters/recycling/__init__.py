@@ -23,7 +23,7 @@ from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
-from ...recycling.constrained import Habits
+from ...recycling.constrained import GrammarStatistics
 from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.nodes import CHILDREN
@@ -80,7 +80,7 @@ class Recycling(Drafter, Options):
         """Of the steps of all texts, where the tree is to pay."""
         self.overhead_within = Overhead()
         """The same of texts whose form is given: most of what is drafted for them is forced."""
-        self.habits = Habits()
+        self.grammar_statistics = GrammarStatistics()
         """Which tokens the target takes where a grammar allows several."""
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:

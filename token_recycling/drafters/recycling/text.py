@@ -69,10 +69,10 @@ class RecyclingText(TextDrafter):
             return Draft(root_only(), context.root)
         began = _now()
         times, ratio = self._times(), 1.0 if self._costs is None else self._costs.forecast_ratio(self._overhead)
-        tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
+        tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
         if self._state is not None:
             tree, probabilities = self._recycler.draft_within(
-                self._text, tokens, room, self._state, self.drafter.habits, times, ratio
+                self._text, tokens, room, self._state, self.drafter.grammar_statistics, times, ratio
             )
         else:
             tree = self._recycler.draft_one(self._text, tokens, room, times, ratio)
@@ -118,7 +118,7 @@ class RecyclingText(TextDrafter):
     def _learn_within(self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray) -> None:
         """Learn what the target takes of what the grammar allows: the rest of its candidates are never text."""
         states = states_of(root, step.draft.tree.parents, step.draft.tokens.tolist())
-        self.drafter.habits.learn_path([states[node] for node in step.accepted], step.tokens)
+        self.drafter.grammar_statistics.learn_path([states[node] for node in step.accepted], step.tokens)
         choices = {
             node: state for node in teaching.tolist() if (state := states[node]) is not None and not state.single
         }

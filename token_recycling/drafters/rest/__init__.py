@@ -19,7 +19,7 @@ import torch
 from ...costs.costs import Costs
 from ...model.remembered import remembered
 from ...model.tree_model import TreeModel
-from ...recycling.occurrences import warm_up
+from ...recycling.suffix_index import warm_up
 from ...trees.draft import Context, Draft, DraftBuilder
 from ...trees.templates import root_only
 from .._base import Drafter, check_at_least
@@ -85,7 +85,7 @@ class Rest(Drafter):
     def draft(self, context: Context) -> Draft:
         recent, length = (
             context.tokens[-self.max_matching_ngram_size :].cpu().numpy(),
-            min(self.num_tokens, context.room),
+            min(self.num_tokens, context.remaining),
         )
         found = self._store.continuations(recent, _LEAST, length, self.max_matches)
         if not len(found):

@@ -1,4 +1,4 @@
-"""Past text that can be searched for what followed some tokens: an index (`recycling.occurrences`) in a mapped file.
+"""Past text that can be searched for what followed some tokens: an index (`recycling.suffix_index`) in a mapped file.
 
 REST (He et al., 2311.08252, section 3.1). Documents are concatenated, each followed by -1, so that no match and no
 continuation crosses from one to the next. The file is safetensors, 16 to 20 bytes a token in all. Only the parts that a
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from ..._util.files import replacing
 from ...model.loading import tokenizer_beside
 from ...recycling.matrix_file import fingerprint
-from ...recycling.occurrences import BREAK, OccurrenceArrays, append, longest_match
+from ...recycling.suffix_index import BREAK, IndexArrays, append, longest_match
 
 FORMAT, VERSION = "token_recycling.datastore", "2"
 END = BREAK
@@ -98,7 +98,7 @@ def build(
     tokens = sum(map(len, parts))
     if not 0 < tokens < _MOST:
         raise DatastoreError(f"expected text of 1 to {_MOST - 1} tokens, got {tokens}")
-    index = OccurrenceArrays.empty(tokens, 1 << (tokens.bit_length() - 1))
+    index = IndexArrays.empty(tokens, 1 << (tokens.bit_length() - 1))
     for part in parts:
         append(index, part)
     vocab_size = str(int(index.tokens.max()) + 1)
@@ -114,7 +114,7 @@ def tokenizer_of(model: PreTrainedModel) -> str:
     return "" if tokenizer is None else fingerprint(tokenizer)
 
 
-def _read(path: Path) -> tuple[dict[str, str], OccurrenceArrays]:
+def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
     try:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})
@@ -152,4 +152,4 @@ def _read(path: Path) -> tuple[dict[str, str], OccurrenceArrays]:
         raise DatastoreError(
             f"{path}: expected tokens and their index, got {found}: the file is damaged; build it anew"
         )
-    return header, OccurrenceArrays(**{name: array.numpy() for name, array in arrays.items()})
+    return header, IndexArrays(**{name: array.numpy() for name, array in arrays.items()})

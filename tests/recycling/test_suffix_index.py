@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.recycling import occurrences as module
+from token_recycling.recycling import suffix_index as module
 from token_recycling.recycling.ngrams import last_ngram
-from token_recycling.recycling.occurrences import BREAK, FOUND, LONGEST, Occurrences, longest_match, masked, occurrences
 from token_recycling.recycling.recycler import Recorder
+from token_recycling.recycling.suffix_index import (
+    BREAK,
+    FOUND,
+    LONGEST,
+    SuffixIndex,
+    find_matches,
+    longest_match,
+    masked,
+)
 
 WALKED, LONG = 16, 3
 
@@ -18,7 +26,7 @@ WALKED, LONG = 16, 3
 def found(index, text):
     """What followed, and the length of the match, at each place."""
     places, lengths = np.zeros(FOUND, np.int64), np.zeros(FOUND, np.int64)
-    count = occurrences(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
+    count = find_matches(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
     followed = [int(module.token_at(index.arrays, place)) for place in places[:count].tolist()]
     return list(zip(followed, lengths[:count].tolist(), strict=True))
 
@@ -63,7 +71,7 @@ TEXTS = st.lists(st.one_of(TOKENS, TOKENS, TOKENS, TOKENS, st.just(BREAK)), max_
 @given(TEXTS, st.sampled_from([1, 2, 8, 32, 64]), st.lists(TOKENS, min_size=1, max_size=40), st.integers(1, 30))
 def test_what_is_found_is_what_a_search_finds(added, capacity, text, piece):
     """In a ring that went round, with chains that several tokens share, whatever the pieces that it was added in."""
-    index = Occurrences(capacity=capacity)
+    index = SuffixIndex(capacity=capacity)
     for start in range(0, len(added), piece):
         index.extend(added[start : start + piece])
     assert found(index, text) == searched(added, capacity, text)
@@ -74,7 +82,7 @@ def test_what_is_found_is_what_a_search_finds(added, capacity, text, piece):
 @given(st.lists(TOKENS, min_size=1, max_size=90), st.integers(1, 30))
 def test_an_index_without_a_capacity_grows(text, piece):
     """In a text that grows, where its own end stood before."""
-    index = Occurrences(text[:piece])
+    index = SuffixIndex(text[:piece])
     for start in range(piece, len(text), piece):
         index.extend(np.array(text[start : start + piece], np.int32))
     assert index.tokens.tolist() == text
@@ -83,7 +91,7 @@ def test_an_index_without_a_capacity_grows(text, piece):
 
 def test_no_more_of_a_match_is_compared_than_the_longest():
     text = [*range(50), 99, *range(50)]
-    assert found(Occurrences(text), text) == [(99, LONGEST)]
+    assert found(SuffixIndex(text), text) == [(99, LONGEST)]
 
 
 @given(st.lists(TOKENS, max_size=60), st.integers(1, 40))
@@ -95,7 +103,7 @@ def test_the_longest_match_is_found_and_its_newest_places_first(text, compared):
     ]
     best = max(ends, default=0)
     wanted = [place for place, length in enumerate(ends, start=1) if length == best and best]
-    places, length = longest_match(Occurrences(text).arrays, np.array(text[-compared:], np.int64), 60)
+    places, length = longest_match(SuffixIndex(text).arrays, np.array(text[-compared:], np.int64), 60)
     assert length == best
     if best > 2 or compared > 2:
         assert places.tolist() == wanted[::-1]
@@ -104,13 +112,13 @@ def test_the_longest_match_is_found_and_its_newest_places_first(text, compared):
 
 def test_of_many_places_the_newest_are_looked_at():
     text = np.array([9, 1, 2, 3, 4, *[1, 2, 3] * 5, 9, 1, 2, 3])
-    index = Occurrences(text).arrays
+    index = SuffixIndex(text).arrays
     assert [length for _, length in (longest_match(index, text[-8:], walked) for walked in (2, 6, 7))] == [3, 3, 4]
 
 
 @pytest.mark.parametrize(("capacity", "room"), [(0, 0), (1, 1), (5, 8), (8, 8), (100, 128)])
 def test_the_capacity_is_a_power_of_two(capacity, room):
-    index = Occurrences(range(200), capacity)
+    index = SuffixIndex(range(200), capacity)
     assert index.tokens.tolist() == list(range(200))[200 - room :]
     assert sum(array.nbytes for array in index.arrays) == 20 * room + 8
 
@@ -118,7 +126,7 @@ def test_the_capacity_is_a_power_of_two(capacity, room):
 def test_places_are_counted_anew_before_their_numbers_end(monkeypatch):
     monkeypatch.setattr(module, "_RENUMBERED", 40)
     generator = np.random.default_rng(0)
-    added, index = generator.integers(0, 3, 200).tolist(), Occurrences(capacity=16)
+    added, index = generator.integers(0, 3, 200).tolist(), SuffixIndex(capacity=16)
     for place in range(0, 200, 5):
         index.extend(added[place : place + 5])
         assert len(index) <= 40
@@ -150,14 +158,14 @@ def written(past, text, each):
 
 @pytest.mark.parametrize("each", [1, 3, 32, 100])
 def test_a_text_alone_is_stored_as_it_is(each):
-    past, text = Occurrences(capacity=256), list(range(100))
+    past, text = SuffixIndex(capacity=256), list(range(100))
     written(past, text, each)
     assert texts_of(past) == [text]
 
 
 @pytest.mark.parametrize("length", [1, 5, 31])
 def test_a_short_text_is_stored_at_its_end(length):
-    past = Occurrences(capacity=256)
+    past = SuffixIndex(capacity=256)
     recorder = Recorder(past)
     recorder.add(range(length - 1))
     assert len(past) == 0
@@ -170,7 +178,7 @@ def test_a_short_text_is_stored_at_its_end(length):
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))
 def test_texts_that_are_written_at_once_do_not_mix(turns):
     """Each text counts up in thousands of its own: whatever stands together is a piece of one, in order."""
-    past = Occurrences(capacity=4096)
+    past = SuffixIndex(capacity=4096)
     recorders, said = [Recorder(past) for _ in range(3)], [0, 0, 0]
     for who, many in [*turns, (0, 1), (1, 1), (2, 1)]:
         recorders[who].add(range(1000 * who + said[who], 1000 * who + said[who] + many))
@@ -188,7 +196,7 @@ def test_texts_that_are_written_at_once_do_not_mix(turns):
 
 
 def test_a_text_that_was_there_is_not_stored_again():
-    past, text = Occurrences(capacity=1024), list(range(128))
+    past, text = SuffixIndex(capacity=1024), list(range(128))
     for _ in range(3):
         written(past, text, 32)
         assert texts_of(past) == [text]
@@ -198,7 +206,7 @@ def test_a_text_that_was_there_is_not_stored_again():
 
 def test_a_text_that_repeats_itself_is_stored_about_once():
     """And what follows its end is known: its beginning, which stood there already."""
-    past, again = Occurrences(capacity=4096), list(range(64))
+    past, again = SuffixIndex(capacity=4096), list(range(64))
     written(past, again * 20, 32)
     assert texts_of(past) == [[*again, *again[:32]]]
     assert found(past, again) == [(0, LONGEST)]
@@ -206,20 +214,20 @@ def test_a_text_that_repeats_itself_is_stored_about_once():
 
 def test_what_follows_a_piece_that_was_there_is_not_joined_to_another():
     """The second half of the second round is left out; what comes then begins with its end."""
-    past, again = Occurrences(capacity=4096), list(range(64))
+    past, again = SuffixIndex(capacity=4096), list(range(64))
     written(past, [*again, *again, *range(200, 232)], 32)
     assert texts_of(past) == [[*again, *again[:32]], [*again[-8:], *range(200, 232)]]
 
 
 def test_without_room_nothing_is_stored():
-    past = Occurrences(capacity=0)
+    past = SuffixIndex(capacity=0)
     written(past, list(range(100)), 7)
     assert len(past.tokens) == 0
     assert not past.holds(list(range(100)))
 
 
 def test_only_the_end_of_a_text_is_looked_for():
-    past = Occurrences(range(100), capacity=128)
+    past = SuffixIndex(range(100), capacity=128)
     assert past.holds([7, 7, 7, *range(40)])
     assert past.holds(list(range(60, 100)))
     assert past.holds(list(range(LONGEST))), "all of the text"
@@ -230,6 +238,6 @@ def test_only_the_end_of_a_text_is_looked_for():
 
 
 def test_masked_tokens_match_and_are_never_said_to_follow():
-    index = Occurrences([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
+    index = SuffixIndex([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
     for text, wanted in (([1, 2, 3, 4], [(5, 4)]), ([3, 4, 5], [(6, 3)]), ([1, 2, 3], []), ([4], [(5, 1)])):
         assert found(index, text) == wanted

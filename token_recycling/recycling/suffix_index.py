@@ -36,7 +36,7 @@ _RENUMBERED = 2**31 - 2
 """Places have 32 bits: after so many tokens they are counted anew."""
 
 
-class OccurrenceArrays(NamedTuple):
+class IndexArrays(NamedTuple):
     """The arrays of an index, for compiled functions."""
 
     tokens: np.ndarray  # (capacity,) int32: token number n stands at n modulo the capacity
@@ -47,7 +47,7 @@ class OccurrenceArrays(NamedTuple):
     added: np.ndarray  # (1,) int64: how many tokens there were
 
     @classmethod
-    def empty(cls, capacity: int, chains: int | None = None) -> OccurrenceArrays:
+    def empty(cls, capacity: int, chains: int | None = None) -> IndexArrays:
         """Room for so many tokens, and for `chains` of each length, a power of two; as many if not given."""
         before = np.full((2, capacity), -1, np.int32)
         newest = np.full((2, capacity if chains is None else chains), -1, np.int32)
@@ -74,14 +74,14 @@ def _unmasked(token: int) -> int:
 
 
 @compiled(allocates=False)
-def append(index: OccurrenceArrays, added: np.ndarray) -> None:
+def append(index: IndexArrays, added: np.ndarray) -> None:
     """Appends tokens (n,) int64; the oldest make room where there is none."""
     for new in range(len(added)):
         append_one(index, np.int64(added[new]))
 
 
 @compiled_part
-def append_one(index: OccurrenceArrays, token: int) -> None:
+def append_one(index: IndexArrays, token: int) -> None:
     """Appends a token; the oldest makes room where there is none."""
     capacity, chains, count = len(index.tokens), index.newest.shape[1], index.added[0]
     place = count % capacity
@@ -104,13 +104,13 @@ def append_one(index: OccurrenceArrays, token: int) -> None:
 
 
 @compiled_part
-def token_at(index: OccurrenceArrays, place: int) -> int:
+def token_at(index: IndexArrays, place: int) -> int:
     """Token number `place`; -1 or less where none is to be drafted: at the end, between texts, of a masked one."""
     return np.int64(index.tokens[place % len(index.tokens)]) if place < index.added[0] else np.int64(BREAK)
 
 
 @compiled(allocates=False)
-def occurrences(index: OccurrenceArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
+def find_matches(index: IndexArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
     """Fills in `places` (m,) of what followed where the tokens `recent` (n,), the newest first, ended before, and how
     many match there; those with three equal tokens first, the newest first. Returns how many there are.
     """
@@ -147,12 +147,12 @@ def _same(stored: int, token: int) -> bool:
     return stored == token or stored == _MASK - token
 
 
-def longest_match(index: OccurrenceArrays, recent: np.ndarray, walked: int) -> tuple[np.ndarray, int]:
+def longest_match(index: IndexArrays, recent: np.ndarray, walked: int) -> tuple[np.ndarray, int]:
     """The places (n,) int64 of what followed the longest match of the last tokens `recent` (m,), the newest first, and
     its length, 0 for none; the newest `walked` places of each chain are looked at.
     """
     places, lengths = np.empty((2, 2 * walked), np.int64)
-    found = occurrences(index, last_ngram(recent, max(len(recent), _LONG)), places, lengths)
+    found = find_matches(index, last_ngram(recent, max(len(recent), _LONG)), places, lengths)
     matched = np.minimum(lengths[:found], len(recent))
     length = int(matched.max(initial=0))
     return places[:found][matched == length], length
@@ -161,10 +161,10 @@ def longest_match(index: OccurrenceArrays, recent: np.ndarray, walked: int) -> t
 @cache
 def warm_up() -> None:
     """Compiles what a look-up takes."""
-    longest_match(Occurrences([0, 0]).arrays, np.zeros(1, np.int64), 1)
+    longest_match(SuffixIndex([0, 0]).arrays, np.zeros(1, np.int64), 1)
 
 
-class Occurrences:
+class SuffixIndex:
     """The newest tokens of one text or many, and where each of them stood before."""
 
     def __init__(self, tokens: Iterable[int] = (), capacity: int | None = None) -> None:
@@ -172,7 +172,7 @@ class Occurrences:
         self.capacity = None if capacity is None else _power_of_two(capacity)
         self.writing = Lock()
         """Held by a thread that writes where others do too."""
-        self.arrays = OccurrenceArrays.empty(0)
+        self.arrays = IndexArrays.empty(0)
         self.extend(tokens)
 
     def __len__(self) -> int:
@@ -214,7 +214,7 @@ class Occurrences:
 
     def _rebuild(self, capacity: int) -> None:
         held = self.tokens.astype(np.int64)
-        self.arrays = OccurrenceArrays.empty(capacity)
+        self.arrays = IndexArrays.empty(capacity)
         append(self.arrays, held)
 
 

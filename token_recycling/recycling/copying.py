@@ -19,7 +19,7 @@ import numpy as np
 
 from .._util.compiled import compiled_part
 from .ngrams import ABSENT
-from .occurrences import BREAK, OccurrenceArrays, token_at
+from .suffix_index import BREAK, IndexArrays, token_at
 
 HYPOTHESES = 3
 """Places at most where copying may go on."""
@@ -75,7 +75,7 @@ def follows_from(copying: Copying) -> int:
 
 
 @compiled_part
-def follow(copying: Copying, index: OccurrenceArrays, token: int) -> None:
+def follow(copying: Copying, index: IndexArrays, token: int) -> None:
     """The text goes on with `token`, which is not in its index yet."""
     state, rules = copying
     if state[_PLACE] < 0:
@@ -118,7 +118,7 @@ def _copied(state: np.ndarray, place: int, tokens: int) -> None:
 
 
 @compiled_part
-def _taken_up(state: np.ndarray, index: OccurrenceArrays, token: int) -> tuple[int, int]:
+def _taken_up(state: np.ndarray, index: IndexArrays, token: int) -> tuple[int, int]:
     """The place of the longest match of the newest tokens, `token` at last, about the last copied place, and its
     length; 0 for none.
     """
@@ -140,7 +140,7 @@ def _taken_up(state: np.ndarray, index: OccurrenceArrays, token: int) -> tuple[i
 
 
 @compiled_part
-def _learn(copying: Copying, index: OccurrenceArrays, again: int, new: int) -> None:
+def _learn(copying: Copying, index: IndexArrays, again: int, new: int) -> None:
     """Learn a rule: `new` tokens were written in place of what stands from the last copied place up to `again`. The
     newest token is not in the index yet.
     """
@@ -158,7 +158,7 @@ def _learn(copying: Copying, index: OccurrenceArrays, again: int, new: int) -> N
 
 
 @compiled_part
-def _rule_at(copying: Copying, index: OccurrenceArrays, place: int) -> int:
+def _rule_at(copying: Copying, index: IndexArrays, place: int) -> int:
     """The newest rule whose old tokens stand at a place, and that was right more often than not, or -1."""
     state, rules = copying
     made = state[_MADE]
@@ -176,7 +176,7 @@ def _rule_at(copying: Copying, index: OccurrenceArrays, place: int) -> int:
 
 
 @compiled_part
-def begin_draft(copying: Copying, index: OccurrenceArrays, places: np.ndarray) -> None:
+def begin_draft(copying: Copying, index: IndexArrays, places: np.ndarray) -> None:
     """Fills in where copying may go on after the newest token; `places` (HYPOTHESES, 4) int64: a place or -1, tokens in
     a row (-1: at the beginning of a prediction), a rule, and how many of its tokens.
     """
@@ -216,7 +216,7 @@ def find(copying: Copying, places: np.ndarray, place: int, length: int) -> None:
 
 
 @compiled_part
-def candidate(copying: Copying, index: OccurrenceArrays, place: np.ndarray) -> tuple[int, int]:
+def candidate(copying: Copying, index: IndexArrays, place: np.ndarray) -> tuple[int, int]:
     """The token to copy at one of the places of `begin_draft`, -1 for none, and its kind."""
     if place[0] < 0:
         return np.int64(ABSENT), np.int64(0)
@@ -239,7 +239,7 @@ def weight(kind: int) -> float:
 
 
 @compiled_part
-def go_on(copying: Copying, index: OccurrenceArrays, places: np.ndarray, token: int, below: np.ndarray) -> None:
+def go_on(copying: Copying, index: IndexArrays, places: np.ndarray, token: int, below: np.ndarray) -> None:
     """Fills in where copying may go on behind `token` that follows a place of a draft, as `begin_draft` for that."""
     found, rules = 0, copying.rules
     for row in range(HYPOTHESES):
