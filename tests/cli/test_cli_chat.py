@@ -149,6 +149,16 @@ def test_ctrl_c_ends_a_pipe(chatty_dir, monkeypatch):
     assert run("chat", chatty_dir, "--max-new-tokens", 40, input="ab\nab\n").exit_code == 130
 
 
+def test_fast_makes_captured_steps(chatty_dir):
+    plain, fast = (
+        run("chat", chatty_dir, "--max-new-tokens", 8, "--fast", how, input="ab\n/stats\n") for how in ("off", "on")
+    )
+    assert fast.exit_code == 0
+    assert fast.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
+    assert "constant shapes" in fast.stdout
+    assert "constant shapes" not in plain.stdout
+
+
 def test_refusals(tiny_model_dir, chatty_dir):
     assert_refused(run("chat", tiny_model_dir, input="ab\n"), "chat template", "`generate`")
     assert_refused(run("chat", chatty_dir, "--top-k", 3, input="ab\n"), "--temperature above 0")

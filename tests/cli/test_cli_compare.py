@@ -147,6 +147,12 @@ def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
     assert summary["prompts"] == 3
 
 
+def test_compare_takes_captured_steps(tiny_model_dir):
+    found = run_json("compare", tiny_model_dir, "--max-new-tokens", 12, "--fast", "on", PROMPT)
+    assert found["prompts"][0]["stats"]["path"].startswith("fast")
+    assert found["summary"]["identical"]
+
+
 def test_compare_starts_cold_and_stays_hot(tiny_model_dir):
     once, again = run_json("compare", tiny_model_dir, PROMPT, PROMPT, "--max-new-tokens", 40, *FIXED)["prompts"]
     cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, *FIXED)["stats"]["steps"]

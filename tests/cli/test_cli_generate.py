@@ -97,6 +97,17 @@ def test_dtype_threads_and_device(tiny_model_dir):
     assert load(tiny_model_dir, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(("fast", "path"), [("on", "fast"), ("auto", "ordinary"), ("off", "ordinary")])
+def test_fast_chooses_captured_steps(loaded, tiny_model_dir, fast, path):
+    found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 12, "--fast", fast)
+    assert found["tokens"] == reference(loaded, PROMPT, max_new_tokens=12, do_sample=False)
+    assert found["stats"]["path"].startswith(path)
+
+
+def test_captured_steps_that_do_not_hold_are_refused(tiny_model_dir):
+    assert_refused(run("generate", tiny_model_dir, PROMPT, "--fast", "on", "--reproducible"), "reproducible")
+
+
 def test_device_maps(tiny_model_dir):
     wanted = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5)["tokens"]
     mapped = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5, "--device-map", "auto")["tokens"]

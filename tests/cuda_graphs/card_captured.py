@@ -76,6 +76,37 @@ def test_captured_steps_have_few_shapes_and_stay_on_the_card(card, options, dtyp
     assert dtype != torch.float32 or torch.equal(ours, wanted)
 
 
+@pytest.fixture
+def captures(card, monkeypatch):
+    """The keys of all captures, which are played: a replay calls the function."""
+    made, plans = [], {}
+
+    def contains(self, key):
+        return key in plans.setdefault(id(self), set())
+
+    def run(self, key, function):
+        if key not in plans.setdefault(id(self), set()):
+            plans[id(self)].add(key)
+            made.append(key)
+        return function()
+
+    monkeypatch.setattr(Graphs, "__contains__", contains)
+    monkeypatch.setattr(Graphs, "run", run)
+    monkeypatch.setattr(Graphs, "forget", lambda self: plans.pop(id(self), None))
+    return made
+
+
+def test_common_shapes_are_captured_when_a_model_is_accelerated(captures):
+    model = tr.accelerate(tiny.llama().to(CARD), "recycling:tree=24", fast=True)
+    rows = [plan.nodes for plan, _ in captures if plan.band == 1024]
+    assert {1, 8, 16, 32, 64} <= set(rows)
+    before = len(captures)
+    model.generate(tiny.prompt(0, 200).to(CARD), max_new_tokens=20, do_sample=False)
+    assert len(captures) == before
+    tr.accelerate(model, "recycling:tree=24", fast=True)
+    assert len(captures) == before
+
+
 def test_what_a_capture_takes_is_compilation_and_no_step(monkeypatch):
     """By a clock that is played: else one capture of a bucket would make its passes look dear for good."""
     now = [0.0]

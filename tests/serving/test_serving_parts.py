@@ -121,6 +121,12 @@ def test_settings_that_do_not_fit(settings):
         Settings(**settings)
 
 
+def test_captured_steps_and_a_running_batch_cannot_be_combined():
+    assert Settings(fast="on", concurrency=1).fast == "on"
+    with pytest.raises(ValueError, match="3"):
+        Settings(fast="on", concurrency=3)
+
+
 def test_a_metrics_key_is_no_user():
     with pytest.raises(ValueError, match="expected an API key"):
         Settings(isolation="per-key", keys=parse_keys(["metrics:one"]))

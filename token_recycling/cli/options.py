@@ -69,6 +69,12 @@ Reproducible = Annotated[
     bool,
     typer.Option("--reproducible", help="Give equal requests equal outputs in 16 bits too, whatever came before."),
 ]
+FastOption = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option(
+        "--fast", help="Capture steps as CUDA graphs: auto where possible on CUDA, on or an error, off never."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

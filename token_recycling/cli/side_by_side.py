@@ -29,6 +29,7 @@ from ..bench.run.methods import Drafted, parse
 from ..bench.run.outcome import Outcome
 from ..bench.run.plan import Entry, Workload
 from ..bench.run.prompts import BenchmarkConfig
+from ..cuda_graphs import Fast
 from ..loop.stats import Stats
 from ..model.loading import Loaded
 from .console import SEPARATOR, by_step, has_colours, say
@@ -103,13 +104,14 @@ class Comparing:
         max_new_tokens: int,
         chat: bool,
         ways: Sequence[str] = WAYS,
+        fast: Fast = "auto",
     ) -> None:
         """Warms up, with a drafter that is thrown away."""
         self.loaded, self._prompts = loaded, prompts
         self.no_lookup: str | None = None
         """Why transformers' prompt lookup cannot decode with this model."""
         self._found: dict[str, Outcome] = {}
-        methods = {way: parse(METHODS[way]) if METHODS[way] else Drafted(spec) for way in ways}
+        methods = {way: parse(METHODS[way]) if METHODS[way] else Drafted(spec, fast) for way in ways}
         self._entries = {way: Entry(method) for way, method in methods.items()}
         config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, chat)
         items = tuple(Conversation((Question(name, "", (text,), "prompt"),)) for name, text in prompts)

@@ -2,8 +2,8 @@
 
 On a data-centre accelerator the forward pass of a step takes less time than Python needs to ask for it. So where
 everything can be known beforehand, a step can be one CUDA graph: drafting, mask, forward pass over slots of fixed
-places, acceptance, and the move of the accepted slots. docs/fast-path.md says where it holds. Such steps are made only
-where they are asked for (`fast=True`).
+places, acceptance, and the move of the accepted slots. docs/fast-path.md says where it holds. They are the default on
+CUDA (`fast="auto"`), where the common shapes are captured when a model is accelerated.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ Way = Callable[[TreeModel, list[Sequence], list[TokenSelector], Drafter, Cache],
 
 Fast = bool | Literal["auto"]
 """Whether steps are captured: with True always or an error, with "auto" on CUDA where possible."""
+FAST: dict[str, Fast] = {"auto": "auto", "on": True, "off": False}
+"""The same as an option of a command."""
 
 
 def way_of(fast: Fast) -> Way:
@@ -85,12 +87,19 @@ def captured(
 def captured_where_possible(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
 ) -> Iterator[Stepping]:
-    """Make captured steps on CUDA, ordinary ones where these do not hold, with one warning for each reason, and while
-    another call of the model makes captured ones.
+    """Make captured steps on CUDA where they hold, else ordinary ones."""
+    way = captured_or_ordinary if target.device.type == "cuda" else ordinary
+    with way(target, sequences, selectors, drafter, cache) as stepping:
+        yield stepping
+
+
+@contextmanager
+def captured_or_ordinary(
+    target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
+) -> Iterator[Stepping]:
+    """Make captured steps; ordinary ones where these do not hold, with one warning for each reason, and while another
+    call of the model makes captured ones.
     """
-    if target.device.type != "cuda":
-        yield Stepping("", TreeStepper)
-        return
     from .support import runner_or_reason, why_not
 
     reason = why_not(sequences, selectors, drafter, cache)
@@ -113,6 +122,35 @@ def _taken(runner: StepRunner) -> Iterator[Stepping]:
         yield Stepping("captured", partial(CapturedStepper, runner=runner))
     finally:
         runner.give_back()
+
+
+def capture_common(target: TreeModel, drafter: Drafter, way: Way) -> None:
+    """Capture the common shapes of greedy steps now, with a progress bar, so that no call waits for them. Does nothing
+    without CUDA. Raises NoFastPathError where `way` is `captured` and captured steps do not hold for the model.
+    """
+    if way is captured:
+        runner = runner_of(target)
+    elif way is captured_where_possible and target.device.type == "cuda":
+        from .support import runner_or_reason
+
+        found = runner_or_reason(target)
+        if isinstance(found, str):
+            return  # the first call says so
+        runner = found
+    else:
+        return
+    if drafter.traits.begins_anew or not runner.take():
+        return
+    try:
+        runner.capture_common(target, drafter.traits.top_k, states_of(target, drafter))
+    finally:
+        runner.give_back()
+
+
+def states_of(target: TreeModel, drafter: Drafter) -> tuple[int, ...]:
+    """Numbers of the layers whose hidden states a drafter needs after each step."""
+    wanted = drafter.traits.states
+    return () if wanted is None else tuple(wanted(target.config.num_hidden_layers))
 
 
 def runner_of(target: TreeModel) -> StepRunner:

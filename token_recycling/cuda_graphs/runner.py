@@ -8,22 +8,28 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache
+from transformers.utils.logging import tqdm
 
 from ..model.cache_layers import TreeLayer
 from ..model.kv_cache import TreeCache, unroll
 from ..model.prefill import prefill
 from ..model.remembered import lasting
-from ..model.shapes import band_of, batch_of, rows_of
+from ..model.shapes import ROWS, band_of, batch_of, rows_of
 from ..model.state import State
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, pack, packed_size, unpack
+from ..trees.templates import star
 from . import NoFastPathError
 from .graphs import Graphs
 from .step import Choice, Report, StepPlan, Verified, verify
 
 _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then room doubles."""
+_COMMON_ROWS = ROWS[:5]
+"""Numbers of rows of most steps: trees of up to 64 nodes, and 1 where drafting is disabled."""
+_COMMON_SLOTS = 4096
+"""Slots that are reserved for their graphs: prompts of up to 1,024 tokens leave them in place."""
 _DEPTHS = 16
 """Depth of the paths that short plans have room for: chains of a bucket's length are rare."""
 
@@ -118,6 +124,19 @@ class StepRunner:
         if penalised and (self.said is None or len(self.said) < self.batch):
             self.said = torch.zeros(self.batch, target.vocab_size, dtype=torch.bool, device=self.device)
             self._graphs.forget()
+
+    def capture_common(self, target: TreeModel, k: int, states: tuple[int, ...]) -> None:
+        """Capture greedy steps of one sequence in the common numbers of rows; those captured before stay. They hold
+        for calls of up to `_COMMON_SLOTS` slots: a longer call needs more slots, elsewhere in memory.
+        """
+        longest = _COMMON_SLOTS if target.max_length is None else min(_COMMON_SLOTS, target.max_length + ROWS[-1])
+        self.reserve(target, band_of(longest))
+        drafts = [Draft(star(rows), torch.zeros(rows, dtype=torch.long)) for rows in _COMMON_ROWS]
+        plans = [self.plan([draft], [1], k, states) for draft in drafts]
+        missing = [one for one in zip(plans, drafts, strict=True) if (one[0], Choice().key) not in self._graphs]
+        bar = tqdm(missing, desc="Capturing CUDA graphs", unit="graph", leave=False, disable=None if missing else True)
+        for plan, draft in bar:
+            self.run(target, plan, [draft], [1], Choice())
 
     @lasting()
     def reserve(self, target: TreeModel, slots: int) -> None:

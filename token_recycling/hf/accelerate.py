@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..cuda_graphs import Fast, runner_of, way_of
+from ..cuda_graphs import Fast, capture_common, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import NO_HINTS, Hints
@@ -68,9 +68,8 @@ def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /,
     """What accelerates a model, checked against it and compiled; raises as `accelerate` does."""
     way, target = way_of(fast), ready(model)
     made = make_drafter(drafter, **options)
-    if fast is True:
-        runner_of(target)
     made.warm_up(target.device)
+    capture_common(target, made, way)
     return Acceleration(made, way)
 
 

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
-from ..cuda_graphs import Fast, way_of
+from ..cuda_graphs import Fast, capture_common, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import Hints
@@ -79,7 +79,9 @@ class Conversation:
         prepack_weights(model, prepack, fixed=made.traits.begins_anew)
         self._target = ready(model)
         made.warm_up(self._target.device)  # the first answer waits for no compiler
-        self.acceleration = Acceleration(made, way_of(fast), self._target)
+        way = way_of(fast)
+        capture_common(self._target, made, way)
+        self.acceleration = Acceleration(made, way, self._target)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()

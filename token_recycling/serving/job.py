@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..cuda_graphs import Way, ordinary
 from ..drafters._base import PREDICTED, Drafter
 from ..hf.acceleration import Acceleration, view
 from ..hf.batched import DecodingThread
@@ -67,6 +68,8 @@ class Job:
     """Seconds from arrival to the last token at most."""
     together: DecodingThread | None = None
     """Decodes its texts together with others; None where one text is generated at a time."""
+    way: Way = ordinary
+    """How its steps are made where one text is generated at a time."""
     texts: int = 1
     """How many will be generated, all with one drafter."""
     watched: Callable[[Drafter], Drafter] = lambda drafter: drafter
@@ -231,7 +234,7 @@ class Job:
         arguments = {**with_own_stopping(text.arguments), "streamer": TokenStreamer(text, told, self.check)}
         if self.together is None:
             torch.manual_seed(seed)
-            model = view(self.model, Acceleration(drafter, target=ready(self.model), hints=text.hints))
+            model = view(self.model, Acceleration(drafter, self.way, ready(self.model), hints=text.hints))
         else:
             model = self.together.model(drafter, seed, text.hints)
         acceleration = model.acceleration

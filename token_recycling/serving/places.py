@@ -45,6 +45,8 @@ def places(target: TreeModel, drafter: Drafter, settings: Settings, kept: int) -
         return Places(settings.concurrency, "as asked")
     if settings.reproducible:
         return Places(1, "since equal requests are to give equal texts")
+    if settings.fast == "on":
+        return Places(1, "since captured steps decode a fixed batch")
     reason = _why_one(target, drafter)
     return _by_memory(target, settings, kept) if reason is None else Places(1, f"since it {reason}")
 

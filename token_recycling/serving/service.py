@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
+from ..cuda_graphs import FAST, Way, capture_common, captured_or_ordinary, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
@@ -60,6 +61,7 @@ class Service:
         self.offered = OfferedDrafters(settings.offers, settings.free_options, settings.reproducible)
         self.metrics.drafters.set_function(lambda: len(self.pool))
         self.places = places(self.target, self.pool.base, settings, limit)
+        self.way = self._way()
         self.together = DecodingThread(loaded.model) if self.places.texts > 1 else None
         self.worker = Worker(self.places.texts)
         self.metrics.generating.set_function(lambda: self.worker.running)
@@ -70,6 +72,14 @@ class Service:
         self._lock = threading.Lock()
         self.closing = self._opened = False
         self.created = int(time.time())
+
+    def _way(self) -> Way:
+        """Return how steps are made where one sequence is decoded at a time, after capturing the common shapes; raises
+        NoFastPathError.
+        """
+        fast = FAST[self.settings.fast]
+        capture_common(self.target, self.pool.base, way_of(fast))
+        return captured_or_ordinary if fast is True else way_of(fast)
 
     @property
     def running(self) -> int:
@@ -112,7 +122,9 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
-            job = Job(self.loaded.model, None, name, prefix, settings.timeout, self.together, on_end=self._on_end)
+            job = Job(
+                self.loaded.model, None, name, prefix, settings.timeout, self.together, self.way, on_end=self._on_end
+            )
             forwarded = settings.isolate_forwarded and not settings.keys and not local
             job.alone = forwarded or settings.isolation is Isolation.per_request
             self._jobs[job.id] = job
@@ -248,7 +260,7 @@ class Service:
         if self._opened:
             return
         drafter = contextlib.nullcontext(self.pool.base.fork())
-        job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
+        job = Job(self.loaded.model, drafter, together=self.together, way=self.way, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
         texts, _ = await self.texts(job, ids, CompletionRequest.model_validate({"prompt": _FIRST_TEXT}), 8, None)
         try:

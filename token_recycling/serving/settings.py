@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from .._util.options import check_declared, option
 from .keys import METRICS, Key
@@ -66,6 +67,11 @@ class Settings:
     max_keys: int = option(64, "Matrices of keys in memory at most.", 1, rich_help_panel="Learning")
     max_prompt_tokens: int | None = _limit(None, "Longest prompt; default the context.", 1)
     max_new_tokens: int | None = _limit(None, "Most tokens of an answer; default the context.", 1)
+    fast: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Capture steps as CUDA graphs where one sequence is decoded at a time: auto where possible on CUDA, on: refuse "
+        "a model without them, off: never.",
+    )
     concurrency: int | None = _limit(
         None, "Maximum number of sequences decoded in one batch; default 4 where they fit in memory, else fewer.", 1
     )
@@ -81,6 +87,11 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation(self.isolation))
         check_declared(self)
+        if self.fast == "on" and self.concurrency not in (None, 1):
+            raise ValueError(
+                f"fast on and a concurrency of {self.concurrency} cannot be combined: requests join and leave a batch, "
+                "and captured steps have a fixed one; choose one of the two"
+            )
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
             raise ValueError("expected an API key for isolation per-key, got none; give one, or another isolation")

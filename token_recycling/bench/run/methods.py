@@ -15,6 +15,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..._util.options import check_known, written_options
+from ...cuda_graphs import Fast
 from ...drafters._registry import drafter_names, make_drafter
 from ...model.loading import resolved, title
 from ..row_format import BASELINE, REPLAY_BASELINE
@@ -52,9 +53,11 @@ class Drafted(Method):
 
     batches = True
 
-    def __init__(self, spec: str, **options: Any) -> None:
-        """`options` go to the drafter besides those written; raises ValueError or TypeError as `make_drafter` does."""
-        self.spec, self._options = spec, options
+    def __init__(self, spec: str, fast: Fast = "auto", **options: Any) -> None:
+        """`fast` is as in `accelerate`; `options` go to the drafter besides those written. Raises ValueError or
+        TypeError as `make_drafter` does.
+        """
+        self.spec, self._fast, self._options = spec, fast, options
         name, _, written = spec.partition(":")
         plain = spec == REPLAY_BASELINE
         self.label = "plain decoding in this loop" if plain else name.replace("_", " ")
@@ -64,7 +67,7 @@ class Drafted(Method):
         make_drafter(spec, **options)
 
     def runner(self, model: PreTrainedModel) -> Runner:
-        return DraftedRunner(model, make_drafter(self.spec, **self._options))
+        return DraftedRunner(model, make_drafter(self.spec, **self._options), fast=self._fast)
 
 
 class Cold(Method):

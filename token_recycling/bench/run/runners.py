@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..._util.text_stream import StepRecorder
+from ...cuda_graphs import Fast
 from ...drafters._base import Drafter
 from ...hf.accelerate import accelerated
 from ...loop.hints import NO_HINTS, Hints
@@ -51,10 +52,12 @@ class DraftedRunner(Runner):
     drafter: Drafter
     time_parts: bool = True
     """Wait for the device after every part of a step, so that the parts' times are true."""
+    fast: Fast = "auto"
+    """As in `accelerate`."""
 
     def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
         recorder = None if len(arguments["input_ids"]) > 1 else StepRecorder()
-        with accelerated(self.model, self.drafter) as acceleration:
+        with accelerated(self.model, self.drafter, fast=self.fast) as acceleration:
             acceleration.stats.synchronize, acceleration.hints = self.time_parts, hints
             tokens, seconds, used = _generated(self.model, {**arguments, "streamer": recorder})
             stats = acceleration.stats

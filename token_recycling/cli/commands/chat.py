@@ -16,6 +16,7 @@ from ..options import (
     DeviceMap,
     Drafting,
     DType,
+    FastOption,
     MaxNewTokens,
     Model,
     Prepack,
@@ -54,13 +55,15 @@ def chat(
     device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
+    fast: FastOption = "auto",
 ) -> None:
     """Holds a conversation: every line of input is a turn, and the answers stream. /help shows its commands."""
     sampling = running.sampling(temperature, top_p, top_k, seed)
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
+    from ...cuda_graphs import FAST
     from ...hf.conversation import Conversation
 
-    arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, **sampling}
+    arguments = {"fast": FAST[fast], "max_new_tokens": max_new_tokens, "do_sample": False, **sampling}
     conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, prepack=prepack, **arguments)
     on_terminal, failed = is_terminal(), False
     if on_terminal:

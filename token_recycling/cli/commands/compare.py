@@ -11,7 +11,7 @@ from rich.console import Console
 from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, DeviceMap, Drafting, DType, Json, MaxNewTokens, Model, Prepack, Threads
+from ..options import Chat, Device, DeviceMap, Drafting, DType, FastOption, Json, MaxNewTokens, Model, Prepack, Threads
 
 
 def compare(
@@ -31,6 +31,7 @@ def compare(
     device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
+    fast: FastOption = "auto",
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
@@ -42,11 +43,12 @@ def compare(
     running.encoded(loaded, given, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
+    from ...cuda_graphs import FAST
     from .. import side_by_side
 
     through_template = loading.uses_chat(loaded, chat)
     with console.working("warming up"):
-        comparing = side_by_side.Comparing(loaded, drafter, given, max_new_tokens, through_template)
+        comparing = side_by_side.Comparing(loaded, drafter, given, max_new_tokens, through_template, fast=FAST[fast])
     if comparing.no_lookup is not None:
         console.note(f"transformers' prompt lookup fails with this model: {comparing.no_lookup}")
     out, found, rows = Console(), [], []

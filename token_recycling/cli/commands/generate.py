@@ -18,6 +18,7 @@ from ..options import (
     DeviceMap,
     Drafting,
     DType,
+    FastOption,
     Json,
     MaxNewTokens,
     Model,
@@ -53,6 +54,7 @@ def generate(
     device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
+    fast: FastOption = "auto",
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
@@ -75,6 +77,7 @@ def generate(
     arguments = loading.arguments(loaded, ids, max_new_tokens, **sampling, **stops)
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
+    from ...cuda_graphs import FAST
     from ...hf.accelerate import accelerated
     from ...recycling.matrix_file import fingerprint
 
@@ -88,7 +91,7 @@ def generate(
 
     recorder = StepRecorder(show)
     interrupted = False
-    with waiting, accelerated(loaded.model, made) as acceleration:
+    with waiting, accelerated(loaded.model, made, fast=FAST[fast]) as acceleration:
         waiting.enter_context(console.working(f"reading the prompt, {ids.shape[1]} tokens"))
         acceleration.stats.synchronize = stats or as_json
         try:
