@@ -178,7 +178,7 @@ def test_a_bar_moves_on_a_terminal_only(monkeypatch, capsys):
         (["MODEL", "hi", "--drafter", "recycling:k=many"], "got 'many'"),
         (["MODEL", "hi", "--drafter", "published:update=newest"], "newest"),
         (["MODEL", "hi", "--drafter", "recycling:tree=oak"], "oak"),
-        (["MODEL", "hi", "--drafter", "published:k=2,tree=paper"], "k = 2"),
+        (["MODEL", "hi", "--drafter", "published:k=2,tree=paper"], "k=2"),
         (["MODEL", "hi", "--dtype", "int3"], "int3"),
         (["MODEL", "hi", "--device", "abacus"], "abacus"),
         (["MODEL", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),

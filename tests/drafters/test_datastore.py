@@ -62,8 +62,8 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([], "expected text of 1 to 2147483646 tokens, got 0"),
-        ([[], []], "expected text of 1 to 2147483646 tokens, got 0"),
+        ([], "got 0"),
+        ([[], []], "got 0"),
         ([[1, -1]], "got -1 to 1"),
         ([[2**31 - 1]], "got 2147483647"),
     ],
@@ -126,7 +126,7 @@ def test_a_truncated_file_is_refused(tmp_path, share):
     [
         ({}, {"format": "other"}, "another safetensors file"),
         ({"more": np.zeros(1)}, {}, "damaged"),
-        ({}, {"version": "1"}, "expected format version 2, got 1; build it anew"),
+        ({}, {"version": "1"}, "got 1; build it again"),
         ({}, {"vocab_size": "many"}, "damaged"),
         ({"before": np.zeros((2, 3), np.int32)}, {}, "damaged"),
         ({"newest": np.zeros((2, 7), np.int32)}, {}, "damaged"),
@@ -146,7 +146,7 @@ def test_damage_within_the_arrays_is_found_when_it_is_looked_up(tmp_path):
     wrong = whole.tokens.copy()
     wrong[2] = 70
     broken = Datastore(rewritten(tmp_path / "tokens", {"tokens": wrong}))
-    with pytest.raises(DatastoreError, match="ids below 5, got 4 to 70: the file is damaged"):
+    with pytest.raises(DatastoreError, match="got 4 to 70"):
         broken.continuations(np.array([1, 2]), 2, 1, 9)
 
 

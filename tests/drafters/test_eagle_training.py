@@ -99,7 +99,7 @@ def test_a_head_may_say_the_most_frequent_tokens(deep):
 def test_passes_are_as_published_if_nothing_is_said():
     assert [EagleTraining(version=version).passes for version in (1, 3)] == [1, 7]
     assert EagleTraining(version=1, unrolled=4).passes == 4
-    with pytest.raises(ValueError, match="expected version 1 or 3, got 2"):
+    with pytest.raises(ValueError, match="version must be 1 or 3, got 2"):
         EagleTraining(version=2)
 
 

@@ -205,9 +205,9 @@ def test_it_is_a_method_of_the_bench():
     ("spec", "message"),
     [
         ("fuse", "expected every required option of fuse, got none for parts: fuse:parts=VALUE"),
-        ("fuse:recycling", "expected 2 to 6 drafters to fuse, such as fuse:recycling.suffix, got 1: 'recycling'"),
+        ("fuse:recycling", "got 1: 'recycling'"),
         ("fuse:" + "+".join(["suffix"] * 7), "got 7"),
-        ("fuse:recycling+nonsense", "expected a drafter of .*, got 'nonsense'"),
+        ("fuse:recycling+nonsense", "unknown drafter 'nonsense'"),
         (
             "fuse:recycling+suffix:factor=3",
             "got 'recycling.suffix:factor=3'; options of a part of it stand in parentheses",
@@ -216,7 +216,7 @@ def test_it_is_a_method_of_the_bench():
         ("fuse:recycling(tree=16+suffix", r"expected as many '\('"),
         ("fuse:recycling(wide=16)+suffix", "expected an option of recycling: .*; got 'wide'"),
         ("fuse:recycling+draft_model", "required option of draft_model, got none for model"),
-        ("fuse:recycling+suffix,nodes=0", "expected auto or 1 node or more, got nodes=0"),
+        ("fuse:recycling+suffix,nodes=0", "nodes .*got 0"),
         ("fuse:recycling+suffix,nodes=some", "a whole number or auto for option nodes of fuse, got 'some'"),
         ("fuse:recycling+suffix,asks=paying", "no longer has the option 'asks'"),
         ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', of parts, nodes, got '32'"),
@@ -229,7 +229,7 @@ def test_what_cannot_be_fused_is_refused(spec, message):
 
 def test_one_drafter_cannot_be_two_parts():
     drafter = tr.make_drafter("suffix")
-    with pytest.raises(ValueError, match="expected every part to be a drafter of its own, got one twice"):
+    with pytest.raises(ValueError, match="one drafter twice"):
         Fuse([drafter, drafter])
 
 

@@ -133,11 +133,11 @@ def test_cost_counts_weights(deep):
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ("0 1", "expected layers to skip from 1 to 5, got '0 1'; the first one has to stay"),
+        ("0 1", "got '0 1'"),
         ("4-6", "from 1 to 5, got '4-6'"),
         ([], r"from 1 to 5, got \[\]"),
-        ("few", "expected auto or layers such as '4-9 12', got 'few'"),
-        ("", "expected auto or layers such as '4-9 12', got ''"),
+        ("few", "got 'few'"),
+        ("", "got ''"),
     ],
 )
 def test_layers_that_cannot_be_skipped_are_refused(deep, layers, message):

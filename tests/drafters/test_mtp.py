@@ -169,16 +169,16 @@ def test_layers_are_found_in_the_files_of_the_target(tmp_path):
 
 
 def refusal(model, drafter):
-    with pytest.raises(ValueError, match="expected") as refused:
+    with pytest.raises(ValueError, match=r"target|layers|MTP") as refused:
         tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
     return str(refused.value)
 
 
 def test_a_target_without_layers_is_refused():
-    assert "a target with MTP layers (num_mtp_layers in its configuration)" in refusal(tiny.llama(), Mtp())
+    assert "num_mtp_layers" in refusal(tiny.llama(), Mtp())
     assert "expected 2 MTP layers in the files of DeepseekV3" in refusal(model_of(FAMILIES[0]), Mtp())
     layers = assistants.mtp(tiny.llama(hidden_size=16))
-    assert "MTP layers of width 32, as the target has, got 16" in refusal(tiny.llama(), Mtp(layers))
+    assert "32, got 16" in refusal(tiny.llama(), Mtp(layers))
 
 
 def test_layers_with_a_state_over_the_text_are_refused():

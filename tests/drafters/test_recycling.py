@@ -104,11 +104,11 @@ def test_a_matrix_may_be_given(counting):
 def test_a_matrix_of_other_sizes_is_refused(model):
     drafter = tr.make_drafter("recycling", tree=4)
     tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
-    with pytest.raises(ValueError, match="a target of 64 tokens, as this drafter has learned, got one of 97"):
+    with pytest.raises(ValueError, match="learned from 64 tokens, got a target of 97"):
         tr.generate(tiny.llama(vocab_size=97), tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
     for matrix, message in ((NgramMatrix(64, k=5), "got k=5, orders=3"), (NgramMatrix(64, orders=2), "orders=2")):
         drafter.matrix = matrix
-        with pytest.raises(ValueError, match=f"expected a matrix of k=8, orders=3.*{message}"):
+        with pytest.raises(ValueError, match=message):
             tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
 
 
@@ -256,30 +256,30 @@ def test_a_given_number_of_nodes_asks_for_no_times(model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "value"),
     [
-        ({"tree": 0}, "expected a tree of 1 node or more, got 0; for plain decoding use the drafter 'plain'"),
-        ({"tree": -3}, "expected a tree of 1 node or more, got -3"),
-        ({"tree": 10**24}, "expected a tree of at most 10000 nodes, got 1000"),
-        ({"tree": "chain:10001"}, "expected a tree of at most 10000 nodes, got chain:10001"),
-        ({"tree": "nonsense"}, "expected a tree: auto, a number of nodes, paper, chain:N, .* got 'nonsense'"),
-        ({"tree": "16."}, "expected a template of ranks below 16, got rank 16"),
-        ({"k": 0}, "expected k of 1 candidate or more, got 0"),
-        ({"orders": 5}, "expected orders from 1 to 4, got 5"),
-        ({"memory": -1.0}, "expected memory of 0 MB or more, got -1"),
-        ({"memory": math.nan}, "expected memory of 0 MB or more, got nan"),
-        ({"past": -1}, "expected past of 0 tokens or more, got -1"),
-        ({"update": "first"}, "expected an option of recycling: k, orders, .* tree, .* got 'update'"),
-        ({"matrix": None}, "expected an option of recycling: .* got 'matrix'"),
+        ({"tree": 0}, "got 0"),
+        ({"tree": -3}, "got -3"),
+        ({"tree": 10**24}, "10000, got 1000"),
+        ({"tree": "chain:10001"}, "got chain:10001"),
+        ({"tree": "nonsense"}, "'nonsense'"),
+        ({"tree": "16."}, "got rank 16"),
+        ({"k": 0}, "k .*got 0"),
+        ({"orders": 5}, "orders .*got 5"),
+        ({"memory": -1.0}, "memory .*got -1"),
+        ({"memory": math.nan}, "memory .*got nan"),
+        ({"past": -1}, "past .*got -1"),
+        ({"update": "first"}, "'update'"),
+        ({"matrix": None}, "'matrix'"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_out_of_range_are_refused(options, value):
+    with pytest.raises(ValueError, match=value):
         tr.make_drafter("recycling", **options)
 
 
 def test_more_candidates_than_the_vocabulary_has_are_refused(model):
-    with pytest.raises(ValueError, match="k from 1 to its size, got vocabulary 64 and k 65"):
+    with pytest.raises(ValueError, match="got vocabulary 64 and k 65"):
         tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", k=65), max_new_tokens=4)
 
 

@@ -86,13 +86,13 @@ def test_the_datastore_is_required():
 
 def test_a_datastore_of_larger_ids_is_refused(counting, tmp_path):
     build([[1, 16]], tmp_path / "store")
-    with pytest.raises(DatastoreError, match="expected ids below 16, the target's vocabulary, got ids up to 16"):
+    with pytest.raises(DatastoreError, match="got 16"):
         next(tr.stream(counting, torch.tensor([1]), Rest(tmp_path / "store")))
 
 
 def test_a_datastore_of_another_tokenizer_is_refused(loaded, tmp_path):
     build([[1, 2]], tmp_path / "store", "0123456789abcdef")
-    with pytest.raises(DatastoreError, match=r"expected the target's tokenizer .*, got 0123456789abcdef"):
+    with pytest.raises(DatastoreError, match=r"got 0123456789abcdef"):
         next(tr.stream(loaded.model, torch.tensor([1]), Rest(tmp_path / "store")))
     build([[1, 2]], tmp_path / "store", fingerprint(loaded.tokenizer))
     stats = tr.Stats()
@@ -106,7 +106,7 @@ def test_each_target_is_checked_by_its_own_tokenizer(counting, loaded, tmp_path)
     build([[1, 2]], tmp_path / "other", other)
     drafter = Rest(tmp_path / "other")
     assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
-    with pytest.raises(DatastoreError, match=f"expected the target's tokenizer .*, got {other}"):
+    with pytest.raises(DatastoreError, match=f"got {other}"):
         runs.begun(drafter, [1], TreeModel(loaded.model))
     assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
 

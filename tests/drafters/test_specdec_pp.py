@@ -131,11 +131,11 @@ def test_a_head_that_does_not_fit_is_refused(model, tmp_path):
 
 
 def test_a_draft_model_without_a_head_of_its_size_is_refused(model):
-    with pytest.raises(ValueError, match="a head for hidden states of 32, as the draft model has, got one for 8"):
+    with pytest.raises(ValueError, match="hidden size, 32, got 8"):
         tr.generate(
             model, tiny.prompt(0, 4), drafter=tr.make_drafter("specdec_pp", model=model, head=AcceptanceHead(8, 1))
         )
-    with pytest.raises(ValueError, match=r"expected the folder of a trained head, .* specdec_pp:head=FOLDER"):
+    with pytest.raises(ValueError, match="specdec_pp:head=FOLDER"):
         tr.generate(model, tiny.prompt(0, 4), drafter=tr.make_drafter("specdec_pp", model=model))
 
 

@@ -176,7 +176,7 @@ def test_every_example_comes_once_an_epoch_in_a_new_order():
     assert seen[:10] != seen[10:]
     assert [Shuffled(10, batch=4, seed=1)[number] for number in (3, 2)] == [shuffled[3], shuffled[2]]
     assert Shuffled(10, batch=4, seed=2)[0] != shuffled[0]
-    with pytest.raises(ValueError, match="batch of 1 or more"):
+    with pytest.raises(ValueError, match="batch"):
         Shuffled(10, batch=0)
 
 

@@ -236,7 +236,7 @@ def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
         ({"k": True}, "expected a whole number for option k of token_recycling, got True"),
         ({"suffix": 1}, "expected true or false for option suffix of token_recycling, got 1"),
         ({"token_cost": 1}, "expected token_cost from 0"),
-        ({"save_seconds": 0}, "expected save_seconds above 0"),
+        ({"save_seconds": 0}, "save_seconds must be > 0"),
         ("k=8", "as an object of names and values"),
     ],
 )

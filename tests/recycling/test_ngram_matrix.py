@@ -131,13 +131,13 @@ def test_what_is_surprising_is_what_no_row_or_another_says_first():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 0}, "a vocabulary of 1 or more .* got vocabulary 0"),
-        ({"k": 0}, "k from 1 to its size, got vocabulary 10 and k 0"),
+        ({"vocab_size": 0}, "got vocabulary 0"),
+        ({"k": 0}, "got vocabulary 10 and k 0"),
         ({"k": 11}, "got vocabulary 10 and k 11"),
-        ({"orders": 0}, "orders from 1 to 4, got 0"),
-        ({"orders": 5}, "orders from 1 to 4, got 5"),
-        ({"memory": -1}, "memory of 0 MB or more, got -1"),
-        ({"past": -1}, "past of 0 tokens or more, got -1"),
+        ({"orders": 0}, "orders .*got 0"),
+        ({"orders": 5}, "orders .*got 5"),
+        ({"memory": -1}, "memory .*got -1"),
+        ({"past": -1}, "past .*got -1"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(options, message):
@@ -156,14 +156,14 @@ def test_a_token_that_no_logit_stands_for_is_skipped():
 
 
 def test_a_context_of_no_token_is_refused():
-    with pytest.raises(ValueError, match="expected 1 to 3 tokens, got 0"):
+    with pytest.raises(ValueError, match="1 to 3 tokens, got 0"):
         NgramMatrix(10, k=2).look_up()
-    with pytest.raises(ValueError, match="expected 1 to 2 tokens, got 3"):
+    with pytest.raises(ValueError, match="1 to 2 tokens, got 3"):
         NgramMatrix(10, k=2, orders=2).look_up(1, 2, 3)
 
 
 def test_rows_of_another_width_are_refused():
-    with pytest.raises(ValueError, match=r"expected candidates and probabilities of 1 x 2, got \(1, 3\) and \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"got \(1, 3\) and \(1, 3\)"):
         learn(NgramMatrix(10, k=2), ([5], {1: 0.5, 2: 0.2, 3: 0.1}))
 
 

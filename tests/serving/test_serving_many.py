@@ -276,7 +276,7 @@ def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
     model = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
     with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
         create_app(model, tiny.tokenizer(), concurrency=2)
-    with pytest.raises(ValueError, match="concurrency of 1 or more, got 0"):
+    with pytest.raises(ValueError, match=r"concurrency .*got 0"):
         create_app(model, tiny.tokenizer(), concurrency=0)
 
 

@@ -36,7 +36,7 @@ def test_ranks_past_nine_are_written_with_points():
 
 @pytest.mark.parametrize("text", ["a", "0 0x", "0 -1", ".", "0 ²"])
 def test_words_that_are_no_paths_are_refused(text):
-    with pytest.raises(ValueError, match="expected rank paths"):
+    with pytest.raises(ValueError, match="rank path"):
         parse_paths(text)
 
 
@@ -45,7 +45,7 @@ def test_words_that_are_no_paths_are_refused(text):
     [
         ([(0,), (0,)], r"\(0,\) twice"),
         ([(0,), (1, 0)], r"the parent \(1,\) of path \(1, 0\)"),
-        ([(0,), (0, -1)], "ranks of 0 or more"),
+        ([(0,), (0, -1)], r"\(0, -1\)"),
     ],
 )
 def test_paths_that_make_no_tree_are_refused(paths, message):
@@ -58,7 +58,7 @@ def test_paths_that_make_no_tree_are_refused(paths, message):
     [
         ((), (), "root"),
         ((0,), (0,), "root"),
-        ((-1, 0), (0,), "one rank per node"),
+        ((-1, 0), (0,), "equally many"),
         ((-1, 1), (0, 0), "parent of node 1"),
         ((-1, -1), (0, 0), "parent of node 1"),
     ],
@@ -73,7 +73,7 @@ def test_a_chain_is_a_tree_with_one_branch():
     assert tree.parents == (-1, 0, 1, 2)
     assert tree.layer_sizes == (1, 1, 1)
     assert tree.lineages[-1] == (0, 1, 2, 3)
-    with pytest.raises(ValueError, match="chain of 1 node or more"):
+    with pytest.raises(ValueError, match="got 0"):
         chain(0)
 
 
@@ -89,7 +89,7 @@ def test_no_node_left_out_is_better_than_one_taken(acceptance, nodes):
 
 @pytest.mark.parametrize(("acceptance", "nodes"), [([0.5], 0), ([], 3), ([1.5], 3), ([-0.1], 3)])
 def test_a_tree_cannot_be_grown_from_nonsense(acceptance, nodes):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match=r"got|is no tree|none"):
         grow(acceptance, nodes)
 
 
@@ -112,7 +112,7 @@ def test_a_tree_can_be_specified_in_many_ways(tmp_path):
 
 @pytest.mark.parametrize("spec", ["", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file"])
 def test_a_tree_that_cannot_be_made_is_refused(spec):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match=r"got|is no tree|none"):
         template_from(spec)
 
 

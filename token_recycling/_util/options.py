@@ -125,7 +125,7 @@ def check_at_least(least: float, options: Any, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:
-            raise ValueError(f"expected {name} of {least} or more, got {value}")
+            raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
 def check_declared(options: Any) -> None:
@@ -140,7 +140,7 @@ def check_above(bound: float, options: Any, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and not value > bound:
-            raise ValueError(f"expected {name} above {bound}, got {value}")
+            raise ValueError(f"{name} must be > {bound}, got {value}")
 
 
 def split_outside(text: str, sign: str) -> list[str]:

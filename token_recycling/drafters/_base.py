@@ -152,4 +152,4 @@ def check_auto_or_nodes(drafter: Drafter, option: str) -> None:
     """Raises ValueError unless the option is `auto` or a number of nodes."""
     value = getattr(drafter, option)
     if value != "auto" and (isinstance(value, str) or value < 1):
-        raise ValueError(f"expected auto or 1 node or more, got {option}={value!r}")
+        raise ValueError(f"{option} must be auto or >= 1, got {value!r}")

@@ -100,10 +100,10 @@ def tokens_of(given: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, v
     for one in given:
         if one.isascii() and one.isdigit():
             if int(one) >= vocab_size:
-                raise ValueError(f"expected a token from 0 to {vocab_size - 1}, got {one}")
+                raise ValueError(f"token ids must be from 0 to {vocab_size - 1}, got {one}")
             tokens.append(int(one))
         elif tokenizer is None:
-            raise ValueError(f"expected the id of a token, got {one!r}; for a text give --model too")
+            raise ValueError(f"{one!r} is no token id; to look up text give --model too")
         else:
             tokens += tokenizer(one, add_special_tokens=False)["input_ids"]
     return tokens

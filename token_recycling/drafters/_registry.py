@@ -59,7 +59,7 @@ def drafter_class(name: str) -> type[Drafter]:
 def check_name(name: str) -> None:
     """Raises ValueError, with all names, for what is no drafter's."""
     if name not in drafter_names():
-        raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
+        raise ValueError(f"unknown drafter {name!r}; known are {', '.join(drafter_names())}")
 
 
 def _of_another_package(name: str) -> type[Drafter]:
@@ -76,7 +76,7 @@ def _of_another_package(name: str) -> type[Drafter]:
         got, problem = f"{got} ({type(error).__name__}: {error})", error
     if len(loaded) != 1 or not isinstance(loaded[0], type) or not issubclass(loaded[0], Drafter):
         raise ValueError(
-            f"expected one Drafter class behind the entry point {name!r} of {ENTRY_POINTS}, got {got}; "
+            f"the entry point {name!r} of {ENTRY_POINTS} must name one Drafter class, got {got}; "
             "correct or uninstall the package that names it"
         ) from problem
     return loaded[0]
@@ -99,12 +99,11 @@ def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = F
     if isinstance(spec, Drafter):
         if options:
             raise TypeError(
-                f"expected options only with a drafter's name, got a made drafter and {', '.join(options)}; "
-                "set them when making it"
+                f"options need a drafter's name, got a made drafter and {', '.join(options)}; set them when making it"
             )
         return spec
     if not isinstance(spec, str):
-        raise TypeError(f"expected a drafter's name or a Drafter, got {type(spec).__name__}")
+        raise TypeError(f"drafter must be a name or a Drafter, got {type(spec).__name__}")
     name, _, text = spec.partition(":")
     found = drafter_class(name)
     written = written_options(name, text, found.unnamed, options_of(found))

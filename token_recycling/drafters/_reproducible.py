@@ -25,7 +25,7 @@ class Reproducible(Drafter):
     def __post_init__(self) -> None:
         if not self.base.traits.reproducible:
             raise ValueError(
-                f"expected a drafter whose drafts follow from the text alone, for reproducible=True, got "
+                f"reproducible=True needs a drafter whose drafts depend on the sequence alone, got "
                 f"{self.base.describe()}; choose another drafter, such as recycling, or leave it out"
             )
         self.base = self.base.fork()

@@ -84,9 +84,7 @@ class LayerSkip(CausalDrafter):
         _check(target)
         last = target.config.num_hidden_layers - 1
         if not self._skipped or not all(0 < number <= last for number in self._skipped):
-            raise ValueError(
-                f"expected layers to skip from 1 to {last}, got {self.layers!r}; the first one has to stay"
-            )
+            raise ValueError(f"layers must be from 1 to {last}, got {self.layers!r}; the first one cannot be skipped")
         return TreeModel(without_layers(target.model, self._skipped))
 
     def step_cost(self, target: TreeModel, model: TreeModel) -> float:
@@ -111,7 +109,7 @@ def _numbers(layers: str | Sequence[int]) -> list[int]:
     ranges = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in layers.split()]
     numbers = {n for found in ranges if found for n in range(int(found[1]), int(found[2] or found[1]) + 1)}
     if not numbers or None in ranges:
-        raise ValueError(f"expected auto or layers such as '4-9 12', got {layers!r}")
+        raise ValueError(f"layers must be auto or numbers such as '4-9 12', got {layers!r}")
     return sorted(numbers)
 
 

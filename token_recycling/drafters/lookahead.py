@@ -49,9 +49,7 @@ class Lookahead(Drafter):
         check_at_least(2, self, "ngram_size")
         nodes = (self.window + self.guesses) * (self.ngram_size - 1)
         if nodes > _MOST_NODES:
-            raise ValueError(
-                f"expected (window + guesses) * (ngram_size - 1) of at most {_MOST_NODES} nodes, got {nodes}"
-            )
+            raise ValueError(f"(window + guesses) * (ngram_size - 1) must be <= {_MOST_NODES} nodes, got {nodes}")
 
     @property
     def traits(self) -> DrafterTraits:

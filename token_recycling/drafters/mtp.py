@@ -57,8 +57,7 @@ class Mtp(StatesDrafter[MtpModel]):
         check_auto_or_nodes(self, "tree")
         if isinstance(self.layers, str) and self.layers != _OWN:
             raise ValueError(
-                f"expected layers={_OWN}, those in the files of the target, or in Python a MtpModel, got "
-                f"{self.layers!r}"
+                f"layers must be {_OWN}, those in the files of the target, or in Python a MtpModel, got {self.layers!r}"
             )
 
     @property
@@ -87,8 +86,7 @@ def _own_layers(target: TreeModel) -> MtpModel:
     name = type(target.model).__name__
     if not getattr(target.config, "num_mtp_layers", None):
         raise ValueError(
-            f"expected a target with MTP layers (num_mtp_layers in its configuration), got {name} without; "
-            "choose another drafter, such as recycling"
+            f"{name} has no MTP layers (num_mtp_layers in its configuration); choose another drafter, such as recycling"
         )
     try:
         return MtpModel.from_pretrained(target.model, device_map={"": target.device}).eval()
@@ -103,9 +101,7 @@ def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
     """Given layers with the embedding and the output layer of the target; a copy if they have others."""
     ours, theirs = target.config.hidden_size, layers.config.hidden_size
     if ours != theirs:
-        raise ValueError(
-            f"expected MTP layers of width {ours}, as the target has, got {theirs}; give those made for it"
-        )
+        raise ValueError(f"MTP layers must have the target's width, {ours}, got {theirs}; give those made for it")
     there = layers.layers[0].eh_proj.weight
     is_there = (there.device, there.dtype) == (target.device, target.dtype)
     if layers.shared_head is target.model.get_output_embeddings() and is_there:

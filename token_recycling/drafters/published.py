@@ -44,15 +44,15 @@ class Published(Drafter):
 
     def __post_init__(self) -> None:
         if self.update not in get_args(UpdateRule):
-            raise ValueError(f"expected an update rule of {', '.join(get_args(UpdateRule))}, got {self.update!r}")
+            raise ValueError(f"update must be one of {', '.join(get_args(UpdateRule))}, got {self.update!r}")
         check_at_least(1, self, "k")
         template = template_from(self.tree)
         if template is None:
-            raise ValueError(f"expected a template, got {self.tree}; trees are grown by the drafter 'recycling'")
+            raise ValueError(f"tree must be a template, got {self.tree}; trees are grown by the drafter 'recycling'")
         self.template = template
         if template.breadth > self.k:
             raise ValueError(
-                f"expected a tree of ranks below k = {self.k}, got rank {template.breadth - 1}; "
+                f"ranks of the tree must be below k={self.k}, got rank {template.breadth - 1}; "
                 "raise k or choose another tree"
             )
         self._making = Lock()

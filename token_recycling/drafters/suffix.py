@@ -42,7 +42,7 @@ class Suffix(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "min_match")
         if not self.factor > 0:
-            raise ValueError(f"expected a factor above 0, got {self.factor}")
+            raise ValueError(f"factor must be > 0, got {self.factor}")
         self.compared = max(LONGEST, self.min_match, math.ceil(min(self.num_tokens / self.factor, _COMPARED)))
         """Tokens of a match; a longer one would draft no more."""
 

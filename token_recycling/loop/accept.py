@@ -145,8 +145,8 @@ def accept_siblings(
         source /= source.sum()
         if not source[token] > 0:
             raise ValueError(
-                f"expected tokens sampled without replacement from the distributions given, got token {token} "
-                "with probability 0; see Draft.sampled_from"
+                f"sampled tokens must be possible in Draft.sampled_from, without replacement, got token {token} with "
+                "probability 0"
             )
         excess = (left - source).clamp_(min=0)
         total = excess.sum()

@@ -39,8 +39,8 @@ def why_not_batched(target: TreeModel) -> str | None:
     """Why the texts of a model cannot share passes as they come and go, or None if they can."""
     if target.info.processes > 1:
         return (
-            f"expected a model in one process, got one in {target.info.processes}: texts would join at other steps "
-            "in each"
+            f"continuous batching needs a model in one process, got {target.info.processes} processes: sequences "
+            "would join at different steps in each"
         )
     return target.info.batch_reason
 
@@ -114,8 +114,8 @@ class RunningBatch:
         for other in self.requests:
             if None not in (wanted, self._states(other)) and wanted != self._states(other):
                 raise ValueError(
-                    f"expected a drafter that needs the hidden states {self._states(other)}, as others in this batch, "
-                    f"got one that needs {wanted}: {row.drafter.describe()}"
+                    f"drafters of a batch must need the same hidden states, {self._states(other)}, got {wanted} of "
+                    f"{row.drafter.describe()}"
                 )
         row.isolated = True
         self._joining.append(

@@ -124,9 +124,7 @@ class GrammarProcessor(LogitsProcessor):
         import xgrammar
 
         if len(input_ids) > 1:
-            raise ValueError(
-                f"expected one text for a processor of constrain(), got {len(input_ids)}; make one for each"
-            )
+            raise ValueError(f"a processor of constrain() serves one sequence, got {len(input_ids)}; make one for each")
         new = [] if self._read is None else input_ids[0, self._read :].tolist()
         for token in new:
             self._matcher.accept_token(token)

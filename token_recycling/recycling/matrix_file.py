@@ -44,9 +44,7 @@ class MatrixFileError(ValueError):
 def check_sizes(vocab_size: int, k: int) -> None:
     """Raises ValueError unless a matrix of that vocabulary can have k candidates a row."""
     if vocab_size < 1 or not 1 <= k <= vocab_size:
-        raise ValueError(
-            f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
-        )
+        raise ValueError(f"k must be from 1 to the vocabulary size, got vocabulary {vocab_size} and k {k}")
 
 
 def write_matrix(
@@ -184,6 +182,5 @@ def check_vocabulary(learned: int, vocab_size: int) -> None:
     """Raises ValueError if a matrix has learned from a vocabulary of another size than the target's."""
     if learned != vocab_size:
         raise ValueError(
-            f"expected a target of {learned} tokens, as this drafter has learned, got one of {vocab_size}; "
-            "make a new drafter"
+            f"the drafter has learned from {learned} tokens, got a target of {vocab_size}; make a new drafter"
         )

@@ -29,13 +29,13 @@ _NO_TEXT, _NOT_COPIED = IndexArrays.empty(0), Copying.empty()
 def check_options(k: int, orders: int, memory: float, past: int) -> None:
     """Raises ValueError unless some matrix can have these sizes; `NgramMatrix` says what they are."""
     if k < 1:
-        raise ValueError(f"expected k of 1 candidate or more, got {k}")
+        raise ValueError(f"k must be >= 1, got {k}")
     if not 1 <= orders <= MAX_ORDER:
-        raise ValueError(f"expected orders from 1 to {MAX_ORDER}, got {orders}")
+        raise ValueError(f"orders must be from 1 to {MAX_ORDER}, got {orders}")
     if not 0 <= memory < math.inf:
-        raise ValueError(f"expected memory of 0 MB or more, got {memory}")
+        raise ValueError(f"memory must be >= 0 MB, got {memory}")
     if past < 0:
-        raise ValueError(f"expected past of 0 tokens or more, got {past}")
+        raise ValueError(f"past must be >= 0, got {past}")
 
 
 class NgramMatrix:
@@ -89,7 +89,7 @@ class NgramMatrix:
     def look_up(self, *ngram: int) -> list[tuple[int, float]]:
         """Candidates and probabilities after a text's last tokens, newest last. Raises ValueError beyond `orders`."""
         if not 1 <= len(ngram) <= self.orders:
-            raise ValueError(f"expected 1 to {self.orders} tokens, got {len(ngram)}")
+            raise ValueError(f"an n-gram must have 1 to {self.orders} tokens, got {len(ngram)}")
         newest_first = np.array(ngram[::-1], np.int64)
         row = find_row(self.rows, newest_first, len(ngram))
         if row < 0:
@@ -106,7 +106,7 @@ class NgramMatrix:
         wanted = (len(ngrams), self.k)
         if candidates.shape != wanted or probabilities.shape != wanted:
             raise ValueError(
-                f"expected candidates and probabilities of {wanted[0]} x {wanted[1]}, "
+                f"candidates and probabilities must be {wanted[0]} x {wanted[1]}, "
                 f"got {candidates.shape} and {probabilities.shape}"
             )
         # Another type or layout would be another compilation.

@@ -28,9 +28,7 @@ def root_only() -> Tree:
 def chain(length: int) -> Tree:
     """A sequence draft: `length` nodes after the root, each the best candidate of the one before."""
     if length < 1:
-        raise ValueError(
-            f"expected a chain of 1 node or more, got {length}; for plain decoding use the drafter 'plain'"
-        )
+        raise ValueError(f"chain length must be >= 1, got {length}; for plain decoding use the drafter 'plain'")
     return branch(1 + length)
 
 
@@ -62,10 +60,10 @@ def parse_paths(text: str) -> Tree:
     for word in text.split():
         parts = [part for part in word.split(".") if part] if "." in word else list(word)
         if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-            raise ValueError(f"expected rank paths such as '0 1 00 01' or '0.12', got {word!r}")
+            raise ValueError(f"{word!r} is no rank path; write paths such as '0 1 00 01' or '0.12'")
         paths.append(tuple(map(int, parts)))
     if not paths:
-        raise ValueError("expected one rank path or more, got none")
+        raise ValueError("a template must have a rank path, got none")
     return Tree.from_paths(paths)
 
 
@@ -75,9 +73,9 @@ def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> T
     its bound on breadth. `rank_acceptance` is what `Stats.acceptance_by_rank` measures.
     """
     if nodes < 1:
-        raise ValueError(f"expected a tree of 1 node or more, got {nodes}; for plain decoding use the drafter 'plain'")
+        raise ValueError(f"nodes of a tree must be >= 1, got {nodes}; for plain decoding use the drafter 'plain'")
     if not rank_acceptance or not all(0 <= p <= 1 for p in rank_acceptance):
-        raise ValueError(f"expected probabilities between 0 and 1, one a rank, got {list(rank_acceptance)}")
+        raise ValueError(f"acceptance of ranks must be from 0 to 1, got {list(rank_acceptance)}")
     return tree_of(islice(best_paths([rank_acceptance] * max_depth), nodes))
 
 
@@ -139,22 +137,20 @@ def template_from(spec: str | int | Tree) -> Tree | None:
     kind, _, number = text.rpartition(":")
     counted = number.isascii() and number.isdigit() and (kind in ("chain", "static") or not (kind or number[0] == "0"))
     if counted and int(number[:9]) > _MOST:
-        raise ValueError(f"expected a tree of at most {_MOST} nodes, got {text[:40]}")
+        raise ValueError(f"nodes of a tree must be <= {_MOST}, got {text[:40]}")
     if number.isascii() and number.isdigit() and kind in ("chain", "static"):
         return (chain if kind == "chain" else static)(int(number))
     if isinstance(spec, int) or (text.isascii() and text.isdigit() and text[0] != "0"):
         if int(text) < 1:
-            raise ValueError(
-                f"expected a tree of 1 node or more, got {text}; for plain decoding use the drafter 'plain'"
-            )
+            raise ValueError(f"nodes of a tree must be >= 1, got {text}; for plain decoding use the drafter 'plain'")
         return None
     try:
         is_text = all(part.isdigit() for part in text.replace(".", " ").split())
         return parse_paths(text if is_text or not Path(text).is_file() else Path(text).read_text())
     except (ValueError, OSError) as error:
         raise ValueError(
-            "expected a tree: auto, a number of nodes, paper, chain:N, static:N, rank paths such as '0 1 00', or a "
-            f"file of them; got {text!r} ({error})"
+            f"{text!r} is no tree ({error}); give auto, a number of nodes, paper, chain:N, static:N, rank paths such "
+            "as '0 1 00', or a file of them"
         ) from None
 
 

@@ -50,14 +50,14 @@ class Tree:
 
     def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != -1:
-            raise ValueError(f"expected a root with parent -1 as node 0, got parents {self.parents[:4]}")
+            raise ValueError(f"node 0 must be the root, with parent -1, got parents {self.parents[:4]}")
         if len(self.parents) != len(self.ranks):
-            raise ValueError(f"expected one rank per node, got {len(self.parents)} parents and {len(self.ranks)} ranks")
+            raise ValueError(f"parents and ranks must be equally many, got {len(self.parents)} and {len(self.ranks)}")
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node:
-                raise ValueError(f"expected the parent of node {node} to come before it, got parent {parent}")
+                raise ValueError(f"the parent of node {node} must come before it, got {parent}")
         if list(self.depths) != sorted(self.depths):
-            raise ValueError(f"expected nodes in order of depth, got depths {self.depths}")
+            raise ValueError(f"nodes must be in order of depth, got depths {self.depths}")
 
     def __reduce__(self) -> tuple[type[Tree], tuple[tuple[int, ...], tuple[int, ...]]]:
         """Pickle and copy the shape alone: its tensors may be on a device that is not there where it is read."""
@@ -80,11 +80,11 @@ class Tree:
         parents, ranks = [-1], [0]
         for path in ordered:
             if path in index:
-                raise ValueError(f"expected every path once, got {path} twice")
+                raise ValueError(f"paths must be unique, got {path} twice")
             if path[:-1] not in index:
-                raise ValueError(f"expected the parent {path[:-1]} of path {path} among the paths; add it")
+                raise ValueError(f"the parent {path[:-1]} of path {path} is missing; add it")
             if path[-1] < 0:
-                raise ValueError(f"expected ranks of 0 or more, got path {path}")
+                raise ValueError(f"ranks must be >= 0, got path {path}")
             index[path] = len(parents)
             parents.append(index[path[:-1]])
             ranks.append(path[-1])

@@ -177,11 +177,11 @@ class CausalDrafter(ModelDrafter):
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
-            raise ValueError(f"expected a mode of {', '.join(get_args(Mode))}, got {self.mode!r}")
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
         check_at_least(1, self, "depth", "k", "tau")
         for name in ("theta_prob", "theta_sib"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         check_auto_or_nodes(self, "nodes")
         self._overheads: dict[int, Overhead] = {}
         """What a drafting step takes, by the number of texts."""

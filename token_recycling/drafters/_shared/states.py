@@ -88,7 +88,7 @@ class StatesDrafter(Drafter, Generic[Module]):
         given = self.template
         if given is not None and (given.depth > depth or given.breadth > self.k):
             raise ValueError(
-                f"expected a tree of at most {layers} and ranks below k={self.k}, got {given} with ranks up to "
+                f"the tree may have at most {layers} and ranks below k={self.k}, got {given} with ranks up to "
                 f"{given.breadth - 1}; give a smaller tree, or larger options"
             )
 

@@ -27,7 +27,7 @@ class EagleTraining(Training):
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
-            raise ValueError(f"expected version 1 or 3, got {self.version}")
+            raise ValueError(f"version must be 1 or 3, got {self.version}")
 
     @property
     def passes(self) -> int:

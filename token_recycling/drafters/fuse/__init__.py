@@ -57,11 +57,11 @@ class Fuse(Drafter):
         self.drafters = [make_drafter(part) for part in _written(self.parts)]
         if not 2 <= len(self.drafters) <= _MOST_PARTS:
             raise ValueError(
-                f"expected 2 to {_MOST_PARTS} drafters to fuse, such as fuse:recycling+suffix, "
-                f"got {len(self.drafters)}: {self.parts!r}"
+                f"fuse takes 2 to {_MOST_PARTS} drafters, such as fuse:recycling+suffix, got {len(self.drafters)}: "
+                f"{self.parts!r}"
             )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
-            raise ValueError("expected every part to be a drafter of its own, got one twice; make it twice")
+            raise ValueError("the parts of fuse must be different objects, got one drafter twice; make it twice")
         self.labels = _labels(self.drafters)
         """A name for each part."""
         self.calibration = FuseCalibration.empty(len(self.drafters))

@@ -32,7 +32,7 @@ class MedusaHeads(torch.nn.Module):
         """`output` (vocabulary, width) is copied into an output layer for each head; None shares the target's."""
         super().__init__()
         if heads < 1 or blocks < 1:
-            raise ValueError(f"expected 1 head and 1 block or more, got {heads} and {blocks}")
+            raise ValueError(f"heads and blocks must be >= 1, got {heads} and {blocks}")
         self.weight = torch.nn.Parameter(torch.zeros(blocks, heads, width, width))
         self.bias = torch.nn.Parameter(torch.zeros(blocks, heads, 1, width))
         self.shares_output = output is None

@@ -84,7 +84,7 @@ class Recycling(Drafter, Options):
         """Which tokens the target takes where a grammar allows several."""
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
-            raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
+            raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
         self._making = Lock()
 
     def warm_up(self, device: torch.device) -> None:
@@ -105,7 +105,7 @@ class Recycling(Drafter, Options):
         check_vocabulary(self.matrix.vocab_size, target.vocab_size)
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
-                f"expected a matrix of k={self.k}, orders={self.orders}, as this drafter's options say, "
+                f"the matrix must have this drafter's k={self.k}, orders={self.orders}, "
                 f"got k={self.matrix.k}, orders={self.matrix.orders}; make the drafter with the options of its matrix"
             )
         return self.matrix

@@ -15,8 +15,8 @@ def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
     path = warmed_file(target, matrix.k, matrix.orders)
     if not path.exists():
         raise ValueError(
-            f"expected what this model was warmed with at {path}, for k={matrix.k}, orders={matrix.orders}, got no "
-            "file; run `token-recycling warm MODEL` first, or leave out warmed=true"
+            f"this model was not warmed for k={matrix.k}, orders={matrix.orders}: no file {path}; "
+            "run `token-recycling warm MODEL` first, or leave out warmed=true"
         )
     matrix.load(path)
 

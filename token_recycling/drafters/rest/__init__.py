@@ -51,9 +51,7 @@ class Rest(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "nodes", "num_tokens", "max_matches")
         if self.max_matching_ngram_size < _LEAST:
-            raise ValueError(
-                f"expected max_matching_ngram_size of at least {_LEAST}, got {self.max_matching_ngram_size}"
-            )
+            raise ValueError(f"max_matching_ngram_size must be >= {_LEAST}, got {self.max_matching_ngram_size}")
         self._store = Datastore(self.datastore)
         self._checked = False
         """Whether the tokenizer of the last target was known to be the datastore's."""
@@ -70,14 +68,14 @@ class Rest(Drafter):
         store = self._store
         if store.vocab_size > target.embedded:
             raise DatastoreError(
-                f"{store.path}: expected ids below {target.embedded}, the target's vocabulary, "
-                f"got ids up to {store.vocab_size - 1}; build a datastore with --model of this target"
+                f"{store.path}: ids must be below {target.embedded}, the target's vocabulary, got "
+                f"{store.vocab_size - 1}; build a datastore with --model of this target"
             )
         theirs = remembered(target.model, "tokenizer", lambda: tokenizer_of(target.model), values_matter=False)
         self._checked = bool(store.tokenizer and theirs)
         if self._checked and store.tokenizer != theirs:
             raise DatastoreError(
-                f"{store.path}: expected the target's tokenizer {theirs}, got {store.tokenizer}; "
+                f"{store.path}: its tokenizer must be the target's, {theirs}, got {store.tokenizer}; "
                 "build a datastore with --model of this target"
             )
         return self

@@ -44,7 +44,7 @@ class Datastore:
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(
-                f"expected a datastore, got {path}: there is no such file; `token-recycling datastore build` makes one"
+                f"no datastore at {path}: there is no such file; `token-recycling datastore build` makes one"
             )
         header, self.index = _read(self.path)
         self.tokenizer = header.get("tokenizer", "")
@@ -74,8 +74,8 @@ class Datastore:
         found = self.tokens[np.minimum(places[:, None] + np.arange(length), len(self) - 1)]
         if len(found) and not found.min() >= END <= found.max() < self.vocab_size:
             raise DatastoreError(
-                f"{self.path}: expected ids below {self.vocab_size}, got {found.min()} to {found.max()}: "
-                "the file is damaged; build it anew"
+                f"{self.path}: ids must be below {self.vocab_size}, got {found.min()} to {found.max()}: the file is "
+                "damaged; build it again"
             )
         return found[np.lexsort(found.T[::-1])]
 
@@ -92,12 +92,12 @@ def build(
     for document in documents:
         ids = np.asarray(document, dtype=np.int64)
         if len(ids) and not 0 <= ids.min() <= ids.max() < _MOST:
-            raise DatastoreError(f"expected ids of 0 or more in 31 bits, got {ids.min()} to {ids.max()}")
+            raise DatastoreError(f"ids must be >= 0 and fit 31 bits, got {ids.min()} to {ids.max()}")
         if len(ids):
             parts += [ids, np.array([END])]
     tokens = sum(map(len, parts))
     if not 0 < tokens < _MOST:
-        raise DatastoreError(f"expected text of 1 to {_MOST - 1} tokens, got {tokens}")
+        raise DatastoreError(f"a datastore must have 1 to {_MOST - 1} tokens, got {tokens}")
     index = IndexArrays.empty(tokens, 1 << (tokens.bit_length() - 1))
     for part in parts:
         append(index, part)
@@ -125,7 +125,7 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
                 )
             if header.get("version") != VERSION:
                 raise DatastoreError(
-                    f"{path}: expected format version {VERSION}, got {header.get('version')}; build it anew"
+                    f"{path}: format version must be {VERSION}, got {header.get('version')}; build it again"
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except (SafetensorError, OSError) as error:
@@ -149,7 +149,5 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
         or (int(arrays["added"]), int(arrays["tokens"][-1])) != (n, END)
         or not header.get("vocab_size", "").isdigit()
     ):
-        raise DatastoreError(
-            f"{path}: expected tokens and their index, got {found}: the file is damaged; build it anew"
-        )
+        raise DatastoreError(f"{path}: the file is damaged, got {found}; build it again")
     return header, IndexArrays(**{name: array.numpy() for name, array in arrays.items()})

@@ -43,12 +43,9 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
-            raise ValueError(f"expected a threshold from 0 to 1, got {self.threshold}")
+            raise ValueError(f"threshold must be from 0 to 1, got {self.threshold}")
         if not 1 <= self.min_length <= self.max_length:
-            raise ValueError(
-                "expected a min_length of 1 or more and a max_length that is no less, "
-                f"got {self.min_length} and {self.max_length}"
-            )
+            raise ValueError(f"min_length must be >= 1 and <= max_length, got {self.min_length} and {self.max_length}")
         self._heads = Pairs[AcceptanceHead]()
 
     def _head_for(self, model: PreTrainedModel) -> AcceptanceHead:
@@ -62,15 +59,13 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         if isinstance(self.head, AcceptanceHead):
             if self.head.width != output_width(model):
                 raise ValueError(
-                    f"expected a head for hidden states of {output_width(model)}, as the draft model has, got one for "
-                    f"{self.head.width}"
+                    f"the head must fit the draft model's hidden size, {output_width(model)}, got {self.head.width}"
                 )
             return self.head
         beside = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
         if not self.head and (not model.name_or_path or not beside.parent.is_dir()):
             raise ValueError(
-                f"expected the folder of a trained head, since {self.what()} has no folder here where one could be, "
-                "got none: specdec_pp:head=FOLDER"
+                f"head is required, since {self.what()} has no local folder that could hold one: specdec_pp:head=FOLDER"
             )
         return load_head(beside, model)
 

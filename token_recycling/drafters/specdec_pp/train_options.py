@@ -29,11 +29,9 @@ class SpecDecTraining(Training):
 
     def __post_init__(self) -> None:
         if self.depth < 0 or self.draft_temperature < 0:
-            raise ValueError(
-                f"expected a depth and a temperature of 0 or more, got {self.depth} and {self.draft_temperature}"
-            )
+            raise ValueError(f"depth and draft_temperature must be >= 0, got {self.depth} and {self.draft_temperature}")
         if not self.rejection_weight > 0 or not 0 <= self.target_share < 1:
             raise ValueError(
-                "expected a rejection_weight above 0 and a target_share from 0 to less than 1, "
+                "rejection_weight must be > 0 and target_share from 0 to less than 1, "
                 f"got {self.rejection_weight} and {self.target_share}"
             )

@@ -36,7 +36,7 @@ class Shuffled:
 
     def __init__(self, examples: int, batch: int, seed: int = 0) -> None:
         if batch < 1:
-            raise ValueError(f"expected a batch of 1 or more, got {batch}")
+            raise ValueError(f"batch must be >= 1, got {batch}")
         self._examples, self._batch, self._seed = examples, batch, seed
         self._order = lru_cache(maxsize=2)(self._order_of)
 
@@ -87,7 +87,7 @@ def fit(
             batch = task.batch_at(step)
         loss = task.loss_of(part, batch)
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"expected a finite loss, got {loss.item()} in step {step}; lower the rate")
+            raise FloatingPointError(f"loss is {loss.item()} in step {step}; lower the rate")
         if loss.requires_grad:
             optimizer.zero_grad(set_to_none=True)
             loss.backward(inputs=parameters)  # what the part shares with a frozen model gets none
