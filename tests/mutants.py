@@ -483,7 +483,7 @@ MUTANTS = [
         "a criterion over all rows ends them one token late",
         "sequence.end_at(min(sequence.columns, self._columns))",
         "sequence.end_at(min(sequence.columns, self._columns + 1))",
-        "hf/test_stopping.py hf/test_batch.py hf",
+        "hf/test_batch_calls.py hf",
     ),
     Mutant(
         "cache-shifted-too-far",
@@ -497,7 +497,7 @@ MUTANTS = [
         "a call with positions of its own is accelerated with others",
         "if not self._counts_from_zero:",
         "if self._counts_from_zero is None:",
-        "hf/test_calls.py hf/test_arguments.py hf",
+        "model/test_self_test.py hf",
     ),
     Mutant(
         "streamed-twice",
@@ -540,7 +540,7 @@ MUTANTS = [
         "all rows of a captured step sample by one seed",
         "noise = gumbel(seeds.repeat_interleave(depths, output_size=batch * depths), places, vocabulary)",
         "noise = gumbel(seeds[:1].repeat(batch * depths), places, vocabulary)",
-        "cuda_graphs/test_step.py cuda_graphs",
+        "cuda_graphs/test_path.py cuda_graphs/test_step.py cuda_graphs",
     ),
     Mutant(
         "captured-penalty-ignores-the-path",
@@ -576,14 +576,14 @@ MUTANTS = [
         "the server takes any number of requests",
         "if len(self._jobs) >= settings.max_requests:",
         "if len(self._jobs) < 0:",
-        "serving/test_serving_errors.py serving/test_serving_waiting.py serving",
+        "serving/test_serving_requests.py serving",
     ),
     Mutant(
         "limit-of-a-key-off-by-one",
         "a key may have one request more than it is allowed",
         "self._by_key[name] >= settings.max_requests_per_key:",
         "self._by_key[name] > settings.max_requests_per_key:",
-        "serving/test_serving_access.py serving/test_serving_errors.py serving",
+        "serving/test_serving_requests.py serving",
     ),
     Mutant(
         "matrix-of-another-key",
@@ -604,7 +604,7 @@ MUTANTS = [
         "how long a grammar compiles tells whether another key has used it",
         'kept = self._kept.setdefault(key if self._isolation is Isolation.per_key else "", kept)',
         'kept = self._kept.setdefault("", kept)',
-        "serving/test_serving_isolation.py serving/tools serving",
+        "serving/tools/test_forms.py serving/test_serving_isolation.py serving",
     ),
     Mutant(
         "metrics-key-opens-all",
@@ -625,21 +625,21 @@ MUTANTS = [
         "a body of unknown length is read to its end",
         "if read > self._max_bytes:",
         "if read < 0:",
-        "serving/test_serving_errors.py serving/test_serving_access.py serving/test_serving_connections.py serving",
+        "serving/test_serving_requests.py serving",
     ),
     Mutant(
         "penalty-counts-the-prompt",
         "OpenAI's penalties count tokens of the prompt",
         "counts = torch.bincount(input_ids[0, self._prompt :], minlength=scores.shape[-1])",
         "counts = torch.bincount(input_ids[0], minlength=scores.shape[-1])",
-        "serving/test_serving_parts.py serving/test_serving_openai.py serving",
+        "serving/test_serving_fields.py serving",
     ),
     Mutant(
         "finish-reason-of-the-last-token",
         "an end of sequence at the last token counts as cut off",
         'return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"',
         'return "length" if full else "stop"',
-        "serving/test_serving_stops.py serving/test_serving_openai.py serving",
+        "serving/test_serving_of_others.py serving",
     ),
     Mutant(
         "logprobs-of-the-first-token",
@@ -668,7 +668,7 @@ MUTANTS = [
         "a character of several bytes is streamed in pieces",
         "if not text or text.endswith(_INCOMPLETE):",
         "if not text:",
-        "serving/test_serving_parts.py cli util serving",
+        "cli/test_cli_compare.py cli serving",
     ),
     Mutant(
         "compare-exits-with-zero",

@@ -141,6 +141,15 @@ def test_a_seed_gives_a_text_whatever_is_drafted(model):
     assert tuple(other[0].tolist()) not in texts
 
 
+@pytest.mark.parametrize("drafter", ["plain", "published"])
+def test_rows_of_a_batch_are_sampled_by_seeds_of_their_own(model, drafter):
+    ids, stats = tiny.prompt(0, 6).expand(6, -1), tr.Stats()
+    how = {"max_new_tokens": 12, "do_sample": True, "temperature": 2.0, "fast": True, "pad_token_id": 0}
+    rows = tr.generate(model, ids, attention_mask=torch.ones_like(ids), drafter=drafter, stats=stats, **how)
+    assert stats.path.startswith("fast")
+    assert len({tuple(row) for row in rows.tolist()}) == 6
+
+
 def test_endings_are_those_of_generate(model):
     """End-of-sequence tokens and a criterion of one's own; afterwards the cache holds all but the last token."""
 

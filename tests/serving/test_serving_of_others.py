@@ -42,6 +42,8 @@ def test_ids_end_the_text_and_are_not_shown(server, said, tokenizer):
         assert answer.usage.completion_tokens == place + 1
         parts = streamed_completion(server, **GREEDY, stop_token_ids=ids)
         assert "".join(event.choices[0].text for event in parts if event.choices) == wanted
+    last = completion(server, **{**GREEDY, "max_tokens": place + 1}, stop_token_ids=[tokens[place]])
+    assert last.choices[0].finish_reason == "stop", "the last token allowed ends it: it was not cut off"
     assert refused(server, stop_token_ids=[10**6])[0] == "stop_token_ids"
     assert refused(server, stop_token_ids=["a"])[0].startswith("stop_token_ids")
 
