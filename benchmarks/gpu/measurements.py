@@ -19,10 +19,8 @@ from token_recycling._util.device import synchronize
 from token_recycling.cuda_graphs.graphs import Graphs
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.support import runner_or_reason
-from token_recycling.model.cache_layers import Frame
-from token_recycling.model.kv_cache import TreeCache
-from token_recycling.model.shapes import band_of
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.kv_cache import Frame, TreeCache
+from token_recycling.model.tree_model import TreeModel, band_of
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.packed import send
 from token_recycling.trees.templates import star

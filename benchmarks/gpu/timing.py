@@ -14,8 +14,7 @@ from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.step import Choice, StepPlan
 from token_recycling.model.kv_cache import unroll
 from token_recycling.model.prefill import prefill
-from token_recycling.model.shapes import band_of
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.tree_model import TreeModel, band_of
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import star
 

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 import token_recycling as tr
 from token_recycling.model.prefill import piece_of
-from token_recycling.model.shapes import ROWS, band_of, rows_of
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.tree_model import ROWS, TreeModel, band_of, rows_of
 
 FAMILIES = {"grouped heads": {}, "a key head for each query": {"num_key_value_heads": 4}}
 

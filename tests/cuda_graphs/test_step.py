@@ -18,8 +18,7 @@ from token_recycling.loop.accept import GreedySteps, accept_walk
 from token_recycling.model.architectures import Reach
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
-from token_recycling.model.shapes import ROWS, band_of, batch_of, rows_of
-from token_recycling.model.tree_model import TreeModel, tree_masks
+from token_recycling.model.tree_model import ROWS, TreeModel, band_of, batch_of, rows_of, tree_masks
 from token_recycling.trees.packed import PADDING, send
 from token_recycling.trees.templates import root_only
 

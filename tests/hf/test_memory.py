@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model import cache_layers as caches
+from token_recycling.model import kv_cache as caches
 from token_recycling.model.prefill import PIECE
 
 VOCABULARY = 331

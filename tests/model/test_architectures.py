@@ -27,7 +27,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import token_recycling as tr
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.model.architectures import TESTED, Border, Reach
-from token_recycling.model.cache_layers import TreeLayer
+from token_recycling.model.kv_cache import TreeLayer
 from token_recycling.model.loading import Loaded
 from token_recycling.model.self_test import largest_difference, random_text
 from token_recycling.model.tree_model import TreeInputs, TreeModel, masks

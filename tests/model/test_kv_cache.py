@@ -9,8 +9,7 @@ from support.releases import needs
 from transformers import DynamicCache
 
 import token_recycling as tr
-from token_recycling.model.cache_layers import TreeLayer
-from token_recycling.model.kv_cache import TreeCache
+from token_recycling.model.kv_cache import TreeCache, TreeLayer
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.core
@@ -177,7 +176,7 @@ def test_a_cache_longer_than_the_text_is_refused(model):
     """At once, not with the first step."""
     for length in (5, 19):
         cache = rebuilt(model, tiny.prompt(0, 20))
-        with pytest.raises(ValueError, match=f"fewer than the {length} tokens given, got one of 19"):
+        with pytest.raises(ValueError, match=rf"\b{length} .*\b19\b"):
             tr.stream(model, tiny.prompt(0, length), past_key_values=cache)
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 
 import token_recycling as tr
-from token_recycling.model.state import State
+from token_recycling.model.remembered import State
 
 Change = Callable[[Any], Any]
 

@@ -10,13 +10,10 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.utils.logging import tqdm
 
-from ..model.cache_layers import TreeLayer
-from ..model.kv_cache import TreeCache, unroll
+from ..model.kv_cache import TreeCache, TreeLayer, unroll
 from ..model.prefill import prefill
-from ..model.remembered import lasting
-from ..model.shapes import ROWS, band_of, batch_of, rows_of
-from ..model.state import State
-from ..model.tree_model import TreeModel
+from ..model.remembered import State, lasting
+from ..model.tree_model import ROWS, TreeModel, band_of, batch_of, rows_of
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, pack, packed_size, unpack
 from ..trees.templates import star

@@ -25,9 +25,8 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from .._util.topk import as_candidates, packed_candidates
 from ..loop.accept import greedy_path
 from ..loop.processors import Scope, scope
-from ..model.cache_layers import Frame
 from ..model.inspection import layer_states
-from ..model.kv_cache import TreeCache
+from ..model.kv_cache import Frame, TreeCache
 from ..model.tree_model import TreeModel
 from ..trees.packed import PackedTrees
 from .noise import gumbel

@@ -14,7 +14,7 @@ import torch
 from ..loop.accept import step_of
 from ..loop.prompt import prefill
 from ..loop.state import BatchState, RequestState, places_left
-from ..model.shapes import ROWS
+from ..model.tree_model import ROWS
 from ..trees.draft import Draft, Step
 from .runner import StepRunner
 from .step import Choice, Verified

@@ -14,13 +14,11 @@ from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
 from ..loop.state import Sequence, TokenSelector
-from ..model.cache_layers import takes_frames
 from ..model.info import ModelInfo
-from ..model.kv_cache import TreeCache
+from ..model.kv_cache import TreeCache, takes_frames
 from ..model.prefill import prefill
-from ..model.shapes import BATCHES, batch_of
-from ..model.state import State, hooks_of
-from ..model.tree_model import TreeModel
+from ..model.remembered import State, hooks_of
+from ..model.tree_model import BATCHES, TreeModel, batch_of
 from ..trees.draft import Draft
 from ..trees.templates import root_only
 from ..trees.tree import Tree

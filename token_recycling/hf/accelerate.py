@@ -25,8 +25,7 @@ from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain, view
-from .generate_call import GenerateCall
-from .run_call import run_call
+from .generate_call import GenerateCall, run_call
 
 
 def accelerate(

@@ -32,8 +32,7 @@ from ..loop.stats import Stats
 from ..model.compat import with_cache
 from ..model.info import UnsupportedModelError
 from ..model.tree_model import TreeModel
-from .generate_call import GenerateCall
-from .run_call import run_call
+from .generate_call import GenerateCall, run_call
 
 logger = logging.getLogger("token_recycling")
 

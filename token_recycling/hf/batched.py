@@ -28,8 +28,7 @@ from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
 from .acceleration import Acceleration, view
-from .generate_call import GenerateCall
-from .run_call import Output, beginnings, run_call
+from .generate_call import GenerateCall, Output, beginnings, run_call
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..model.cache_layers import takes_frames
-from ..model.kv_cache import TreeCache, slots, unroll
+from ..model.kv_cache import TreeCache, slots, takes_frames, unroll
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, cross_border
 from ..model.tree_model import TreeModel

@@ -1,14 +1,20 @@
-"""transformers' key/value caches, made such that chosen slots can be kept, and which of them can be.
+"""The KV cache of a tree: which slots are kept, and the layers and tensors that hold them.
 
-A tree forward appends one slot per node. Of these only the accepted ones may stay, moved together at the end of the
-text; of states over the text that of the last one (`recurrence`). Layers of a `DynamicCache` give way to those of
-`cache_layers`.
+Verifying n nodes appends n slots. Only those of accepted nodes stay, moved together at the end of the sequence; of
+recurrent states that of the last accepted node stays (`recurrence`). `TreeCache` replaces the layers of a
+`DynamicCache` by layers that can do so.
+
+All layers of one shape share one preallocated tensor, so moving a slot is one operation for the whole model instead of
+two for each layer, and the slots before it are not copied. Capacity grows by doubling. Offloaded layers share tensors
+in host memory: a step copies the slots of one layer after the other to the device, and only its own nodes back.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,27 +22,344 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from .._util.device import synchronize
-from .cache_layers import (
-    BlockTreeLayer,
-    IndexedTreeLayer,
-    KeptSlots,
-    OffloadedTreeLayer,
-    RecurrentTreeLayer,
-    SlotStore,
-    TokenCount,
-    TreeLayer,
-    roll,
-    take_states,
-)
 from .compat import (
     DummyLayer,
     DynamicIndexedLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
+    OwnLayer,
+    left_by_crop,
 )
-from .recurrence import joined_states, recurrent_layers, select_states, take_over_states
+from .recurrence import joined_states, keep_states, recurrent_layers, select_states, take_over_states
 from .remembered import lasting
+
+_GRAIN = 128
+
+
+class SlotStore:
+    """Keys and values of all layers of one shape, in turn: (tensors, batch, heads, capacity, size)."""
+
+    def __init__(self, shape: torch.Size, tensors: int, like: torch.Tensor, on_host: bool = False) -> None:
+        """Room for twice the slots of `shape` (batch, heads, slots, size), where `like` is or on the host."""
+        batch, heads, slots, size = shape
+        self.on_host = on_host
+        self._set(self._empty(tensors, batch, heads, _rounded(2 * slots), size, like))
+
+    @lasting()
+    def _empty(self, tensors: int, batch: int, heads: int, slots: int, size: int, like: torch.Tensor) -> torch.Tensor:
+        if not self.on_host:
+            # Passes on an accelerator attend to slots that nothing was written to, masked: zero times NaN is NaN.
+            make = like.new_empty if like.device.type == "cpu" else like.new_zeros
+            return make(tensors, batch, heads, slots, size)
+        # The heads of a slot lie side by side, so that the slots of one text are one piece to copy to the device.
+        pinned = torch.cuda.is_available()
+        made = torch.empty(tensors, batch, slots, heads, size, dtype=like.dtype, pin_memory=pinned)
+        return made.transpose(2, 3)
+
+    @lasting()
+    def _set(self, whole: torch.Tensor, texts: int | None = None) -> None:
+        self._whole = whole
+        """With room for further texts."""
+        self.buffer = whole[:, :texts]
+        self.tensors = self.buffer.unbind()
+
+    def reserve(self, slots: int, texts: int = 0) -> None:
+        """Grow to room for `slots` slots in every layer and for `texts` texts, each by doubling."""
+        tensors, held, heads, capacity, size = self._whole.shape
+        if slots > capacity or texts > held:
+            more_texts = max(2 * held, texts) if texts > held else held
+            more_slots = max(2 * capacity, _rounded(slots)) if slots > capacity else capacity
+            grown = self._empty(tensors, more_texts, heads, more_slots, size, self._whole)
+            shown = self.buffer.shape[1]
+            grown[:, :shown, :, :capacity] = self.buffer
+            self._set(grown, shown)
+
+    def resize(self, texts: int) -> None:
+        """Hold `texts` texts, of which the first ones stay; room for more is kept."""
+        self.reserve(0, texts)
+        self._set(self._whole, texts)
+
+    def append(self, other: SlotStore, held: int, joining: int) -> int:
+        """Write the first `joining` slots of another store's texts behind this one's texts, whose slots from `held` on
+        become zeros, and zeros after both; return how many texts there are. They are not among them before `resize`.
+        """
+        slots, texts, more = max(held, joining), self.buffer.shape[1], other.buffer.shape[1]
+        self.reserve(slots, texts + more)
+        self._whole[:, :texts, :, held:slots] = 0
+        self._whole[:, texts : texts + more, :, :joining] = other.buffer[..., :joining, :]
+        self._whole[:, texts : texts + more, :, joining:slots] = 0
+        return texts + more
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a forward pass of a fixed shape writes its nodes, and which slots it attends to (`shapes`)."""
+
+    places: torch.Tensor
+    """(batch, n) int64: the slot of every node."""
+    band: int
+    """Slots that attention runs over, from the first one on."""
+    end: int
+    """Slots in use afterwards."""
+
+
+@contextmanager
+def framed(cache: Cache, frame: Frame | None) -> Iterator[None]:
+    """For the length of the block, forward passes write to and attend within a frame."""
+    layers = [layer for layer in cache.layers if isinstance(layer, TreeLayer)] if frame is not None else []
+    for layer in layers:
+        layer.frame = frame
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.frame = None
+
+
+def takes_frames(cache: Cache) -> bool:
+    """Whether all layers of a cache that have slots are plain `TreeLayer`s on one device: a frame's places are on the
+    model's first one.
+    """
+    holders = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    return all(type(layer) is TreeLayer for layer in holders) and len({layer.device for layer in holders}) == 1
+
+
+class TreeLayer(DynamicLayer):
+    """One layer's share of the stores; a `DynamicLayer` for everybody else."""
+
+    frame: Frame | None = None
+    """That of the forward pass that runs, if its shape is fixed."""
+
+    def __init__(
+        self, keys: tuple[SlotStore, int], values: tuple[SlotStore, int], length: int, device: torch.device
+    ) -> None:
+        """`keys` and `values`: a store and the place of this layer's tensor in it; `device`: where it attends."""
+        self.parts, self.length = [keys, values], length
+        super().__init__()
+        self.dtype, self.device = keys[0].buffer.dtype, device
+        self.is_initialized = True
+
+    def _view(self, part: int) -> torch.Tensor:
+        store, place = self.parts[part]
+        return store.tensors[place].narrow(2, 0, self.length)
+
+    def _replace(self, part: int, states: torch.Tensor | None) -> None:
+        """Put states in a store of its own: somebody reordered, repeated or selected rows."""
+        if states is None:
+            return
+        store = SlotStore(states.shape, 1, states, self.parts[part][0].on_host)
+        self.length = states.shape[-2]
+        store.buffer[0, :, :, : self.length] = states
+        self.parts[part] = (store, 0)
+
+    keys = property(lambda self: self._view(0), lambda self, states: self._replace(0, states))
+    values = property(lambda self: self._view(1), lambda self, states: self._replace(1, states))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append states (batch, heads, n, size) and return views of all slots, or of those in the frame's band."""
+        if self.frame is not None:
+            self.length = self.frame.end
+            return self._within(self.frame, 0, key_states), self._within(self.frame, 1, value_states)
+        if not self.length and self._view(0).shape[:2] != key_states.shape[:2]:
+            # Emptied, and used again for another number of texts.
+            self._replace(0, key_states)
+            self._replace(1, value_states)
+        else:
+            start, n = self.length, key_states.shape[-2]
+            self.length += n
+            for (store, place), states in zip(self.parts, (key_states, value_states), strict=True):
+                store.reserve(self.length)
+                store.tensors[place].narrow(2, start, n).copy_(states)
+        return self._attended(0), self._attended(1)
+
+    def _within(self, frame: Frame, part: int, states: torch.Tensor) -> torch.Tensor:
+        store, place = self.parts[part]
+        store.reserve(frame.band)
+        slots = store.tensors[place][: len(states)]
+        slots.scatter_(2, frame.places[:, None, :, None].expand_as(states), states)
+        return slots.narrow(2, 0, frame.band)
+
+    def _attended(self, part: int) -> torch.Tensor:
+        return self._view(part)
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` slots, as in transformers."""
+        self.length = left_by_crop(tokens_to_remove, self.length)
+
+    def reset(self) -> None:
+        self.length = 0
+
+
+class KeptSlots:
+    """The slots of a cache whose layers are those of this file, or will be."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._stores: list[SlotStore] = []
+        self._layers: list[Any] = []
+        self._indexed: list[Any] = []
+        """The layers that keep index keys too."""
+        self._recurrent = bool(recurrent_layers(cache))
+
+    def _take_over(self) -> None:
+        raise NotImplementedError
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each text, moved
+        to the end of its `lengths[row]` slots, and forget the rest.
+        """
+        if self._recurrent:
+            keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
+        if not self._layers:
+            self._take_over()
+        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            for place, node in enumerate(nodes):
+                if length + place != held + node:
+                    for store in self._stores:
+                        slots = store.buffer.narrow(1, row, 1)
+                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+                    for layer in self._indexed:
+                        layer.move(row, held + node, length + place)
+        self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
+
+    def _cut(self, slots: int) -> None:
+        for layer in self._layers:
+            layer.length = slots
+        for layer in self._indexed:
+            layer.keep(slots)
+
+
+class OffloadedTreeLayer(TreeLayer):
+    """A layer whose slots lie in the memory of the host, and on the device only while it attends to them."""
+
+    def _attended(self, part: int) -> torch.Tensor:
+        # The host waits for this copy, as for that of the new slots, so that nothing is read before it is there.
+        return self._view(part).to(self.device)
+
+    def offload(self) -> None:
+        """Nothing: every new slot was copied to the host at once."""
+
+    def prefetch(self) -> None:
+        """Nothing: one layer at a time is on the device."""
+
+
+class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
+    """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
+
+    indexer_keys: torch.Tensor | None
+
+    @lasting()
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """As in transformers."""
+        return super().update_indexer(indexer_key_states)
+
+    def move(self, row: int, source: int, place: int) -> None:
+        """Copy the index key of one slot onto another."""
+        if self.indexer_keys is not None:
+            self.indexer_keys[row, place] = self.indexer_keys[row, source]
+
+    def shift(self, places: Sequence[int], slots: int) -> None:
+        """Move the index keys of each text by `places[row]` within the first `slots`; see `TreeCache.shift`."""
+        if self.indexer_keys is not None:
+            self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, slots - self.indexer_keys.shape[1]))
+            for row, distance in enumerate(places):
+                roll(self.indexer_keys[row], distance)
+
+    def keep(self, slots: int) -> None:
+        """Forget all index keys but the first."""
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, :slots]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """As in transformers."""
+        super().crop(tokens_to_remove)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, : self.length]
+
+    def reset(self) -> None:
+        super().reset()
+        self.indexer_keys, self.is_indexer_initialized = None, False
+
+
+class BlockTreeLayer(IndexedTreeLayer):
+    """A layer of MiniMax M3, which attends to blocks of keys, and chooses them by one index key (1, size) a slot."""
+
+    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
+        """Append index keys (batch, 1, n, size) and return those of all slots, as in transformers."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
+
+
+class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
+    """A layer that attends and keeps a state over the text as well."""
+
+    def __init__(self, *place: Any, states: LinearAttentionLayer) -> None:
+        """`place` as of a `TreeLayer`; `states` is the layer that held them."""
+        LinearAttentionLayer.__init__(self, states.number_of_states)
+        take_states(self, states)
+        TreeLayer.__init__(self, *place)
+
+    def lazy_initialization(self, *keys: Any, **states: Any) -> None:
+        """Initialize a state; keys and values have a place from the start."""
+        LinearAttentionLayer.lazy_initialization(self, **states)
+
+    def reset(self) -> None:
+        TreeLayer.reset(self)
+        LinearAttentionLayer.reset(self)
+
+
+def take_states(layer: LinearAttentionLayer, states: LinearAttentionLayer) -> None:
+    """Let `layer` hold what `states`, a layer of as many states, holds of them."""
+    for name in vars(LinearAttentionLayer(states.number_of_states)):
+        setattr(layer, name, getattr(states, name))
+
+
+class TokenCount(OwnLayer):
+    """Counts the tokens that layers have read which keep nothing but states."""
+
+    parts: tuple[()] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Nothing."""
+
+    def update(self, *states: Any, **others: Any) -> Any:
+        raise NotImplementedError
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.length = 0
+
+
+def roll(states: torch.Tensor, distance: int) -> None:
+    """Move states (..., slots, size) in place; zeros come in from the left."""
+    if distance:
+        states.copy_(states.roll(distance, dims=-2))
+        states[..., : max(0, distance), :] = 0
+
+
+def _rounded(slots: int) -> int:
+    return -(-slots // _GRAIN) * _GRAIN
+
 
 _SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 _OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAttentionAndFullAttentionLayer)

@@ -26,8 +26,7 @@ from transformers.cache_utils import Cache
 
 from .._util.device import memory
 from .._util.locks import Lock
-from .cache_layers import SlotStore
-from .kv_cache import TreeCache, slots
+from .kv_cache import SlotStore, TreeCache, slots
 from .recurrence import bytes_of_states, select_states
 from .remembered import lasting
 from .tree_model import TreeModel

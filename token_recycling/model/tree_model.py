@@ -6,6 +6,11 @@ beyond that is in `architectures`. `target` and `draft` are roles that such a mo
 
 Positions, not cache slots, decide what is within a window or a chunk: nodes of one depth lie in different slots and
 have the same position. Rows may differ, so that the same code serves several texts with holes in their caches.
+
+On an accelerator forward passes have few shapes: attention libraries plan every shape once (cuDNN: 23 to 37 ms of host
+time, kept for ever), and so do captured graphs and compiled code. Drafts are padded to a bucket of rows (`rows_of`),
+and attention runs over a band of slots (`band_of`): the sequence, the draft, and masked slots. On a CPU rows cost time,
+and every forward pass has its exact shape.
 """
 
 from __future__ import annotations
@@ -24,14 +29,38 @@ from ..trees.packed import PackedTrees, send
 from ..trees.tree import Tree
 from .architectures import Reach
 from .attention import attending, biased_by_position
-from .cache_layers import Frame, framed
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import last_state, layer_states, uncompiled
-from .kv_cache import count
+from .kv_cache import Frame, count, framed
 from .prepacking import PREPACKED, drop
 from .recurrence import node_by_node
 from .remembered import kept_of, turns
-from .shapes import band_of, rows_of
+
+ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
+"""Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""
+BATCHES = (1, 2, 4, 8, 16, 32)
+"""Numbers of sequences of captured steps."""
+SHORTEST_BAND = 1024
+"""Slots that an accelerator reads in a hundredth of the time of a pass; fewer are not worth a shape."""
+
+
+def rows_of(nodes: int) -> int:
+    """The smallest bucket for `nodes` nodes; beyond the largest, multiples of it."""
+    return next((bucket for bucket in ROWS if bucket >= nodes), -(-nodes // ROWS[-1]) * ROWS[-1])
+
+
+def band_of(slots: int) -> int:
+    """The band for `slots` slots: 1024, 2048, 3072, 4096, 6144, 8192, ..."""
+    band = SHORTEST_BAND
+    while band < slots:
+        band = band * 3 // 2 if band & (band - 1) == 0 and band > SHORTEST_BAND else 1 << band.bit_length()
+    return band
+
+
+def batch_of(sequences: int) -> int | None:
+    """The smallest batch for so many sequences; None where there are more than in the largest."""
+    return next((batch for batch in BATCHES if batch >= sequences), None)
+
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
 """One mask for all layers, or one by type of layer."""
