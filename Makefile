@@ -74,7 +74,11 @@ docs: setup      ## the site, in build/site: open build/site/index.html, no serv
 docs-serve: setup ## the site at http://127.0.0.1:8001, made anew as pages change
 	$(SITE) serve --strict --dev-addr 127.0.0.1:8001
 
-drafter-table: setup ## the table of docs/drafters.md, from the drafters that there are
+docs-check: setup ## runs every command line and block of code of the docs, and builds the site
+	$(RUN)/python -m pytest tests/docs -m 'nightly or not nightly'
+	$(SITE) build --quiet --strict
+
+drafter-table: setup ## the tables of docs/drafters.md, from the drafters' options
 	PYTHONPATH=tests $(RUN)/python -m support.drafter_table
 
 architectures: setup ## docs/architectures.md, from the cases of the tests; a minute
@@ -196,6 +200,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## tokens per step and speed with mlx-lm, next to none
 	.venv-mlx/bin/python benchmarks/engines.py mlx
 
-.PHONY: help setup demo test test-all test-architectures mutants test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
+.PHONY: docs-check help setup demo test test-all test-architectures mutants test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
 	bench-gpu bench-gpu-dry test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx bench-load test-real

@@ -1,8 +1,9 @@
-"""The table of drafters in docs/drafters.md, made from their classes; `make drafter-table` writes it."""
+"""The tables of docs/drafters.md, made from the drafters' classes; `make drafter-table` writes them."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from support.pages_of_docs import ROOT
 
@@ -10,25 +11,36 @@ from token_recycling.drafters._listing import drafter
 from token_recycling.drafters._registry import drafter_class, own_names
 
 PAGE = ROOT / "docs" / "drafters.md"
-_TABLE = re.compile(r"^\| drafter \|.*\n(?:\|.*\n)+", re.M)
+_OVERVIEW = re.compile(r"^\| drafter \|.*\n(?:\|.*\n)+", re.M)
+_OPTIONS = re.compile(r"^<!-- options: (\w+) -->\n(?:\n?\|.*\n)*", re.M)
 
 
-def table() -> str:
-    """One row for each drafter of the package: its name, linked if it has a page, its summary, its required options."""
+def listed(name: str) -> dict[str, Any]:
+    """A drafter's summary and options."""
+    return drafter(name, drafter_class(name))
+
+
+def overview() -> str:
+    """One row for each drafter of the package: its name, its summary, its required options."""
     rows = ["| drafter | | needs |", "|---|---|---|"]
     for name in own_names():
-        found = drafter(name, drafter_class(name))
-        needs = ", ".join(f"`{option['name']}`" for option in found["options"] if option["default"] == "required")
-        page = PAGE.parent / "drafters" / f"{name}.md"
-        shown = f"[{name}](drafters/{name}.md)" if page.exists() else f"`{name}`"
-        rows.append(f"| {shown} | {found['summary']} | {needs} |")
+        needs = ", ".join(f"`{one['name']}`" for one in listed(name)["options"] if one["default"] == "required")
+        rows.append(f"| [{name}](#{name}) | {listed(name)['summary']} | {needs} |")
     return "\n".join(rows) + "\n"
 
 
-def with_table(page: str) -> str:
-    """The text of the page with the table as it should be."""
-    return _TABLE.sub(lambda _: table(), page, count=1)
+def options(name: str) -> str:
+    """A table of a drafter's options, with defaults, below the comment that asks for it."""
+    rows = [f"<!-- options: {name} -->", "", "| option | default | meaning |", "|---|---|---|"]
+    rows += [f"| `{one['name']}` | {one['default']} | {one['summary']} |" for one in listed(name)["options"]]
+    return "\n".join(rows) + "\n"
+
+
+def with_tables(page: str) -> str:
+    """The text of the page with the tables as they should be."""
+    page = _OVERVIEW.sub(lambda _: overview(), page, count=1)
+    return _OPTIONS.sub(lambda found: options(found[1]), page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
