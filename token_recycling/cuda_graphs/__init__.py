@@ -2,7 +2,7 @@
 
 On a data-centre accelerator the forward pass of a step takes less time than Python needs to ask for it. So where
 everything can be known beforehand, a step can be one CUDA graph: drafting, mask, forward pass over slots of fixed
-places, acceptance, and the move of the accepted slots. docs/fast-path.md says where it holds. They are the default on
+places, acceptance, and the move of the accepted slots. docs/how-it-works.md says where it holds. They are the default on
 CUDA (`fast="auto"`), where the common shapes are captured when a model is accelerated.
 """
 

@@ -40,11 +40,11 @@ def accelerate(
 ) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
 
-    `fast=True` makes steps of constant shapes, captured as CUDA graphs where there is CUDA (docs/fast-path.md).
+    `fast=True` makes steps of constant shapes, captured as CUDA graphs where there is CUDA (docs/how-it-works.md).
     `reproducible=True` lets nothing that came before decide what is drafted, so that equal calls give equal texts in
     16 bits too (docs/exactness.md).
 
-    On a CPU the weights are laid out once for passes over a few rows (docs/own-model.md), in a copy that takes as much
+    On a CPU the weights are laid out once for passes over a few rows (docs/usage.md), in a copy that takes as much
     memory again and that accelerated calls alone use: with `prepack=None` where it is at most a quarter of the
     machine's memory, with True wherever it is possible, with False never. Weights that change later are used as they
     are; accelerate again to lay them out again.
