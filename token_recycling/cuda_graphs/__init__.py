@@ -2,8 +2,8 @@
 
 On a data-centre accelerator the forward pass of a step takes less time than Python needs to ask for it. So where
 everything can be known beforehand, a step can be one CUDA graph: drafting, mask, forward pass over slots of fixed
-places, acceptance, and the move of the accepted slots. docs/how-it-works.md says where it holds. They are the default on
-CUDA (`fast="auto"`), where the common shapes are captured when a model is accelerated.
+places, acceptance, and the move of the accepted slots (docs/how-it-works.md). Captured steps are the default on CUDA
+(`fast="auto"`), where the common shapes are captured when a model is accelerated.
 """
 
 from __future__ import annotations

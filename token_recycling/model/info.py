@@ -80,8 +80,7 @@ class ModelInfo:
     difference: float | None = None
     """Largest difference between logits of a tree and of linear decoding in a self-test."""
     no_fast_path: str | None = None
-    """Why its steps cannot be of constant shapes (docs/how-it-works.md), as far as was looked; None if they can, wherever
-    there is CUDA.
+    """Why steps of this model cannot be captured (docs/how-it-works.md), as far as was looked; None if they can.
     """
     layers: Mapping[str, Reach] = field(default_factory=dict, repr=False)
     """Reach by type of layer."""
