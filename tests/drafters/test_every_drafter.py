@@ -130,9 +130,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", [ways.greedy, ways.sampled, ways.padded_batch, ways.processors, ways.conversation, ways.last_position]
-)
+@pytest.mark.parametrize("way", [ways.greedy, ways.sampled, ways.padded_batch])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_so_it_is_with_other_options(variant, way):
     model, stats, name = ways.model_for(way), tr.Stats(), variant.split()[0]
@@ -255,6 +253,9 @@ def test_options_out_of_range_are_refused(name, options, model, tmp_path):
         ("layer_skip:layers=1,mode=graph", "mode"),
         ("mtp:learn=true", "learn"),
         ("rest:datastore=x,min_matching_ngram_size=1", "min_matching_ngram_size"),
+        ("recycling:states=true", "states"),
+        ("recycling:primed=true", "primed"),
+        ("published:learns_prompt=true", "learns_prompt"),
     ],
 )
 def test_a_removed_option_is_refused_with_a_remedy(spec, option):

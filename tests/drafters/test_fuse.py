@@ -57,12 +57,11 @@ def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first,
         assert tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize("nodes", [5, "auto"])
-def test_a_batch_equals_generate(model, nodes):
+def test_a_batch_equals_generate(model):
     """Each row has drafts of its own; rows end at different steps."""
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 7, 0
     parts = ["recycling:tree=9", tr.make_drafter("draft_model", model=related(model), nodes=9), "lookahead"]
-    drafter, stats = Fuse(parts, nodes=nodes), tr.Stats()
+    drafter, stats = Fuse(parts, nodes=5), tr.Stats()
     for seed, lengths in enumerate([[4, 9], [12, 3, 7], [2, 30, 1, 8]]):
         inputs = {**batch(lengths, seed), "max_new_tokens": 24}
         assert torch.equal(tr.generate(model, drafter=drafter, stats=stats, **inputs), model.generate(**inputs))

@@ -3,12 +3,10 @@
 import pytest
 import torch
 from support import architectures, runs, tiny
-from support.batches import batch
 from support.tiny import gpt2
 
 import token_recycling as tr
 from token_recycling.drafters.layer_skip import best_layers, cost_without, decoder_layers, speed, without_layers
-from token_recycling.model.tree_model import TreeModel
 
 
 @pytest.fixture
@@ -92,17 +90,6 @@ def test_without_them_every_draft_is_right(deep):
     drafter = tr.make_drafter("layer_skip:layers=3-4,depth=3,nodes=3,theta_prob=0")
     tr.generate(deep, tiny.prompt(0, 9), drafter=drafter, stats=stats, max_new_tokens=20)
     assert (stats.mat, stats.acceptance_rate) == (4.0, 1.0)
-
-
-def test_a_batch_equals_generate(deep):
-    deep.generation_config.eos_token_id, deep.generation_config.pad_token_id = 7, 0
-    inputs = {**batch([12, 3, 7], 0), "max_new_tokens": 20}
-    stats = tr.Stats()
-    ours = tr.generate(
-        deep, drafter=tr.make_drafter("layer_skip", layers=[3, 4], nodes=3, theta_prob=0.0), stats=stats, **inputs
-    )
-    assert torch.equal(ours, deep.generate(**inputs))
-    assert stats.mat > 1.3
 
 
 def test_the_search_weighs_agreement_against_cost(deep):
@@ -194,12 +181,3 @@ def test_it_is_made_for_the_model_at_hand(deep):
     for model in (deep, other):
         runs.check_same(model, drafter, tiny.prompt(0, 5), max_new_tokens=9)
     assert started[-1].reader.model.model.model.layers[0] is other.model.layers[0]
-
-
-def test_the_skipping_model_is_accelerated_as_usual(deep):
-    ids = tiny.prompt(0, 5)
-    wanted = deep.generate(ids, max_new_tokens=12)
-    tr.accelerate(deep, "layer_skip", layers="3 4", nodes=3, depth=3, theta_prob=0.0)
-    assert torch.equal(deep.generate(ids, max_new_tokens=12), wanted)
-    assert deep.acceleration.stats.mat == 4.0
-    assert TreeModel(tr.decelerate(deep)).model is deep

@@ -135,13 +135,6 @@ def test_no_more_candidates_than_k(counting, tmp_path):
     assert drafted(Medusa(folder, tree="static:9", k=1), counting, [1, 2])[0] == "0"
 
 
-def test_what_is_drafted_says_how(counting, tmp_path):
-    folder = counting_heads(tmp_path, counting)
-    assert "as large as pays" in Medusa(folder).describe()
-    assert "5 nodes" in Medusa(folder, tree=5).describe()
-    assert "3 heads" in Medusa(folder, tree="static:4").describe()
-
-
 # files
 
 

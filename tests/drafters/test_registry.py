@@ -82,16 +82,6 @@ def test_options_in_python_are_of_their_kind(options, expected):
         make_drafter("recycling", **options)
 
 
-def test_a_removed_option_says_what_to_use():
-    for spec, options, use in (
-        ("recycling:states=true", {}, "eagle"),
-        ("recycling", {"primed": True}, "warmed=true"),
-        ("published:learns_prompt=true", {}, "matrix file"),
-    ):
-        with pytest.raises(ValueError, match=use):
-            make_drafter(spec, **options)
-
-
 def test_numbers_of_other_kinds_are_numbers():
     drafter = make_drafter("recycling", k=np.int64(4), memory=np.float32(0.25))
     assert (drafter.k, drafter.memory) == (4, 0.25)

@@ -167,9 +167,3 @@ def test_build_refuses(tiny_model_dir, tmp_path):
     assert_refused(run("generate", tiny_model_dir, "hi", "--drafter", "rest"), "rest:datastore=VALUE")
     assert "build" in run("datastore").stdout
     assert not (tmp_path / "out").exists()
-
-
-def test_required_options_are_listed_as_such():
-    (rest,) = [drafter for drafter in run_json("drafters")["drafters"] if drafter["name"] == "rest"]
-    assert {option["name"]: option["default"] for option in rest["options"]}["datastore"] == "required"
-    assert "required" in run("drafters").stdout
