@@ -6,7 +6,8 @@ test finds survives: a test is missing. At the end the tests that failed run onc
 pass. A piece that no longer stands in the package exactly once is an error, so that the list keeps up with the code.
 
 Cost: about 20 seconds a mutant that its likely files find, minutes one that they do not. Rows are kept in
-build/mutants/rows.jsonl, and a mutant that has one is not run again; `make mutants NAMES="a b"` runs these anew.
+build/mutants/rows.jsonl, and a mutant that has one is not run again; `make mutants NAMES="a b"` runs these anew, and
+NAMES=--again all of them, each with the test that found it before the likely ones.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "token_recycling"
-_SECONDS = 300, 900, 3600
+_SECONDS = 120, 300, 900, 3600
 """Limits of the stages of a mutant's tests: a loop that does not end counts as found."""
 
 
@@ -755,7 +756,7 @@ def run(copy: Path, tests: list[str], numba: Path, seconds: float) -> tuple[str 
     except subprocess.TimeoutExpired:
         return f"no end within {seconds:.0f} s", time.monotonic() - began
     failed = re.search(r"^(?:FAILED|ERROR) (\S+?\[.*\]|\S+)(?: - .*)?$", done.stdout, re.MULTILINE)
-    killer = failed[1] if failed else None if done.returncode in (0, 5) else f"pytest ended with {done.returncode}"
+    killer = failed[1] if failed else None if done.returncode in (0, 4, 5) else f"pytest ended with {done.returncode}"
     return killer, time.monotonic() - began
 
 
@@ -786,6 +787,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository whose package and tests are tried")
     parser.add_argument("--rows", type=Path, help="file of results; default build/mutants/rows.jsonl")
     parser.add_argument("--stages", type=int, default=3, help="1: likely files alone; 2: their folders too")
+    parser.add_argument("--again", action="store_true", help="run what has a row too, its test of then first")
     parser.add_argument("--check", action="store_true", help="see that all can be put in, and run nothing")
     given = parser.parse_args()
     unknown = set(given.names) - {mutant.name for mutant in MUTANTS}
@@ -796,7 +798,8 @@ def main() -> int:
     rows_file = given.rows or folder / "rows.jsonl"
     rows_file.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in rows_file.read_text("utf-8").splitlines()] if rows_file.exists() else []
-    rows = {row["name"]: row for row in known if not given.names}
+    before = {row["name"]: row["killed_by"] for row in known}
+    rows = {row["name"]: row for row in known if not (given.names or given.again)}
     copy, failed = folder / f"copy-{os.getpid()}", 0
     if not given.check:
         copied(given.root, copy)
@@ -812,7 +815,9 @@ def main() -> int:
             if given.check:
                 continue
             if row is None:
-                row = tried(mutant, copy, copy / path.relative_to(given.root), folder / "numba", given.stages)
+                stages = [[test for test in (before.get(mutant.name),) if test and "::" in test]]
+                stages += stages_of(mutant, copy)[: given.stages]
+                row = tried(mutant, copy, copy / path.relative_to(given.root), folder / "numba", stages)
                 rows[mutant.name] = row
                 with rows_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -829,14 +834,14 @@ def main() -> int:
     return int(failed > 0)
 
 
-def tried(mutant: Mutant, copy: Path, path: Path, numba: Path, stages: int) -> dict[str, Any]:
+def tried(mutant: Mutant, copy: Path, path: Path, numba: Path, stages: list[list[str]]) -> dict[str, Any]:
     """Put a mutant into `path` of a copy, run tests, and take it out again."""
     source, seconds, killer = path.read_text("utf-8"), 0.0, None
     stat = path.stat()
     path.unlink()  # a link: the original must stay
     path.write_text(source.replace(mutant.old, mutant.new), "utf-8")
     try:
-        for tests, limit in zip(stages_of(mutant, copy)[:stages], _SECONDS, strict=False):
+        for tests, limit in zip(stages, _SECONDS, strict=False):
             killer, spent = run(copy, tests, numba, limit) if tests else (None, 0.0)
             seconds += spent
             if killer is not None:
