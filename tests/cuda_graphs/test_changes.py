@@ -10,6 +10,7 @@ import torch
 from support import tiny
 from support.adapters import adapted
 from support.runs import decoded, plain
+from torch._dynamo.utils import counters
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
@@ -129,6 +130,18 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "training": (lambda model: model.train(), "evaluation mode"),
     "part in training": (lambda model: model.model.layers[1].train(), "evaluation mode, got LlamaDecoderLayer"),
 }
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("name", ["compile()", "forward"])
+def test_a_model_compiled_as_a_whole_is_captured_uncompiled(model, name):
+    wanted = plain(model, IDS)
+    if name == "forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    else:
+        model.compile(backend="eager")
+    assert fast(model) == wanted
+    assert not counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.usefixtures("nothing_compiled")

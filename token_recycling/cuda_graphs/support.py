@@ -79,7 +79,7 @@ class _Found:
     def _made(self, target: TreeModel) -> StepRunner | str:
         for _ in range(2):  # a model's first pass may make what it keeps
             self._state = state_of(target)
-            found = _by_parts(target.model) or _tried_out(target)
+            found = _by_parts(target.eager) or _tried_out(target)
             if self._state == state_of(target):
                 if isinstance(found, StepRunner):
                     found.state = self._state
