@@ -123,7 +123,7 @@ class FailingDrafter(tr.Drafter):
     [
         {"processors": [lambda ids, scores: scores if ids.shape[1] < 9 else failing()]},
         {"criteria": [lambda ids, scores, **_: False if ids.shape[1] < 9 else failing()]},
-        {"take": failing},
+        {"on_step": failing},
         *({"drafter": FailingDrafter(at)} for at in ("start", "draft", "observe")),
     ],
     ids=["processor", "criterion", "client", "start", "draft", "observe"],
@@ -188,7 +188,9 @@ def sizes(monkeypatch, texts, curve, drafter="recycling"):
     fix_costs(monkeypatch, [*curve], [*curve.values()])
     batch, seen = Texts(tiny.counting_llama()), set()
     for _ in range(texts):
-        batch.join(torch.arange(16)[None].repeat(1, 3), 40, drafter, take=lambda step: seen.add(len(step.draft.tree)))
+        batch.join(
+            torch.arange(16)[None].repeat(1, 3), 40, drafter, on_step=lambda step: seen.add(len(step.draft.tree))
+        )
     while len(batch.batch.requests) == texts:
         batch.step()
     return seen

@@ -33,7 +33,7 @@ class Texts:
         seed=None,
         processors=(),
         criteria=(),
-        take=lambda step: None,
+        on_step=lambda step: None,
         streamed=True,
         reading=None,
         hints=NO_HINTS,
@@ -48,7 +48,7 @@ class Texts:
 
         def told(step):
             said.extend(step.tokens)
-            take(step)
+            on_step(step)
 
         self.batch.join(row, told, streamed=streamed, reading=reading)
         return row

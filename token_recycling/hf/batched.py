@@ -88,14 +88,14 @@ class DecodingThread:
             call.streamer,
         )
 
-        def take(step: Step) -> None:
+        def on_step(step: Step) -> None:
             if streamer is not None:
                 streamer.put(torch.tensor(step.tokens))
 
         def join() -> None:
             if self._ended:
                 raise RuntimeError("expected a call before DecodingThread.close(), got one after it; make another one")
-            self._batch.join(row, take, streamed=streamer is not None, reading=call.reading)
+            self._batch.join(row, on_step, streamed=streamer is not None, reading=call.reading)
             self._waiting[row] = ended
 
         self.between_steps(join).result()

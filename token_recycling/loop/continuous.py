@@ -1,13 +1,14 @@
-"""Continuous batching: texts join and leave a batch between its steps.
+"""Continuous batching: requests join and leave a batch between its steps.
 
-A text begins alone: its prompt is read into a cache of its own, and its first step is made there. Then its slots are
-put beside those of the others, with whom it takes the same passes (`step.TreeStepper`). A long prompt is read in
-pieces: between two of them shorter prompts are read, the others make steps for as long as a piece took, and whoever no
-longer waits is let go. An error of its processors, criteria or drafter, or of whoever takes its tokens, ends that text
+A request starts alone: its prompt is prefilled into a cache of its own, and its first step is made there. Then its
+slots are copied next to those of the others, with which it shares forward passes (`step.TreeStepper`). A long prompt is
+prefilled in pieces. Between two pieces shorter prompts are prefilled, the others make steps for as long as a piece
+took, and cancelled requests leave. An error of a request's processors, criteria, drafter or `on_step` ends that request
 alone.
 
-Cost: a copy of a text's slots where it joins or leaves; now and then one of all, where room grows. A pass costs as if
-all texts were as long as the longest and drafted as many nodes, so nodes are shared out (`BatchState.drafts`).
+Cost: a copy of a request's slots where it joins or leaves; sometimes one of all slots, where stores grow. A pass costs
+as if all sequences were as long as the longest and had as many nodes, so drafts are pruned together
+(`BatchState.drafts`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from .state import BatchState, RequestState
 from .stats import Clock, Stats
 from .step import TreeStepper, begin, count, learn
 
-Take = Callable[[Step], None]
+OnStep = Callable[[Step], None]
 _MOST_PASSED_OVER = 8
-"""Prompts, or pieces of them, that are read before the oldest one has a piece again: many short ones may come."""
+"""Prompts or pieces that may overtake the oldest prompt before it gets a piece again."""
 
 
 def why_not_batched(target: TreeModel) -> str | None:
-    """Why the texts of a model cannot share passes as they come and go, or None if they can."""
+    """Return why a model cannot batch continuously, or None if it can."""
     if target.info.processes > 1:
         return (
             f"continuous batching needs a model in one process, got {target.info.processes} processes: sequences "
@@ -47,34 +48,34 @@ def why_not_batched(target: TreeModel) -> str | None:
 
 @dataclass(eq=False)
 class _Joining:
-    """A text whose prompt is being read."""
+    """A request whose prompt is being prefilled."""
 
     batch: BatchState
-    take: Take
+    on_step: OnStep
 
     @property
-    def row(self) -> RequestState:
+    def request(self) -> RequestState:
         return self.batch.requests[0]
 
     def unread(self) -> int:
-        """Tokens before its last one that are neither read nor kept of another text."""
-        row, prefixes = self.row, self.row.hints.prefixes
-        held = row.cached if prefixes is None or row.cached else prefixes.known(row.sequence.on_host)
-        return row.sequence.length - 1 - held
+        """Return the tokens to prefill: neither cached nor in the prefix cache."""
+        request, prefixes = self.request, self.request.hints.prefixes
+        held = request.cached if prefixes is None or request.cached else prefixes.known(request.sequence.on_host)
+        return request.sequence.length - 1 - held
 
     def is_given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether it failed or was cancelled."""
         if self.batch.reading is not None:
-            with self.row.guarded():
+            with self.request.guarded():
                 self.batch.reading()
-        return self.row.error is not None
+        return self.request.error is not None
 
 
 class RunningBatch:
-    """A batch of texts for continuous batching; used by one thread."""
+    """A continuous batch; used by one thread."""
 
     def __init__(self, target: TreeModel) -> None:
-        """Begin with no texts. Raises UnsupportedModelError for a model whose texts cannot share passes."""
+        """Start empty. Raises UnsupportedModelError for a model that cannot batch continuously."""
         reason = why_not_batched(target)
         if reason is not None:
             raise UnsupportedModelError(reason)
@@ -82,88 +83,89 @@ class RunningBatch:
         self._costs = costs_of(target, 1, 1)
         self._piece = piece_of(target, 0, others=True)
         self._joining: list[_Joining] = []
-        """In the order in which they came."""
+        """In order of arrival."""
         self._passed_over = 0
-        """How often others were read since the oldest one was."""
+        """How often others were prefilled since the oldest one was."""
         self._owed = 0.0
         """Seconds of steps that are due before the next piece of a long prompt."""
         self._stepper: TreeStepper | None = None
-        """Makes the steps of the texts that have begun; None if there are none."""
-        self._takes: dict[RequestState, Take] = {}
-        """The texts that have begun, and who is given their steps."""
+        """Makes the steps of the running requests; None if there are none."""
+        self._callbacks: dict[RequestState, OnStep] = {}
+        """The running requests and their `on_step`."""
 
     @property
     def requests(self) -> list[RequestState]:
-        """All texts: those that have begun, and those whose prompts are being read."""
-        return [*self._takes, *(joining.row for joining in self._joining)]
+        """All requests: running ones, then those whose prompts are being prefilled."""
+        return [*self._callbacks, *(joining.request for joining in self._joining)]
 
     def join(
         self,
-        row: RequestState,
-        take: Take,
+        request: RequestState,
+        on_step: OnStep,
         cache: Cache | None = None,
         streamed: bool = True,
         reading: Reading | None = None,
     ) -> None:
-        """Add a text, from the next step on. `take` is given each of its steps, before they are learned from;
-        `cache` holds the first `row.cached` of its tokens; `streamed`: somebody waits for the first token; `reading` is
-        called before each step while its prompt is being read, and ends the text if it raises.
+        """Add a request from the next step on. `on_step` is called with each of its steps, before learning from it.
+
+        `cache` holds the first `request.cached` of its tokens. With `streamed` a client waits for the first token.
+        `reading` is called before each step while the prompt is prefilled, and ends the request if it raises.
         """
         cache = self.target.new_cache() if cache is None else cache
-        clock, wanted = Clock(row.stats, self.target.device), self._states(row)
+        clock, wanted = Clock(request.stats, self.target.device), self._states(request)
         for other in self.requests:
             if None not in (wanted, self._states(other)) and wanted != self._states(other):
                 raise ValueError(
                     f"drafters of a batch must need the same hidden states, {self._states(other)}, got {wanted} of "
-                    f"{row.drafter.describe()}"
+                    f"{request.drafter.describe()}"
                 )
-        row.isolated = True
+        request.isolated = True
         self._joining.append(
-            _Joining(BatchState(self.target, [row], self._costs, cache, clock, streamed, reading), take)
+            _Joining(BatchState(self.target, [request], self._costs, cache, clock, streamed, reading), on_step)
         )
 
-    def _states(self, row: RequestState) -> list[int] | None:
-        """Numbers of the layers whose hidden states its drafter needs, or None."""
-        states = row.traits.states
+    def _states(self, request: RequestState) -> list[int] | None:
+        """Return the layers whose hidden states its drafter needs, or None."""
+        states = request.traits.states
         return None if states is None else list(states(self.target.config.num_hidden_layers))
 
-    def leave(self, row: RequestState, error: Exception) -> None:
-        """End a text early: the next step returns it."""
-        row.error = row.error or error
+    def leave(self, request: RequestState, error: Exception) -> None:
+        """End a request early; the next step returns it."""
+        request.error = request.error or error
 
     @torch.inference_mode(False)  # see `decode`
     @torch.no_grad()
     def step(self) -> list[RequestState]:
-        """Read a piece of the waiting prompts, make one pass over all texts, and return those that ended."""
+        """Prefill a piece of the waiting prompts, make one step of all requests, and return those that ended."""
         ended = [*self._given_up(), *self._begin(), *self._drop()]
         if self._stepper is not None:
             began = time.perf_counter()
             try:
                 self._pass(self._stepper)
-            except Exception as error:  # of the pass itself, which was that of all
-                for row in self._takes:
-                    row.error = row.error or error
+            except Exception as error:  # of the forward pass itself, which concerns all
+                for request in self._callbacks:
+                    request.error = request.error or error
             self._owed -= time.perf_counter() - began
             ended += self._drop()
         return ended
 
     def _begin(self) -> list[RequestState]:
-        """Read a piece of the waiting prompts, make first steps, and return the texts that end with them."""
+        """Prefill a piece of the waiting prompts, make first steps, and return the requests that end with them."""
         left, ended = self._piece, []
         while left > 0 and (joining := self._next(left)) is not None:
-            batch, row, began = joining.batch, joining.row, time.perf_counter()
-            if row.hints.prefixes is not None and not row.cached:  # by now others may have read what it begins with
-                with row.guarded():
-                    batch.cache, row.cached = row.hints.prefixes.take(row.sequence.on_host)
-                    row.stats.cached_tokens += row.cached
+            batch, request, began = joining.batch, joining.request, time.perf_counter()
+            if request.hints.prefixes is not None and not request.cached:  # others may have cached its beginning
+                with request.guarded():
+                    batch.cache, request.cached = request.hints.prefixes.take(request.sequence.on_host)
+                    request.stats.cached_tokens += request.cached
             unread, most = (
-                row.sequence.length - 1 - row.cached,
-                piece_of(self.target, row.cached, len(self.requests) > 1),
+                request.sequence.length - 1 - request.cached,
+                piece_of(self.target, request.cached, len(self.requests) > 1),
             )
             self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
             going_on = False
-            if row.error is None:
-                self._costs.share(1, row.sequence.length)
+            if request.error is None:
+                self._costs.share(1, request.sequence.length)
                 try:
                     going_on = unread > most and self.target.info.reads_on
                     if going_on:
@@ -173,21 +175,21 @@ class RunningBatch:
                     else:
                         self._first_step(joining)
                 except Exception as error:
-                    row.error, going_on = error, False
-            if unread > most and self._takes:
+                    request.error, going_on = error, False
+            if unread > most and self._callbacks:
                 synchronize(self.target.device)
                 self._owed = time.perf_counter() - began
             left = 0 if going_on else left - max(1, unread)
             if not going_on:
                 self._joining.remove(joining)
-                if not row.going:
-                    row.finish()
-                    ended.append(row)
+                if not request.going:
+                    request.finish()
+                    ended.append(request)
         return ended
 
     def _next(self, left: int) -> _Joining | None:
-        """Whose prompt is read next, where `left` tokens may still be read before the others make a step: the shortest;
-        the oldest where others came before it too often. None where none fits, or the others are owed their time.
+        """Return the prompt to prefill next, where `left` tokens may be read before the next step: the shortest, or
+        the oldest if others overtook it too often; None where none fits, or steps are due.
         """
         if not self._joining:
             return None
@@ -196,80 +198,78 @@ class RunningBatch:
             return oldest if fresh else None
         if shortest.unread() <= left:
             return shortest
-        return shortest if fresh and not (self._takes and self._owed > 0) else None
+        return shortest if fresh and not (self._callbacks and self._owed > 0) else None
 
     def _given_up(self) -> list[RequestState]:
-        """Remove and return the texts that nobody waits for any more, of those whose prompts are being read; what was
-        read of them is kept.
-        """
+        """Remove and return cancelled requests whose prompts are being prefilled; their cached tokens are kept."""
         gone = [joining for joining in self._joining if joining.is_given_up()]
         for joining in gone:
             self._joining.remove(joining)
-            row = joining.row
-            if row.hints.prefixes is not None:
-                with row.guarded():
-                    row.hints.prefixes.keep(row.sequence.on_host[: row.cached + 1], joining.batch.cache)
-            row.finish()
-        return [joining.row for joining in gone]
+            request = joining.request
+            if request.hints.prefixes is not None:
+                with request.guarded():
+                    request.hints.prefixes.keep(request.sequence.on_host[: request.cached + 1], joining.batch.cache)
+            request.finish()
+        return [joining.request for joining in gone]
 
     def _first_step(self, joining: _Joining) -> None:
-        """Make a text's first step alone; then let it go on with the others."""
-        batch, row = joining.batch, joining.row
+        """Make the first step of a request alone; then let it join the others."""
+        batch, request = joining.batch, joining.request
         batch.clock.restart()
         alone = begin(batch, TreeStepper)
-        _step(batch, alone, [joining.take])
+        _step(batch, alone, [joining.on_step])
         _keep_text(batch, 0)
-        if not row.going:
+        if not request.going:
             return
         if self._stepper is None:
             self._stepper = alone
         else:
             self._stepper.join(alone)
-        self._takes[row] = joining.take
+        self._callbacks[request] = joining.on_step
 
     def _pass(self, stepper: TreeStepper) -> None:
-        """Make one pass over all texts; its time counts for each of them."""
+        """Make one forward pass over all sequences; its time counts for each of them."""
         batch = stepper.batch
-        self._costs.share(len(batch.requests), max(row.sequence.length for row in batch.requests))
+        self._costs.share(len(batch.requests), max(request.sequence.length for request in batch.requests))
         batch.clock.stats = spent = Stats(batch.requests[0].stats.synchronize)
         batch.clock.restart()
-        _step(batch, stepper, [self._takes[row] for row in batch.requests])
-        for place, row in enumerate(batch.requests):
-            row.stats.spend(spent)
-            if not row.going:
+        _step(batch, stepper, [self._callbacks[request] for request in batch.requests])
+        for place, request in enumerate(batch.requests):
+            request.stats.spend(spent)
+            if not request.going:
                 _keep_text(batch, place)
 
     def _drop(self) -> list[RequestState]:
-        """Remove the texts that have ended, and return them."""
-        gone = [row for row in self._takes if not row.going]
-        for row in gone:
-            row.finish()
-            del self._takes[row]
-        if not self._takes:
+        """Remove the requests that have ended, and return them."""
+        gone = [request for request in self._callbacks if not request.going]
+        for request in gone:
+            request.finish()
+            del self._callbacks[request]
+        if not self._callbacks:
             self._stepper = None
-            if gone:  # nobody waits for a token
+            if gone:  # idle: time to save
                 pass_times(self.target).keep()
         elif gone and self._stepper is not None:
             self._stepper.leave(gone)
         return gone
 
 
-def _step(batch: BatchState, stepper: TreeStepper, takes: Sequence[Take]) -> None:
-    """Make one step of each text of a batch, give it to its `takes`, then learn from it."""
+def _step(batch: BatchState, stepper: TreeStepper, callbacks: Sequence[OnStep]) -> None:
+    """Make one step of each request of a batch, deliver it, then learn from it."""
     steps = stepper.step(list(range(len(batch.requests))))
     count(batch, steps)
-    for row in batch.requests:
-        row.whole = False
+    for request in batch.requests:
+        request.whole = False
     for step in steps:
         batch.requests[step.row].whole = True
         with batch.requests[step.row].guarded():
-            takes[step.row](step)
+            callbacks[step.row](step)
     learn(batch, stepper)
 
 
 def _keep_text(batch: BatchState, place: int) -> None:
-    """Keep the slots of a text for those that begin as it does, unless its last step failed."""
-    row = batch.requests[place]
-    if row.hints.prefixes is not None and row.whole:
-        with row.guarded():
-            row.hints.prefixes.keep(row.sequence.on_host, batch.cache, place)
+    """Keep the slots of a sequence in the prefix cache, unless its last step failed."""
+    request = batch.requests[place]
+    if request.hints.prefixes is not None and request.whole:
+        with request.guarded():
+            request.hints.prefixes.keep(request.sequence.on_host, batch.cache, place)
