@@ -162,8 +162,8 @@ MUTANTS = [
     Mutant(
         "errors-are-shared",
         "an error of one request ends the whole batch",
-        "row.isolated = True",
-        "row.isolated = False",
+        "request.isolated = True",
+        "request.isolated = False",
         "loop/test_continuous.py loop hf/test_batched.py",
     ),
     Mutant(
