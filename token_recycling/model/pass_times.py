@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
-from transformers import PreTrainedModel
 
 from .._util.locks import Lock
 from ..costs.costs import Costs, OnlineCurve, band, shared_by
@@ -117,13 +116,13 @@ def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
     return target.kept.get(key, partial(_new, target, kind), values_matter=False)
 
 
-def _agreed(model: PreTrainedModel, seconds: float) -> float:
-    """The time that the first of a model's processes measured, which counts for all: with different trees they would
-    wait for each other for ever. All must call it at the same point.
+def _agreed(target: TreeModel, seconds: float) -> float:
+    """Return the time that rank 0 measured, which counts for all ranks: with different trees they would wait for each
+    other for ever. All must call it at the same point. One broadcast of 8 bytes.
     """
-    held = [seconds]
-    torch.distributed.broadcast_object_list(held, group=model._device_mesh["tp"].get_group(), group_src=0)
-    return held[0]
+    held = torch.tensor(seconds, dtype=torch.float64, device=target.device)
+    torch.distributed.broadcast(held, group=target.model._device_mesh["tp"].get_group(), group_src=0)
+    return float(held)
 
 
 def costs_of(target: TreeModel, texts: int, length: int, kind: str = "", fixed: bool = False) -> Costs:
@@ -133,7 +132,7 @@ def costs_of(target: TreeModel, texts: int, length: int, kind: str = "", fixed: 
         times = np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
         return FixedCosts(times, texts, length)
     alone = target.info.processes < 2
-    return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(_agreed, target.model))
+    return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(_agreed, target))
 
 
 def _new(target: TreeModel, kind: str) -> PassTimes:
