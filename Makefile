@@ -108,9 +108,8 @@ bench: setup build/library.datastore ## the real model on benchmarks/scenarios/S
 	$(RUN)/token-recycling report $(RESULTS) --clock processor
 
 bench-quick: SCENARIO = quick
-bench-quick: setup ## every row of the README's table with wider intervals, 15 minutes on two cores
+bench-quick: setup ## the README's table by job, cold and warm, 15 minutes on two quiet cores, into build/bench/quick/jobs.md; resumes
 	$(BENCH)
-	$(RUN)/token-recycling report $(RESULTS) --clock processor
 
 bench-gpu: setup ## everything that is measured on a CUDA device, into docs/results/gpu; resumes
 	$(RUN)/python -m benchmarks.gpu

@@ -6,7 +6,8 @@ import pytest
 from support import benching
 from support.pages_of_docs import ROOT
 
-from token_recycling.bench.report import arithmetic
+from token_recycling.bench.report import jobs
+from token_recycling.bench.report.summary import summarize
 from token_recycling.bench.run import session
 from token_recycling.bench.run.data import load
 from token_recycling.bench.run.download import SOURCES
@@ -74,9 +75,13 @@ def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
     edit, talk = (benching.by_method(found[place : place + 3]) for place in (0, 3))
     assert talk["generate"][0]["turns"] == 2
     assert edit["cold:recycling:tree=8"][0]["steps"] <= 6
-    frame = arithmetic.frame([{**row, "run": ""} for row in found])
-    ratios = arithmetic.last_turns(frame, "generate")
-    assert set(ratios.index.get_level_values("category")) == {"talk"}
+    summary = summarize([{**row, "run": run} for row in found for run in ("a", "b")])
+    of_a, of_b = (jobs.job_table(each).frame for each in summary.main)
+    assert of_a.equals(of_b)
+    assert of_a["job"].str.contains("first token").tolist() == [False, False, True, False]
+    assert of_a["n"].tolist() == ["1", "1", "1", "2"]
+    assert [head.rpartition(", ")[2] for head in of_a][1:3] == ["cold", "warm"]
+    assert jobs.page(summary).count("\n## ") == 2
 
 
 def test_a_warm_up_that_leaves_nothing_to_measure_is_refused():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import findings, plots, tables, words
+from . import findings, jobs, plots, tables, words
 from .plots import Plot
 from .summary import Summary, read
 from .tables import Table, escaped
@@ -41,6 +41,9 @@ def write(folder: Path, baseline: str | None = None, clock: str = "wall") -> tup
         written.append(plot.save(drawn))
     text = markdown(summary, sections)
     page.write_text(text, encoding="utf-8")
+    if (by_job := jobs.page(summary)) is not None:
+        written.append(folder / "jobs.md")
+        written[-1].write_text(by_job, encoding="utf-8")
     return text, written
 
 
@@ -94,10 +97,6 @@ def _paragraphs(summary: Summary, sections: Sequence[Section]) -> Iterator[str]:
     yield f"# {escaped(words.title(summary))}"
     if (fastest := findings.findings_table(summary)) is not None:
         yield fastest.markdown()
-    generated = [each for each in summary.main if each.mode == "generate"]
-    if len(generated) > 1 and (jobs := tables.job_table(generated)) is not None:
-        yield f"## {jobs.title}"
-        yield jobs.markdown()
     if said := findings.findings(summary):
         yield _list(said)
     if careful := findings.warnings(summary):

@@ -111,36 +111,6 @@ def _between(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.2f} to {interval[1]:.2f}" if interval[1] < float("inf") else NONE
 
 
-def job_table(comparisons: Sequence[Comparison]) -> Table | None:
-    """Speedup of every method by category, the runs side by side, as in the README. Conversations have a second line:
-    the time to the first token of their last turn.
-    """
-    columns: dict[str, dict[str, str]] = {}
-    categories = dict.fromkeys(category for each in comparisons for category in each.categories)
-    for each in comparisons:
-        if each.baseline is None:
-            continue
-        last = arithmetic.last_turns(each.rows, each.baseline)
-        for method, label in each.labels.items():
-            if method == each.baseline:
-                continue
-            cells = columns[f"{each.run}: {label}" if each.run else label] = {}
-            for category in categories:
-                name = words.heading(category)
-                speedup = each.by_category["speedup"].get((category, method), float("nan"))
-                cells[name] = NONE if pd.isna(speedup) else f"{speedup:.2f}"
-                if (category, method) in last:
-                    cells[f"{name}, first token of the last turn"] = f"{last[category, method]:.2f}"
-            cells["all"] = f"{each.figures['speedup'][method]:.2f}"
-    if not columns or len(categories) < 2:
-        return None
-    lines = list(dict.fromkeys(name for cells in columns.values() for name in cells if name != "all"))
-    frame = pd.DataFrame({"speedup": [*lines, "all"]})
-    for head, cells in columns.items():
-        frame[head] = [cells.get(line, NONE) for line in (*lines, "all")]
-    return Table("Speedup by job", frame, "Speedup over transformers' `generate`, end to end, prefill included.")
-
-
 def category_table(found: Comparison) -> Table:
     """Tokens a step of every method, by category and over all."""
     figures = _by_category(found, "mat").assign(all=found.figures["mat"])

@@ -134,7 +134,7 @@ def _report(folder: Path, runs: Sequence[Path], as_json: bool) -> None:
     text, written = page.write(folder)
     if not as_json:
         print(text)
-        console.note(f"wrote {written[0]} and {len(written) - 1} plots")
+        console.note(f"wrote {written[0]} and {len(written) - 1} other files")
         return
     lines = (line for run in runs for line in (run / ROWS).read_text(encoding="utf-8").splitlines())
     measured = [json.loads(line) for line in lines]

@@ -40,4 +40,4 @@ def report(
         return
     text, files = page.write(folder, baseline, clock)
     print(text)
-    console.note(f"wrote {files[0]} and {len(files) - 1} plots")
+    console.note(f"wrote {files[0]} and {len(files) - 1} other files")
