@@ -58,11 +58,12 @@ browser: setup   ## playwright for tests/browser, and chromium by apt (as root) 
 test-browser: browser ## the playground in a real browser
 	REQUIRE_BROWSER=1 $(RUN)/python -m pytest -m nightly tests/browser
 
-lint: setup      ## format, lint, types, who may import whom, and the site: dead links, missing references
+lint: setup      ## format, lint, types, imports, words, and the site: dead links, missing references
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
+	$(RUN)/python scripts/glossary.py
 	$(SITE) build --strict --quiet
 
 # The notice of mkdocs-material's authors about another product of theirs would be the longest line of every build.

@@ -214,3 +214,7 @@ NOT_DECODER_ONLY = {
     "drafters that read the keys of their target": "gemma4_assistant gemma4_unified_assistant",
 }
 """Families that `AutoModelForCausalLM` knows, and that are no language models of their own, by what they are."""
+
+ENCODERS = """bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
+roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"""
+"""Encoders, which decode with `is_decoder=True` alone: measured too, but not counted as causal language models."""
