@@ -165,9 +165,9 @@ LONG = [
     for turn, way in enumerate(WAYS[place % 2 * 2 :][:2])
 ]
 THREE = [
-    (*way, sampling)
+    pytest.param(*way, sampling, marks=[pytest.mark.nightly] * turn)
     for place, sampling in enumerate([{}, {"temperature": 0.5, "repetition_penalty": 1.5}])
-    for way in WAYS[place * 2 :][:2]
+    for turn, way in enumerate(WAYS[place * 2 :][:2])
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architectures import VOCABULARY, model_of, named
+from support.architectures import VOCABULARY, chosen, model_of, named
 from support.batches import EOS, batch
 from support.releases import HERE, skip_before
 from transformers import CompileConfig, DynamicCache, StaticCache
@@ -77,7 +77,7 @@ def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog
     assert "decode in a dynamic one" in said
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("case", chosen(FAMILIES))
 @pytest.mark.parametrize("lengths", [[5], [4, 9]])
 def test_a_returned_static_cache_is_that_of_generate(case, lengths):
     model, inputs = of_family(case), batch(lengths, 1, spare=1 if len(lengths) > 1 else 0)
@@ -87,7 +87,7 @@ def test_a_returned_static_cache_is_that_of_generate(case, lengths):
     assert_same_slots(ours.past_key_values, wanted.past_key_values, (inputs["attention_mask"] == 0).sum(dim=1).tolist())
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("case", chosen(FAMILIES))
 @pytest.mark.parametrize("lengths", [[5], [4, 9]])
 def test_turns_on_one_static_cache(case, lengths):
     """The caller's own, continued by plain generate and by ours; in the end both caches hold the same."""

@@ -29,7 +29,7 @@ CASES = [
     *(case for case in SUPPORTED if case.tested == "window of 8" and case.family in ("mistral", "gemma2")),
     Case("mixtral", "all experts", {"num_local_experts": 2, "num_experts_per_tok": 2}),
 ]
-DTYPES = [torch.bfloat16, torch.float16]
+DTYPES = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)]
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,12 @@ DRAFTS: dict[str, Callable[[Text], Draft]] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+EVERY_RUN = ("a drawn tree", "a drawn graph", "drawn and chosen siblings")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.nightly] * (one not in EVERY_RUN)) for one in DRAFTS]
+)
 def test_texts_have_the_targets_distribution(name):
     COPIES.clear()
     assert fits(texts(DRAFTS[name], accept_walk)) > 0.001
@@ -159,6 +164,7 @@ def published(draft, logits, append, selector):
     return Step(draft, logits, path, emitted, append(emitted[-1]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["a drawn sequence", "a drawn tree", "a drawn graph"])
 def test_the_published_acceptance_of_graphs_is_not_exact(name):
     assert fits(texts(DRAFTS[name], published)) < 1e-6
@@ -219,9 +225,9 @@ def test_what_is_left_is_a_distribution_without_the_rejected(seed, size, k):
 
 def test_a_token_that_cannot_have_been_drawn_is_refused():
     q = torch.tensor([0.0, 0.5, 0.5])
-    with pytest.raises(ValueError, match=r"got token 0 with probability 0; see Draft.sampled_from"):
+    with pytest.raises(ValueError, match="token 0"):
         accept_siblings(torch.tensor([0.6, 0.2, 0.2]), [0], [q])
-    with pytest.raises(ValueError, match="got token 1"):
+    with pytest.raises(ValueError, match="token 1"):
         accept_siblings(torch.tensor([0.98, 0.01, 0.01]), [1, 1], [torch.tensor([0.0, 1.0, 0.0])] * 2)
 
 

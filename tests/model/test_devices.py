@@ -114,7 +114,7 @@ def begins_there(model):
         (all_there, HERE, "published"),
         pytest.param(all_there, THERE, "recycling", marks=pytest.mark.nightly),
         pytest.param(begins_there, HERE, "recycling:tree=paper", marks=pytest.mark.nightly),
-        (begins_there, THERE, "published"),
+        pytest.param(begins_there, THERE, "published", marks=pytest.mark.nightly),
     ],
 )
 def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prompts, drafter):
