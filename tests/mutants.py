@@ -122,7 +122,7 @@ MUTANTS = [
         "scores are warped before the processors warp them",
         "scores = self.processors(self.sequence.padded, raw)",
         "scores = self.processors(self.sequence.padded, self.warp(raw))",
-        "hf/test_sampling.py hf/test_equality.py hf loop",
+        "hf/test_equality.py hf loop",
     ),
     Mutant(
         "penalty-a-token-late",
@@ -236,7 +236,7 @@ MUTANTS = [
         "a mask is kept for another tree of the same size",
         "if known is not tree or room < length:",
         "if known is None or len(known) != len(tree) or room < length:",
-        "model/test_tree_inputs.py hf/test_fuzzing.py model loop hf",
+        "loop/test_properties.py model loop hf",
     ),
     Mutant(
         "row-sees-a-rejected-slot",
@@ -555,7 +555,7 @@ MUTANTS = [
         "a captured step penalises tokens of the sequence before",
         "            self.said[row] = False\n",
         "            pass\n",
-        "cuda_graphs/test_turns.py cuda_graphs/test_path.py cuda_graphs",
+        "cuda_graphs/test_path.py cuda_graphs",
     ),
     Mutant(
         "graph-of-another-adapter",

@@ -141,6 +141,16 @@ def test_a_seed_gives_a_text_whatever_is_drafted(model):
     assert tuple(other[0].tolist()) not in texts
 
 
+def test_a_penalty_is_of_the_tokens_of_this_sequence_alone(model):
+    """Not of those that the call before has left on the device."""
+    prompts, how = [tiny.prompt(seed, 6) for seed in range(4)], {"max_new_tokens": 24, "repetition_penalty": 1.5}
+    wanted = [model.generate(ids, **GREEDY, **how) for ids in prompts]
+    tr.accelerate(model, "published", fast=True)
+    for ids, text in zip(prompts, wanted, strict=True):
+        assert torch.equal(model.generate(ids, **GREEDY, **how), text)
+        assert model.acceleration.stats.path.startswith("fast")
+
+
 @pytest.mark.parametrize("drafter", ["plain", "published"])
 def test_rows_of_a_batch_are_sampled_by_seeds_of_their_own(model, drafter):
     ids, stats = tiny.prompt(0, 6).expand(6, -1), tr.Stats()

@@ -175,6 +175,26 @@ def test_near_the_models_limit_trees_shrink_and_never_overrun(length, short, sha
     assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)[:new]
 
 
+WIDE = tiny.llama(6, context=1)
+"""Its choices follow from all that it sees."""
+
+
+class InTurn(Garbage):
+    """Fills its trees with what the model says: every node has the right token for its depth."""
+
+    def draft(self, context):
+        tree, said = self.shapes[len(self.steps) % len(self.shapes)], alone(WIDE, 0, 10, 60)
+        place = len(context.tokens) - 10 - 1
+        return tr.Draft(tree, torch.tensor([int(context.root), *(said[place + depth] for depth in tree.depths[1:])]))
+
+
+def test_trees_of_one_size_have_masks_of_their_own():
+    """A chain and a star: with the mask of another one a node does not see the tokens before it."""
+    shapes = [tr.Tree(parents, ranks) for parents, ranks in (((-1, 0, 1, 2), (0,) * 4), ((-1, 0, 0, 0), (0, 0, 1, 2)))]
+    steps = tr.stream(WIDE, tiny.prompt(0, 10, VOCABULARY), InTurn(shapes), max_new_tokens=40)
+    assert [token for step in steps for token in step.tokens] == alone(WIDE, 0, 10, 60)[:40]
+
+
 @given(st.integers(1, POSITIONS), SHAPES, st.integers(0, 10**6))
 def test_no_draft_has_positions_that_the_model_lacks_where_the_sequence_may_become_longer(length, shapes, seed):
     """It ends by a criterion at the last position, so that its limit, far beyond, does not keep drafts shallow."""
