@@ -118,6 +118,7 @@ def test_requests_change_rows_and_come_and_go():
     assert third.token_recycling.slot == slot
 
 
+@pytest.mark.measured
 def test_how_long_passes_take_is_learned_between_calls(monkeypatch):
     """A clock on which every token of a pass takes as long as a pass: where two of three are right, few pay."""
     now = [0.0]
