@@ -42,10 +42,10 @@ SERVERS = {
     "transformers serve": ["-m", "transformers.cli.transformers", *ASKED, "--continuous-batching"],
 }
 """Arguments of Python."""
-REFERENCE, BESIDE = "one at a time", "transformers serve"
-"""Whose texts the others are compared with, and whose times."""
+REFERENCE, RIVAL = "one at a time", "transformers serve"
+"""The server whose outputs others must equal, and the one whose throughput and latency are the unit."""
 LEAST = 4
-"""Texts of a measurement."""
+"""Minimum requests per measurement."""
 Row = dict[str, Any]
 
 
@@ -53,15 +53,15 @@ def main(
     output: Annotated[Path, typer.Option(help="folder of the rows; resumed")] = ROOT / "build/bench/load",
     model: Annotated[Path, typer.Option(help="a local model folder")] = ROOT / "models" / "target",
     prompts: Annotated[Path, typer.Option(help="a folder of prompts, one a file")] = ROOT / "models" / "prompts",
-    clients: Annotated[list[int], typer.Option(help="clients at once; may be repeated")] = [1, 4, 16],  # noqa: B006
+    clients: Annotated[list[int], typer.Option(help="concurrent clients; may be repeated")] = [1, 4, 16],  # noqa: B006
     dtype: Annotated[list[str], typer.Option(help="may be repeated")] = ["float32", "bfloat16"],  # noqa: B006
-    tokens: Annotated[int, typer.Option(help="tokens of a text")] = 128,
+    tokens: Annotated[int, typer.Option(help="maximum tokens of an output")] = 128,
     threads: Annotated[int, typer.Option(help="threads of each server")] = os.cpu_count() or 1,
-    rounds: Annotated[int, typer.Option(help="measurements of everything; the best of each counts")] = 2,
-    minutes: Annotated[float, typer.Option(help="ends after this time, to be gone on with")] = 9.5,
+    rounds: Annotated[int, typer.Option(help="repetitions; the one with the highest throughput counts")] = 2,
+    minutes: Annotated[float, typer.Option(help="stop after this time; the next run resumes")] = 9.5,
     fresh: Annotated[bool, typer.Option("--fresh", help="deletes the rows first")] = False,
 ) -> None:
-    """Measures what is missing, and writes the page."""
+    """Measure what is missing, and write the page."""
     output.mkdir(parents=True, exist_ok=True)
     file, end = output / "rows.jsonl", time.monotonic() + 60 * minutes
     if fresh:
@@ -86,12 +86,14 @@ def main(
                         rows.append({**here, "clients": count, **measured(port, str(model), own, count, tokens)})
                         with file.open("a") as kept:
                             kept.write(json.dumps(rows[-1]) + "\n")
-                        typer.echo(f"{kind}, {name}, {count} clients: {rate(rows[-1]):.0f} tokens/s", err=True)
+                        typer.echo(
+                            f"{kind}, {name}, {count} clients: throughput {throughput(rows[-1]):.0f} tokens/s", err=True
+                        )
     page = output.with_suffix(".md")
     page.write_text(markdown(rows, tokens, threads), encoding="utf-8")
     typer.echo(page.read_text())
     if time.monotonic() > end:
-        typer.echo("the time is over; run it again to go on", err=True)
+        typer.echo("stopped by --minutes; the same command resumes", err=True)
 
 
 @contextmanager
@@ -108,7 +110,7 @@ def running(arguments: list[str], model: str, dtype: str, threads: int) -> Itera
             while not answers(port):
                 if server.poll() is not None:
                     log.seek(0)
-                    raise RuntimeError(f"expected a server, got the end of {' '.join(command)}: {log.read()[-2000:]}")
+                    raise RuntimeError(f"the server {' '.join(command)} ended: {log.read()[-2000:]}")
                 time.sleep(0.2)
             yield port
         finally:
@@ -129,7 +131,7 @@ def answers(port: int) -> bool:
 
 
 def ask(port: int, model: str, prompt: str, tokens: int) -> tuple[str, int, float]:
-    """A text, its tokens, and the seconds that it took."""
+    """Return the output of a request, its number of tokens, and the latency in seconds."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), headers)
@@ -140,17 +142,17 @@ def ask(port: int, model: str, prompt: str, tokens: int) -> tuple[str, int, floa
 
 
 def prompts_of(clients: list[int], prompts: int) -> dict[int, list[int]]:
-    """For each number of clients the prompts that are asked for then, others for each."""
+    """Return the prompts of each number of clients, no prompt twice."""
     found, first = {}, 0
     for count in clients:
         found[count] = list(range(first, first := first + max(LEAST, count)))
     if first > prompts:
-        raise typer.BadParameter(f"expected {first} prompts for clients {clients}, got {prompts}")
+        raise typer.BadParameter(f"clients {clients} need {first} prompts, got {prompts}")
     return found
 
 
 def measured(port: int, model: str, prompts: dict[int, str], clients: int, tokens: int) -> Row:
-    """So many clients, who ask for a text after each prompt."""
+    """Send the prompts from that many concurrent clients; return the row."""
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         found = list(pool.map(lambda prompt: ask(port, model, prompt, tokens), prompts.values()))
@@ -159,7 +161,7 @@ def measured(port: int, model: str, prompts: dict[int, str], clients: int, token
     return {
         "tokens": sum(said for _, said, _ in found),
         "seconds": round(seconds, 3),
-        "waited": round(statistics.median(taken for *_, taken in found), 3),
+        "latency": round(statistics.median(taken for *_, taken in found), 3),
         "texts": dict(zip(map(str, prompts), digests, strict=True)),
     }
 
@@ -171,8 +173,9 @@ def markdown(rows: list[Row], tokens: int, threads: int) -> str:
         f"`make bench-load` on a CPU, {threads} threads, torch {torch.__version__}, transformers "
         f"{transformers.__version__}: the shipped model, {tokens} greedy tokens after each of the shipped prompts, "
         "over HTTP. *batched* is `token-recycling serve --concurrency 16`, *per-request* the same without learning "
-        f"from other requests, *plain* without drafts. Tokens/s, the best of the rounds, and in parentheses the median "
-        f"latency of a request: both relative to *{BESIDE}* (`--continuous-batching`) with as many clients.",
+        "from other requests, *plain* without drafts. Cells: throughput (output tokens of all clients per second, the "
+        "best round) and, in parentheses, the median latency of a request, both relative to "
+        f"*{RIVAL}* (`--continuous-batching`) with as many clients.",
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         chosen = [row for row in rows if row["dtype"] == dtype]
@@ -187,7 +190,7 @@ def markdown(rows: list[Row], tokens: int, threads: int) -> str:
             ]
             same = sum(digest == wanted[place] for place, digest in own)
             cells = {
-                f"{count} client{'s' * (count > 1)}": cell(best(chosen, name, count), best(chosen, BESIDE, count))
+                f"{count} client{'s' * (count > 1)}": cell(best(chosen, name, count), best(chosen, RIVAL, count))
                 for count in sorted({row["clients"] for row in chosen})
             }
             lines.append({"server": name, **cells, "identical": f"{same} of {len(own)}"})
@@ -199,19 +202,19 @@ def markdown(rows: list[Row], tokens: int, threads: int) -> str:
 def best(rows: list[Row], server: str, clients: int) -> Row | None:
     """The best round of a server with so many clients."""
     found = [row for row in rows if row["server"] == server and row["clients"] == clients]
-    return max(found, key=rate, default=None)
+    return max(found, key=throughput, default=None)
 
 
-def rate(row: Row) -> float:
-    """Tokens a second."""
+def throughput(row: Row) -> float:
+    """Return output tokens of all clients per second."""
     return row["tokens"] / row["seconds"]
 
 
-def cell(row: Row | None, beside: Row | None) -> str:
-    """What a server gives and lets wait, in times of another."""
-    if row is None or beside is None:
+def cell(row: Row | None, other: Row | None) -> str:
+    """Return the throughput, and the median latency in parentheses, relative to another server's."""
+    if row is None or other is None:
         return ""
-    return f"{rate(row) / rate(beside):.2f} ({row['waited'] / beside['waited']:.2f})"
+    return f"{throughput(row) / throughput(other):.2f} ({row['latency'] / other['latency']:.2f})"
 
 
 if __name__ == "__main__":

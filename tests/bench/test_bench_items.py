@@ -27,7 +27,7 @@ def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
     ]
     found = benching.run(where, benching.plan(["plain"], long, False), tmp_path)
     assert [one["failure"] is None for one in found] == [False, False, True, True]
-    assert found[0]["failure"].startswith("PromptTooLongError: expected a prompt of fewer tokens")
+    assert found[0]["failure"].startswith("PromptTooLongError: the prompt must have fewer tokens")
     assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < 24
 
 

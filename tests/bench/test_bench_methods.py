@@ -45,7 +45,7 @@ def test_assisted_generation_is_a_method(model, assistant, tmp_path):
     found = decoded(f"assisted:model={assistant},n=3", model, tiny.prompt(3, 8))
     assert found.tokens == [model.generate(tiny.prompt(3, 8), max_new_tokens=30, do_sample=False)[0, 8:].tolist()]
     assert max(found.lengths or ()) <= 4
-    with pytest.raises(ValueError, match="expected a causal language model at "):
+    with pytest.raises(ValueError, match="there is no causal language model at "):
         parse(f"assisted:model={tmp_path}").runner(model)
 
 
@@ -170,19 +170,25 @@ def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch):
     [
         (
             "nothing",
-            "expected a method of generate, prompt_lookup_hf, assisted, oracle, or a drafter of .*plain.*'nothing'",
+            "must be one of generate, prompt_lookup_hf, assisted, oracle, .*plain.*'nothing'",
         ),
-        ("recycling:size=3", "expected an option of recycling"),
-        ("published:update=never", "expected last or first or unordered for option update"),
-        ("generate:n=3", "expected an option of generate: it has none; got 'n'"),
-        ("prompt_lookup_hf:num_tokens=4", "expected an option of prompt_lookup_hf: n, ngram; got 'num_tokens'"),
-        ("prompt_lookup_hf:num_tokens", "NAME=VALUE after 'prompt_lookup_hf', of n, ngram, got 'num_tokens'"),
-        ("suffix:num_tokens", "after 'suffix', of num_tokens, factor, min_match, got 'num_tokens'"),
-        ("prompt_lookup_hf:n=none", "expected a number of 1 or more for n"),
-        ("prompt_lookup_hf:n=0", "expected a number of 1 or more for n"),
-        ("prompt_lookup_hf:10", "expected options as NAME=VALUE"),
-        ("assisted", "expected assisted:model=FOLDER"),
-        ("assisted:model=a,speed=3", "expected an option of assisted: model, n; got 'speed'"),
+        ("recycling:size=3", "recycling has no option 'size'"),
+        ("published:update=never", "option update of published must be last or first or unordered"),
+        ("generate:n=3", "generate has no option 'n'"),
+        ("prompt_lookup_hf:num_tokens=4", "prompt_lookup_hf has no option 'num_tokens'"),
+        (
+            "prompt_lookup_hf:num_tokens",
+            "after 'prompt_lookup_hf' must be NAME=VALUE with a name of n, ngram, got 'num_tokens'",
+        ),
+        (
+            "suffix:num_tokens",
+            "after 'suffix' must be NAME=VALUE with a name of num_tokens, factor, min_match, got 'num_tokens'",
+        ),
+        ("prompt_lookup_hf:n=none", "n must be an integer >= 1"),
+        ("prompt_lookup_hf:n=0", "n must be an integer >= 1"),
+        ("prompt_lookup_hf:10", "must be NAME=VALUE"),
+        ("assisted", "assisted:model=FOLDER"),
+        ("assisted:model=a,speed=3", "assisted has no option 'speed'"),
     ],
 )
 def test_what_is_wrong_with_a_method_is_said(spec, words):

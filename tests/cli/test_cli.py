@@ -111,7 +111,7 @@ def test_busiest_rows_are_filled_ones():
 
 
 def test_matrix_refusals(tiny_model_dir, matrix_file, tmp_path):
-    assert_refused(run("matrix", tmp_path / "none"), "there is none")
+    assert_refused(run("matrix", tmp_path / "none"), "there is no matrix file")
     assert_refused(run("matrix", matrix_file, "--token", "abc"), "--model")
     assert_refused(run("matrix", matrix_file, "--token", "257"), "0 to 256")
     assert_refused(run("matrix", matrix_file, "--model", tmp_path / "none"), "no such folder")
@@ -123,7 +123,7 @@ def test_matrix_refusals(tiny_model_dir, matrix_file, tmp_path):
 
 def test_one_drafter_is_listed_by_its_name():
     assert [one["name"] for one in run_json("drafters", "suffix", "plain")["drafters"]] == ["suffix", "plain"]
-    assert_refused(run("drafters", "sufix"), "expected a drafter of", "suffix", "got 'sufix'")
+    assert_refused(run("drafters", "sufix"), "unknown drafter", "suffix", "'sufix'")
 
 
 def test_drafters_are_listed_from_their_classes():
@@ -170,11 +170,11 @@ def test_a_bar_moves_on_a_terminal_only(monkeypatch, capsys):
         (["MODEL", " \n"], "empty"),
         (["MODEL"], "empty"),
         (["MODEL", "x" * CONTEXT], f"context of {CONTEXT}"),
-        (["MODEL", "hi", "--file", "also"], "got both"),
-        (["MODEL", "--file", "nowhere.txt"], "there is none"),
+        (["MODEL", "hi", "--file", "also"], "cannot be combined"),
+        (["MODEL", "--file", "nowhere.txt"], "there is no file or folder nowhere.txt"),
         (["MODEL", "--file", "."], "folder"),
         (["MODEL", "hi", "--drafter", "guess"], "'guess'"),
-        (["MODEL", "hi", "--drafter", "recycling:size=3"], "got 'size'"),
+        (["MODEL", "hi", "--drafter", "recycling:size=3"], "no option 'size'"),
         (["MODEL", "hi", "--drafter", "recycling:k=many"], "got 'many'"),
         (["MODEL", "hi", "--drafter", "published:update=newest"], "newest"),
         (["MODEL", "hi", "--drafter", "recycling:tree=oak"], "oak"),
@@ -183,7 +183,7 @@ def test_a_bar_moves_on_a_terminal_only(monkeypatch, capsys):
         (["MODEL", "hi", "--device", "abacus"], "abacus"),
         (["MODEL", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["MODEL", "hi", "--temperature", "-1"], "--temperature"),
-        (["MODEL", "hi", "--top-k", "5"], "--temperature above 0"),
+        (["MODEL", "hi", "--top-k", "5"], "--temperature > 0"),
         (["MODEL", "hi", "--fast"], "--fast"),
         ([], "MODEL"),
         (["./nowhere", "hi"], "no such folder"),
@@ -196,7 +196,7 @@ def test_generate_refuses(arguments, word, tiny_model_dir):
 
 
 def test_compare_refuses(tiny_model_dir, tmp_path):
-    assert_refused(run("compare", tiny_model_dir, "--prompts", tmp_path), "holds none")
+    assert_refused(run("compare", tiny_model_dir, "--prompts", tmp_path), "no prompt files")
     (tmp_path / "empty.py").write_text("\n")
     assert_refused(run("compare", tiny_model_dir, "--prompts", tmp_path), "empty.py")
     (tmp_path / "empty.py").write_bytes(b"\xff\xfe")

@@ -165,8 +165,8 @@ def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir, texts, tmp_p
     ("options", "words"),
     [
         ((), ["--data", "spec_bench"]),
-        (("--data", "nothing.jsonl"), ["spec_bench, mbpp", "no such path"]),
-        (("--data", "{texts}", "--method", "nothing"), ["generate, oracle", "nothing"]),
+        (("--data", "nothing.jsonl"), ["spec_bench or mbpp", "nothing.jsonl"]),
+        (("--data", "{texts}", "--method", "nothing"), ["generate", "oracle", "'nothing'"]),
         (("--data", "{texts}", "--method", "assisted:model={texts}"), ["config.json"]),
         (("--data", "{texts}", "--method", "plain", "--method", "plain"), ["once", "plain"]),
         (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay", "--batch"]),

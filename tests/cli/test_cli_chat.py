@@ -101,8 +101,8 @@ def test_errors_are_lines_and_the_conversation_goes_on(chatty_dir):
     assert result.exit_code == 2
     assert result.stdout == f"{answer}\n"
     early, unknown, full = result.stderr.splitlines()
-    assert early.startswith("error: expected an answer before /stats")
-    assert unknown == "error: expected /help, /reset, /stats or /exit, got /frobnicate"
+    assert early.startswith("error: /stats needs an answer")
+    assert unknown == "error: commands are /help, /reset, /stats and /exit, got /frobnicate"
     assert f"context of {CONTEXT}" in full
     assert "/reset" in full
 
@@ -161,5 +161,5 @@ def test_fast_makes_captured_steps(chatty_dir):
 
 def test_refusals(tiny_model_dir, chatty_dir):
     assert_refused(run("chat", tiny_model_dir, input="ab\n"), "chat template", "`generate`")
-    assert_refused(run("chat", chatty_dir, "--top-k", 3, input="ab\n"), "--temperature above 0")
+    assert_refused(run("chat", chatty_dir, "--top-k", 3, input="ab\n"), "--temperature > 0")
     assert_refused(run("chat", chatty_dir, "--drafter", "guess", input="ab\n"), "'guess'")

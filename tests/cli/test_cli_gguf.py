@@ -93,7 +93,7 @@ def test_train_takes_it(file, tmp_path):
     result = run("train", "medusa", file, tmp_path / "text.txt", "--output", tmp_path / "heads", *small)
     assert result.exit_code == 0, result.stderr
     refused = run("train", "specdec-pp", file, tmp_path / "text.txt", "--draft", file)
-    assert_refused(refused, "expected --output with a folder for the head", "tiny.gguf is no folder")
+    assert_refused(refused, "--output is needed", "tiny.gguf is no folder")
 
 
 @pytest.mark.parametrize("command", [["check"], ["generate"], ["compare"], ["serve", "--port", 0]])

@@ -25,8 +25,8 @@ def test_what_the_model_taught_is_kept_and_used(tiny_model_dir, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--minutes", 0), "expected --minutes above 0, got 0"),
-        (("--output", "."), "expected a file for --output, got the folder ."),
+        (("--minutes", 0), "--minutes must be > 0, got 0"),
+        (("--output", "."), "--output must be a file, got the folder ."),
         (("--drafter", "suffix"), "expected a drafter that learns from the model's text, recycling, got suffix"),
     ],
 )

@@ -64,14 +64,14 @@ def test_options_are_read_from_text():
     [
         ("nonsense", {}, "'nonsense'; known are .*plain.*recycling"),
         ("", {}, "unknown drafter"),
-        ("published", {"width": 3}, "expected an option of published: k, tree, update.*; got 'width'"),
-        ("recycling:width=3", {}, "got 'width'"),
-        ("recycling", {"matrix": None}, "got 'matrix'"),
-        ("plain:k=3", {}, "it has none; got 'k'"),
-        ("recycling:k", {}, "NAME=VALUE after 'recycling', of k, .*, got 'k'"),
-        ("recycling:k=many", {}, "expected a whole number for option k of recycling, got 'many'"),
+        ("published", {"width": 3}, "published has no option 'width'"),
+        ("recycling:width=3", {}, "recycling has no option 'width'"),
+        ("recycling", {"matrix": None}, "recycling has no option 'matrix'"),
+        ("plain:k=3", {}, "plain has no option 'k'; its options: none"),
+        ("recycling:k", {}, "after 'recycling' must be NAME=VALUE with a name of k, .*, got 'k'"),
+        ("recycling:k=many", {}, "option k of recycling must be a whole number, got 'many'"),
         ("published:k=0", {}, "k must be >= 1, got 0"),
-        ("published:update=newest", {}, "last or first or unordered for option update of published, got 'newest'"),
+        ("published:update=newest", {}, "option update of published must be last or first or unordered, got 'newest'"),
     ],
 )
 def test_what_names_no_drafter_is_refused(spec, options, message):
@@ -128,7 +128,7 @@ def test_a_drafter_of_another_package_is_found_by_name(model):
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("text", ["seed=1.5", "scale=big", "loud=perhaps"])
 def test_values_of_the_wrong_kind_are_refused(text):
-    with pytest.raises(ValueError, match=f"for option {text.partition('=')[0]} of garbage"):
+    with pytest.raises(ValueError, match=f"option {text.partition('=')[0]} of garbage"):
         tr.make_drafter(f"garbage:{text}")
 
 

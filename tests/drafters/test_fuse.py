@@ -196,29 +196,29 @@ def test_it_is_made_from_text_and_in_python(model):
 def test_it_is_a_method_of_the_bench():
     method = parse("fuse:recycling(tree=16)+draft_model(model=models/draft),nodes=32")
     assert method.label == "fuse (recycling(tree=16)+draft_model(model=models/draft), nodes=32)"
-    with pytest.raises(ValueError, match="NAME=VALUE after 'prompt_lookup_hf'"):
+    with pytest.raises(ValueError, match="after 'prompt_lookup_hf' must be NAME=VALUE"):
         parse("prompt_lookup_hf:10")
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("fuse", "expected every required option of fuse, got none for parts: fuse:parts=VALUE"),
+        ("fuse", "fuse needs parts, got none: write fuse:parts=VALUE"),
         ("fuse:recycling", "got 1: 'recycling'"),
         ("fuse:" + "+".join(["suffix"] * 7), "got 7"),
         ("fuse:recycling+nonsense", "unknown drafter 'nonsense'"),
         (
             "fuse:recycling+suffix:factor=3",
-            "got 'recycling.suffix:factor=3'; options of a part of it stand in parentheses",
+            "got 'recycling.suffix:factor=3'; options of a part of it are in parentheses",
         ),
-        ("fuse:recycling+suffix:3", r"expected NAME or NAME\(OPTION=VALUE,...\), got 'suffix:3'"),
-        ("fuse:recycling(tree=16+suffix", r"expected as many '\('"),
-        ("fuse:recycling(wide=16)+suffix", "expected an option of recycling: .*; got 'wide'"),
-        ("fuse:recycling+draft_model", "required option of draft_model, got none for model"),
+        ("fuse:recycling+suffix:3", r"must be NAME or NAME\(OPTION=VALUE,...\), got 'suffix:3'"),
+        ("fuse:recycling(tree=16+suffix", "parentheses do not match"),
+        ("fuse:recycling(wide=16)+suffix", "recycling has no option 'wide'"),
+        ("fuse:recycling+draft_model", "draft_model needs model, got none"),
         ("fuse:recycling+suffix,nodes=0", "nodes .*got 0"),
-        ("fuse:recycling+suffix,nodes=some", "a whole number or auto for option nodes of fuse, got 'some'"),
+        ("fuse:recycling+suffix,nodes=some", "option nodes of fuse must be a whole number or auto, got 'some'"),
         ("fuse:recycling+suffix,asks=paying", "no longer has the option 'asks'"),
-        ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', of parts, nodes, got '32'"),
+        ("fuse:recycling+suffix,32", "options after 'fuse' must be NAME=VALUE with a name of parts, nodes, got '32'"),
     ],
 )
 def test_what_cannot_be_fused_is_refused(spec, message):

@@ -231,10 +231,10 @@ def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("given_options", "message"),
     [
-        ({"order": 2}, "expected an option of token_recycling: k, orders.*got 'order'"),
-        ({"k": "8"}, "expected a whole number for option k of token_recycling, got '8'"),
-        ({"k": True}, "expected a whole number for option k of token_recycling, got True"),
-        ({"suffix": 1}, "expected true or false for option suffix of token_recycling, got 1"),
+        ({"order": 2}, "token_recycling has no option 'order'"),
+        ({"k": "8"}, "option k of token_recycling must be a whole number, got '8'"),
+        ({"k": True}, "option k of token_recycling must be a whole number, got True"),
+        ({"suffix": 1}, "option suffix of token_recycling must be true or false, got 1"),
         ({"token_cost": 1}, "expected token_cost from 0"),
         ({"save_seconds": 0}, "save_seconds must be > 0"),
         ("k=8", "as an object of names and values"),

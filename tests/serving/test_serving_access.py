@@ -109,7 +109,7 @@ def test_files_that_are_no_certificate(certificate, tmp_path):
     with pytest.raises(ValueError, match="got one of them"):
         check_tls(certificate[0], None)
     for wrong in ((certificate[1], certificate[0]), (certificate[0], tmp_path / "none"), (certificate[0],) * 2):
-        with pytest.raises(ValueError, match="expected a certificate and its key"):
+        with pytest.raises(ValueError, match="must be a certificate and its key"):
             check_tls(*wrong)
 
 

@@ -126,7 +126,10 @@ def test_one_mistake_has_one_code_and_param_everywhere(model, path):
 def test_what_fails_at_start_is_said(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "num_beams", 2)
     service = Service(Loaded(model, tiny.tokenizer()), Settings())
-    with contextlib.closing(service), pytest.raises(RuntimeError, match=r"a first text, got ValueError: .*num_beams"):
+    with (
+        contextlib.closing(service),
+        pytest.raises(RuntimeError, match=r"warm-up request failed: ValueError: .*num_beams"),
+    ):
         asyncio.run(service.open())
 
 

@@ -117,7 +117,7 @@ WRONG = [{name: 0} for name in ("max_keys", "max_prompt_tokens", "max_new_tokens
 
 @pytest.mark.parametrize("settings", [*WRONG, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}])
 def test_settings_that_do_not_fit(settings):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="|".join(settings)):
         Settings(**settings)
 
 
@@ -128,7 +128,7 @@ def test_captured_steps_and_a_running_batch_cannot_be_combined():
 
 
 def test_a_metrics_key_is_no_user():
-    with pytest.raises(ValueError, match="expected an API key"):
+    with pytest.raises(ValueError, match="needs an API key"):
         Settings(isolation="per-key", keys=parse_keys(["metrics:one"]))
 
 

@@ -68,7 +68,7 @@ def test_so_are_drafters_that_a_request_names(half, drafter):
     ],
 )
 def test_what_lets_requests_meet_is_refused(settings, got):
-    with pytest.raises(ValueError, match=f"expected requests that begin anew, for reproducible, got {got}; leave one"):
+    with pytest.raises(ValueError, match=f"reproducible cannot be combined with {got}"):
         Settings(**{**SETTINGS, **settings})
 
 

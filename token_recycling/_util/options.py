@@ -47,14 +47,12 @@ def read_options(
     missing = [name for name in known if is_required(known[name]) and name not in {**written, **given}]
     if missing:
         listed = ",".join(f"{name}=VALUE" for name in missing)
-        raise ValueError(
-            f"expected every required option of {owner}, got none for {', '.join(missing)}: {owner}:{listed}"
-        )
+        raise ValueError(f"{owner} needs {', '.join(missing)}, got none: write {owner}:{listed}")
     hints = typing.get_type_hints(kind) if known else {}
     for name, value in given.items():
         if not any(_is_of(value, one) for one in kinds_of(hints[name])):
             raise TypeError(
-                f"expected {described(hints[name])} for option {name} of {owner}, got {value!r} of type "
+                f"option {name} of {owner} must be {described(hints[name])}, got {value!r} of type "
                 f"{type(value).__name__}"
             )
     return {**{name: from_text(owner, name, text, hints[name]) for name, text in written.items()}, **given}
@@ -68,7 +66,7 @@ def check_known(
         if removed and name in removed:
             raise ValueError(f"{owner} no longer has the option {name!r}: {removed[name]}")
         if name not in known:
-            raise ValueError(f"expected an option of {owner}: {', '.join(known) or 'it has none'}; got {name!r}")
+            raise ValueError(f"{owner} has no option {name!r}; its options: {', '.join(known) or 'none'}")
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -100,7 +98,7 @@ def from_text(owner: str, name: str, text: str, hint: Any) -> Any:
     for word in (word for kind in kinds for word in _words(kind)):
         if str(word) == text:
             return word
-    raise ValueError(f"expected {described(hint)} for option {name} of {owner}, got {text!r}")
+    raise ValueError(f"option {name} of {owner} must be {described(hint)}, got {text!r}")
 
 
 def _words(kind: Any) -> tuple[Any, ...]:
@@ -157,7 +155,7 @@ def split_outside(text: str, sign: str) -> list[str]:
         else:
             pieces[-1] += character
     if open_at:
-        raise ValueError(f"expected as many '(' as ')', each before its ')', got {text!r}")
+        raise ValueError(f"parentheses do not match in {text!r}")
     return pieces
 
 
@@ -171,16 +169,15 @@ def written_options(name: str, text: str, unnamed: str = "", known: Iterable[str
         option, *values = split_outside(piece, "=")
         if values and not option.isidentifier():
             raise ValueError(
-                f"expected NAME=VALUE among the options of {name!r}, got {piece!r}; "
-                "options of a part of it stand in parentheses"
+                f"options of {name!r} must be NAME=VALUE, got {piece!r}; options of a part of it are in parentheses"
             )
         if not values and unnamed and unnamed not in written:
             option, values = unnamed, [piece]
         if not values:
-            of = f", of {', '.join(known)}" if known else ""
-            raise ValueError(f"expected options as NAME=VALUE after {name!r}{of}, got {piece!r}")
+            of = f" with a name of {', '.join(known)}" if known else ""
+            raise ValueError(f"options after {name!r} must be NAME=VALUE{of}, got {piece!r}")
         if option in written:
-            raise ValueError(f"expected every option of {name} once, got {option} twice")
+            raise ValueError(f"options of {name} may be given once, got {option} twice")
         written[option] = "=".join(values)
     return written
 
@@ -189,5 +186,5 @@ def name_and_options(text: str) -> tuple[str, str]:
     """The name and the options of `NAME` or `NAME(OPTIONS)`; raises ValueError."""
     found = re.fullmatch(r"([^():,=]+)(?:\((.*)\))?", text.strip(), re.DOTALL)
     if found is None:
-        raise ValueError(f"expected NAME or NAME(OPTION=VALUE,...), got {text!r}")
+        raise ValueError(f"a name must be NAME or NAME(OPTION=VALUE,...), got {text!r}")
     return found[1], found[2] or ""

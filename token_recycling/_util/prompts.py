@@ -23,16 +23,16 @@ def read_prompts(texts: Sequence[str], paths: Sequence[Path]) -> list[Prompt]:
     editor's.
     """
     if texts and paths:
-        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
+        raise ValueError("a prompt as argument and a path of prompts cannot be combined; omit one of them")
     if not texts and not paths and sys.stdin.isatty():
-        raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
+        raise ValueError("there is no prompt; give one as argument, as a file or on standard input")
     given = enumerate(texts, start=1)
     prompts = [_read(STANDARD_INPUT) if text == "-" else Prompt(f"argument {n}", text) for n, text in given]
     for path in paths if prompts else paths or [STANDARD_INPUT]:
         prompts += map(_read, _prompt_files(path))
     for prompt in prompts:
         if not prompt.text.strip():
-            raise ValueError(f"expected a prompt, got an empty one ({prompt.name}); give a text to continue")
+            raise ValueError(f"the prompt is empty ({prompt.name}); give a text to continue")
         if prompt.text.encode("utf-8", "ignore").decode() != prompt.text:
             raise _not_utf8(prompt.name)
     return prompts
@@ -43,10 +43,10 @@ def _prompt_files(path: Path) -> list[Path]:
     if path == STANDARD_INPUT or path.is_file():
         return [path]
     if not path.is_dir():
-        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
+        raise ValueError(f"there is no file or folder {path}")
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     if not files:
-        raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
+        raise ValueError(f"there are no prompt files in the folder {path}")
     return files
 
 
@@ -61,9 +61,9 @@ def text_files(paths: Sequence[Path]) -> list[Path]:
             below = sorted(file for file in path.rglob("*") if file.is_file())
             shown = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
         elif path != STANDARD_INPUT and not path.is_file():
-            raise ValueError(f"expected text files or folders of them, got {path}: there is none")
+            raise ValueError(f"there is no file or folder {path}")
         if not shown:
-            raise ValueError(f"expected a folder of text files, got {path}, which holds none")
+            raise ValueError(f"there are no text files in the folder {path}")
         found += shown
     return found
 
@@ -84,4 +84,4 @@ def _read(path: Path) -> Prompt:
 
 
 def _not_utf8(name: str) -> ValueError:
-    return ValueError(f"expected text in UTF-8, got something else ({name})")
+    return ValueError(f"{name} is not text in UTF-8")

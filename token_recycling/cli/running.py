@@ -91,9 +91,7 @@ def sampling(temperature: float, top_p: float | None, top_k: int | None, seed: i
     """
     if not temperature:
         if (top_p, top_k, seed) != (None, None, None):
-            raise ValueError(
-                "expected --temperature above 0 with --top-p, --top-k or --seed, got 0, which draws nothing"
-            )
+            raise ValueError("--top-p, --top-k and --seed need --temperature > 0, got 0, which is greedy decoding")
         return {}
     if seed is not None:
         import torch

@@ -50,8 +50,8 @@ def _of_anthropic(request: Request) -> str | None:
     return None if key is None else f"Bearer {key}"
 
 
-def _unauthorized(expected: str) -> ApiError:
-    message = f"expected {expected}, got none or another one"
+def _unauthorized(needed: str) -> ApiError:
+    message = f"invalid or missing API key: this needs {needed}"
     return ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -160,4 +160,4 @@ class LimitMiddleware:
             self._metrics.count_request(path, status, time.monotonic() - began)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"expected a body of at most {self._max_bytes:,} bytes, got more", "request_too_large")
+        return ApiError(413, f"the body must have at most {self._max_bytes:,} bytes, got more", "request_too_large")

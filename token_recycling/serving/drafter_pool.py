@@ -76,7 +76,7 @@ class DrafterPool:
         if matrix is not None:
             if isolation is Isolation.per_request and not matrix.exists():
                 raise ValueError(
-                    f"expected a matrix file to begin every request with, got none at {matrix}; learn one first, with "
+                    f"there is no matrix file at {matrix}, with which every request would start; create one with "
                     "`token-recycling generate --matrix` or `serve --isolation shared`"
                 )
             load_matrix(loaded, self.base, matrix)
@@ -196,9 +196,9 @@ class OfferedDrafters:
         spec = max((spec for spec in self._drafters if chosen.startswith(_prefix(spec))), key=len, default=None)
         if spec is None:
             names = ", ".join(("accelerated", "anew", "plain", *self._drafters))
-            raise _refused(f"expected a drafter of {names}, got {chosen!r}")
+            raise _refused(f"drafter must be one of {names}, got {chosen!r}")
         if not (self._free_options and local):
-            raise _refused(f"expected {spec!r} as it is, got {chosen!r}: this server leaves no options to requests")
+            raise _refused(f"drafter must be {spec!r}, got {chosen!r}: requests to this server cannot set options")
         base: Any = self._drafters[spec]
         try:
             written, kinds = written_options(spec, chosen.removeprefix(_prefix(spec))), settable(base)
@@ -221,7 +221,7 @@ def _check_numbers(offered: Drafter, changed: Mapping[str, Any]) -> None:
         own = getattr(offered, name)
         most = max(MOST, own) if isinstance(own, (int, float)) else MOST
         if isinstance(value, (int, float)) and not value <= most:
-            raise ValueError(f"expected {name} of at most {most:,} in a request, got {value}")
+            raise ValueError(f"{name} must be <= {most:,} in a request, got {value}")
 
 
 def settable(drafter: Drafter) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class ConnectionLimits:
             object.__setattr__(self, "most", max(1, min(512, room)))
         elif self.most > room:
             raise ValueError(
-                f"expected at most {room} connections, since this process may open {_open_files()} files, got "
-                f"{self.most}; raise the limit (`ulimit -n`), or allow fewer"
+                f"max_connections must be <= {room}, got {self.most}: this process may open {_open_files()} files; "
+                "raise the limit (`ulimit -n`) or allow fewer"
             )
 
 
@@ -250,13 +250,13 @@ def check_tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
     if certificate is None and key is None:
         return {}
     if certificate is None or key is None:
-        raise ValueError("expected --tls-certificate and --tls-key, got one of them")
+        raise ValueError("--tls-certificate and --tls-key are needed together, got one of them")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except OSError as error:
         why = error.strerror or str(error)
         raise ValueError(
-            f"expected a certificate and its key without a password, in PEM, got {certificate} and {key}: {why}"
+            f"{certificate} and {key} must be a certificate and its key in PEM, without a password: {why}"
         ) from None
     return {"ssl_certfile": certificate, "ssl_keyfile": key}
 

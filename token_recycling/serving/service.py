@@ -117,10 +117,13 @@ class Service:
             if self.closing:
                 raise ApiError(503, "the server is shutting down", "shutting_down", headers=retry)
             if settings.max_requests_per_key is not None and self._by_key[name] >= settings.max_requests_per_key:
-                message = f"expected {settings.max_requests_per_key} requests at once of a key at most; try again later"
+                most = settings.max_requests_per_key
+                message = f"this API key has {most} requests running or queued, its maximum; try again later"
                 raise ApiError(429, message, "too_many_requests", headers=retry)
             if len(self._jobs) >= settings.max_requests:
-                message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
+                message = (
+                    f"the server has {settings.max_requests} requests running or queued, its maximum; try again later"
+                )
                 raise ApiError(503, message, "overloaded", headers=retry)
             job = Job(
                 self.loaded.model, None, name, prefix, settings.timeout, self.together, self.way, on_end=self._on_end
@@ -162,7 +165,7 @@ class Service:
         config.max_new_tokens = min(limit for limit in limits if limit is not None)
         if (config.min_new_tokens or 0) > config.max_new_tokens:
             raise invalid(
-                "min_tokens", f"expected at most the {config.max_new_tokens} that fit, got {config.min_new_tokens}"
+                "min_tokens", f"must be <= {config.max_new_tokens}, the tokens that fit, got {config.min_new_tokens}"
             )
 
     async def texts(
@@ -201,8 +204,8 @@ class Service:
         if not self.pool.base.traits.predictions:
             raise invalid(
                 "prediction",
-                f"expected a server whose drafter drafts from predictions, got {self.pool.base.name}; start it with "
-                "--drafter recycling, or leave the prediction out",
+                f"the server's drafter, {self.pool.base.name}, does not draft from predictions; start the server with "
+                "--drafter recycling, or omit prediction",
             )
         ids = self.loaded.tokenizer(prediction.text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
         ids = ids[ids < self.target.vocab_size]
@@ -221,12 +224,12 @@ class Service:
         for name in ("min_tokens", "ignore_eos"):
             if getattr(body, name):
                 raise invalid(
-                    name, f"expected none beside {field}, whose form says where the answer ends; leave it out"
+                    name, f"cannot be combined with {field}: the output ends where its format ends; omit one of them"
                 )
         if forbidding := [name for name in FORBIDDING if getattr(config, name)]:
             raise invalid(
                 "generation_config",
-                f"expected none beside {field}, whose form says which tokens follow, got {forbidding[0]}",
+                f"{forbidding[0]} cannot be combined with {field}: both restrict the next token; omit one of them",
             )
         return await self.grammars.processor(field, form, job.key, lambda: job.cancelled, job.alone)
 
@@ -267,13 +270,11 @@ class Service:
             await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:
             why = error.__cause__ or error  # an ApiError does not say it
-            raise RuntimeError(f"expected to complete a first text, got {type(why).__name__}: {why}") from error
+            raise RuntimeError(f"the warm-up request failed: {type(why).__name__}: {why}") from error
         if self.together is not None and job.fallback is not None:
             # It would draw from the generator of the whole process, so that seeds would not hold.
             if self.settings.concurrency is not None:
-                raise RuntimeError(
-                    f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out"
-                )
+                raise RuntimeError(f"requests cannot be batched: {job.fallback}; omit --concurrency")
             self.places = Places(1, f"since it cannot share passes: {job.fallback}")
             self.together.close()
             self.worker.close()

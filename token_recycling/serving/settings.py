@@ -94,9 +94,11 @@ class Settings:
             )
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
-            raise ValueError("expected an API key for isolation per-key, got none; give one, or another isolation")
+            raise ValueError("isolation per-key needs an API key, got none; add a key or choose another isolation")
         if self.reproducible and (got := ", ".join(self._across_requests())):
-            raise ValueError(f"expected requests that begin anew, for reproducible, got {got}; leave one of them out")
+            raise ValueError(
+                f"reproducible cannot be combined with {got}, by which one request changes another; omit one of them"
+            )
 
     def _across_requests(self) -> Iterator[str]:
         """The settings by which one request can change another's text."""

@@ -70,7 +70,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
         if length:
             return
         why = "no token"
-    raise ValueError(f"expected a chat template that renders a message, got {why}; give another, by --chat-template")
+    raise ValueError(f"the chat template cannot render a message ({why}); set another with --chat-template")
 
 
 REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -31,9 +31,7 @@ def in_words(loaded: Loaded, body: ChatRequest) -> bool:
     if not tools and not any(message.role == "tool" or message.tool_calls for message in body.messages):
         return False
     if tools and not hasattr(loaded.tokenizer, "get_response_parser"):
-        raise ApiError(
-            400, "tools: expected a server with transformers 5.13 or newer, got an older one", "unsupported", "tools"
-        )
+        raise ApiError(400, "tools need transformers 5.13 or later on the server; upgrade it", "unsupported", "tools")
     constrained = tools is not None and (body.held or body.form) is not None
     return why_in_words(loaded) is not None or (constrained and family(loaded) is None)
 

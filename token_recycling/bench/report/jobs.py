@@ -6,6 +6,8 @@ the last turn, which a prefix cache shortens.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 
 from ..scenario import COLD
@@ -70,8 +72,9 @@ def _speedup(found: Comparison, method: str, category: str | None) -> str:
 
 def _caption(found: Comparison, clock: str) -> str:
     known = found.rows["environment"].iloc[-1]
-    names = "model", "dtype", "cpu", "threads", "torch", "transformers"
+    names = "dtype", "cpu", "threads", "torch", "transformers"
     facts = {name: escaped(str(known.get(name, "unknown"))) for name in names}
+    facts["model"] = escaped(Path(str(known.get("model", "unknown"))).name)
     limit = found.rows["max_new_tokens"].iloc[-1]
     return (
         f"Speedup over transformers' `generate`, end to end, prefill included, {words.clock_words(clock)}. "
@@ -79,6 +82,6 @@ def _caption(found: Comparison, clock: str) -> str:
         f"transformers {facts['transformers']}, {str(known.get('date', ''))[:10]}; batch size 1, greedy, at most "
         f"{limit} new tokens a turn. n: measured requests; tokens: output tokens of `generate`. Parentheses: 95% "
         f"bootstrap CI over requests, given from n = {_FEWEST}. Cold: a new drafter for every request. Warm: the "
-        "drafter has learned from all earlier requests, those of the warm-up included. `plain`: no drafting, so on a "
-        "CPU its speedup is that of prepacked weights and of the loop."
+        "drafter has learned from all earlier requests, those of the warm-up included. Plain decoding does not draft: "
+        "on a CPU its speedup is that of prepacked weights and of the loop."
     )

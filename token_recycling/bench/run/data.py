@@ -56,9 +56,7 @@ def load(specs: Sequence[str], limit: int | None = None, files: Form = "text") -
     found = [question for spec in specs for question in _read(*_place(spec), files)]
     for name, times in Counter(question.name for question in found).items():
         if times > 1:
-            raise ValueError(
-                f"expected every question once, got {name!r} {times} times; give sets of one name as NAME=PATH"
-            )
+            raise ValueError(f"names of questions must be unique, got {name!r} {times} times; name sets with NAME=PATH")
     return _in_turns(found, limit)
 
 
@@ -88,9 +86,7 @@ def _place(spec: str) -> tuple[str, Path]:
     name, equals, given = spec.partition("=")
     if equals and name and Path(given).expanduser().exists():
         return name, Path(given).expanduser()
-    raise ValueError(
-        f"expected data by name ({', '.join(SOURCES)}), as a path or as NAME=PATH, got {spec!r}: there is no such path"
-    )
+    raise ValueError(f"there is no data {spec!r}: give {' or '.join(SOURCES)}, a path or NAME=PATH")
 
 
 def _read(name: str, path: Path, form: Form) -> list[Question]:
@@ -107,10 +103,10 @@ def _read(name: str, path: Path, form: Form) -> list[Question]:
     else:
         found = [Question(f"{name}/{path.name}", name, (_text(path),), form)]
     if not found:
-        raise ValueError(f"expected questions in {path}, got none")
+        raise ValueError(f"there are no questions in {path}")
     empty = next((question for question in found if not all(turn.strip() for turn in question.turns)), None)
     if empty is not None:
-        raise ValueError(f"expected a text in every turn, got an empty one ({empty.name})")
+        raise ValueError(f"every turn must have text, got an empty one ({empty.name})")
     return _categorised(name, found)
 
 
@@ -118,21 +114,21 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise ValueError(f"expected text in UTF-8, got something else ({path})") from None
+        raise ValueError(f"{path} is not text in UTF-8") from None
 
 
 def _question(name: str, number: int, line: str, where: str) -> Question:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"expected a line of JSON, got {line[:40]!r} ({where}: {error})") from None
+        raise ValueError(f"a line must be JSON, got {line[:40]!r} ({where}: {error})") from None
     form = next((form for form in _FORMS if isinstance(row, dict) and row.get(form)), None)
     if form is None:
         fields = f"the fields {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
-        raise ValueError(f"expected an object with {', '.join(_FORMS)}, got {fields} ({where})")
+        raise ValueError(f"a line must be an object with one of {', '.join(_FORMS)}, got {fields} ({where})")
     turns = row[form] if form == "turns" else [row[form]]
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-        raise ValueError(f"expected text in {form}, a list of texts in turns, got {str(row[form])[:40]!r} ({where})")
+        raise ValueError(f"{form} must be text, or a list of texts in turns, got {str(row[form])[:40]!r} ({where})")
     own = next((str(row[field]) for field in _IDS if row.get(field) is not None), str(number))
     category = str(row.get("category") or name)
     held = next(((kind, row[kind]) for kind in _GRAMMARS if row.get(kind)), None)

@@ -45,8 +45,8 @@ def download(name: str) -> Path:
     if path.is_file():
         if (found := sha256(path)) != source.sha256:
             raise ValueError(
-                f"expected {path} with SHA-256 {source.sha256}, got {found}: the file was changed or damaged; "
-                "delete it to download it again"
+                f"{path} was changed or damaged: its SHA-256 must be {source.sha256}, got {found}; delete the file to "
+                "download it again"
             )
         return path
     try:
@@ -54,14 +54,14 @@ def download(name: str) -> Path:
             data = answer.read()
     except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
         raise OSError(
-            f"expected to download {name} from {source.url}, got: {error}; without a network, fetch the file elsewhere "
-            f"and give its path: --data {name}=FILE"
+            f"cannot download {name} from {source.url}: {error}; without a network, fetch the file elsewhere and give "
+            f"its path: --data {name}=FILE"
         ) from error
     with replacing(path) as temporary:
         Path(temporary).write_bytes(data)
         if (found := sha256(Path(temporary))) != source.sha256:
             raise ValueError(
-                f"expected {name} with SHA-256 {source.sha256} from {source.url}, got {len(data):,} bytes with "
-                f"{found}; nothing was kept: is there a proxy that changes downloads?"
+                f"{name} from {source.url} must have SHA-256 {source.sha256}, got {len(data):,} bytes with {found}; "
+                "nothing was kept: is there a proxy that changes downloads?"
             )
     return path

@@ -116,7 +116,7 @@ class Assisted(Transformers):
             try:
                 assistant = AutoModelForCausalLM.from_pretrained(resolved(self.folder), dtype=model.dtype)
             except (OSError, ValueError) as error:
-                raise ValueError(f"expected a causal language model at {self.folder}, got: {error}") from error
+                raise ValueError(f"there is no causal language model at {self.folder}: {error}") from error
             if self._tokens is not None:
                 assistant.generation_config.num_assistant_tokens = self._tokens
             self._arguments = {"assistant_model": assistant.to(model.device).eval()}
@@ -144,9 +144,7 @@ def parse(spec: str) -> Method:
         check_known(name, options, known)
         return make(spec, options)
     if name not in drafter_names():
-        raise ValueError(
-            f"expected a method of {', '.join(_NAMED)}, or a drafter of {', '.join(drafter_names())}, got {name!r}"
-        )
+        raise ValueError(f"a method must be one of {', '.join((*_NAMED, *drafter_names()))}, got {name!r}")
     return Drafted(spec)
 
 
@@ -177,7 +175,7 @@ def _folder(spec: str, options: dict[str, str]) -> str:
     folder = options.pop("model", "")
     if not folder:
         name = spec.partition(":")[0]
-        raise ValueError(f"expected {name}:model=FOLDER with the model that drafts, got {spec!r}")
+        raise ValueError(f"{name} needs a draft model, {name}:model=FOLDER, got {spec!r}")
     return folder
 
 
@@ -186,5 +184,5 @@ def _number(spec: str, options: dict[str, str], option: str, default: Any) -> An
     if value is None:
         return default
     if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"expected a number of 1 or more for {option} in {spec!r}, got {value!r}")
+        raise ValueError(f"{option} must be an integer >= 1 in {spec!r}, got {value!r}")
     return int(value)

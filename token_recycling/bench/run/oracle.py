@@ -78,7 +78,7 @@ class OracleRunner(DraftedRunner):
 
     def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
         if arguments.get("do_sample"):
-            raise ValueError("expected greedy decoding, got sampling: what will be drawn cannot be known")
+            raise ValueError("the oracle needs greedy decoding, got sampling: samples are not known in advance")
         self.drafter.knows(self.model.generate(**arguments)[0])
         return super().generate(arguments, hints)
 

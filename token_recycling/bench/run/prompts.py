@@ -65,7 +65,7 @@ def prompt(config: BenchmarkConfig, question: Question, answers: Sequence[str] =
     room = config.context - len(ids)
     if room < 1:
         raise PromptTooLongError(
-            f"expected a prompt of fewer tokens than the model's context of {config.context}, got {len(ids)}"
+            f"the prompt must have fewer tokens than the model's context, {config.context}, got {len(ids)}"
         )
     return ids, min(config.max_new_tokens, room)
 

@@ -73,29 +73,28 @@ class Store:
             if len(found) < len(keys):
                 break
             if [_key(line, self.path) for line in found] != keys:
-                raise ValueError(f"expected rows in the order of the run in {self.path}, got others; start --fresh")
+                raise ValueError(f"rows in {self.path} are not in the order of this run; start with --fresh")
             kept, items = kept + len(keys), items + 1
         else:
             if kept < len(lines):
-                raise ValueError(f"expected {kept} rows in {self.path}, got {len(lines)}; start --fresh")
+                raise ValueError(f"{self.path} must have {kept} rows, got {len(lines)}; start with --fresh")
         os.truncate(self.path, sum(len(line) + 1 for line in lines[:kept]))
         return items
 
 
 def _compare(folder: Path, described: Path, settings: dict[str, Any]) -> None:
     if not described.is_file():
-        raise ValueError(f"expected {SETTINGS} beside the rows in {folder}, got none; give another folder or --fresh")
+        raise ValueError(f"{folder} has rows without {SETTINGS}; give another folder or --fresh")
     try:
         there = json.loads(described.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"expected JSON in {described}, got {error}; give another folder or --fresh") from None
+        raise ValueError(f"{described} is not JSON: {error}; give another folder or --fresh") from None
     ours = json.loads(json.dumps(settings))
     different = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
     if different:
         listed = "; ".join(f"{name} {there.get(name)!r} there, {ours.get(name)!r} now" for name in different)
         raise ValueError(
-            f"expected a folder without rows or with rows of the same run, got {folder} with others ({listed}); "
-            "give another --output, or --fresh to measure anew"
+            f"{folder} has rows of another run ({listed}); give another --output, or --fresh to measure again"
         )
 
 
@@ -104,6 +103,4 @@ def _key(line: bytes, path: Path) -> tuple[Any, ...]:
         row = json.loads(line)
         return tuple(row[name] for name in ("mode", "method", "prompt"))
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"expected rows of a benchmark in {path}, got {line[:60]!r} ({error}); start --fresh"
-        ) from None
+        raise ValueError(f"{path} has a line that is no row, {line[:60]!r} ({error}); start with --fresh") from None

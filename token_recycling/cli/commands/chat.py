@@ -125,10 +125,10 @@ def _take(conversation: Conversation, line: str) -> None:
         conversation.reset()
     elif line == "/stats":
         if conversation.last is None:
-            raise ValueError("expected an answer before /stats, got none yet; ask something first")
+            raise ValueError("/stats needs an answer, got none yet; ask something first")
         _print_stats(conversation, conversation.last)
     elif line[0] == "/" and line[1:].isalpha():
-        raise ValueError(f"expected /help, /reset, /stats or /exit, got {line}")
+        raise ValueError(f"commands are /help, /reset, /stats and /exit, got {line}")
     else:
         with contextlib.ExitStack() as waiting:
 

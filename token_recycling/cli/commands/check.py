@@ -47,7 +47,7 @@ def _support_of(name: str, self_test: bool, dtype: str | None, device: str | Non
     config = loading.load_configuration(name)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "one that AutoModelForCausalLM does not know"
-        reason = f"expected a decoder-only model that generates text, got {kind}"
+        reason = f"the model must be a decoder-only model that generates text, got {kind}"
         return ModelInfo((config.architectures or [config.model_type])[0], config.model_type, reason)
     if self_test:
         return checked(loading.load_model(name, dtype, device, threads), self_test=True)

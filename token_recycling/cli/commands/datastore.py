@@ -27,7 +27,7 @@ def build(
     """Builds a datastore from text files, a document each; use it as --drafter rest:datastore=FILE."""
     found = text_files(files)
     if output.is_dir():
-        raise ValueError(f"expected a file for --output, got the folder {output}")
+        raise ValueError(f"--output must be a file, got the folder {output}")
     loading.check_source(model)
     with running.loading_shown(model):
         from ...drafters._shared.training.corpus import documents

@@ -62,12 +62,10 @@ def generate(
     sampling = running.sampling(temperature, top_p, top_k, seed)
     if file is not None and file.is_dir():
         raise ValueError(
-            f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
+            f"--file must be a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
     if reproducible and matrix is not None:
-        raise ValueError(
-            "expected --reproducible or --matrix, got both: what a matrix has learned decides what is drafted"
-        )
+        raise ValueError("--reproducible and --matrix cannot be combined: the contents of a matrix change the drafts")
     given = read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
     (ids,) = running.encoded(loaded, given, chat)

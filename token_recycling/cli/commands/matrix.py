@@ -22,7 +22,7 @@ def matrix(
 ) -> None:
     """Shows what a saved matrix holds: how much of what, and its busiest rows, or those asked for."""
     if not file.is_file():
-        raise ValueError(f"expected a matrix file, got {file}: there is none")
+        raise ValueError(f"there is no matrix file at {file}")
     with console.working(f"reading {file.name}"):
         from ...drafters import _listing as listing
         from ...recycling.matrix import matrix_in
@@ -36,8 +36,8 @@ def matrix(
             tokenizer = loading.load_tokenizer(model)
     if tokenizer is not None and header["tokenizer"] not in ("", fingerprint(tokenizer)):
         raise ValueError(
-            f"{file}: expected the tokenizer {header['tokenizer']}, got {fingerprint(tokenizer)}; "
-            "give the model that the matrix was learned from"
+            f"{file} was learned with the tokenizer {header['tokenizer']}, got {fingerprint(tokenizer)}; "
+            "give the model that it was learned from"
         )
     shown = listing.tokens_of(token, tokenizer, found.vocab_size) if token else listing.busiest(found, rows)
     held = {

@@ -74,7 +74,7 @@ def serve(
         list[str] | None,
         _access(
             metavar="NAME",
-            help="A name beside those of this machine to answer to, where no keys are configured; may be repeated.",
+            help="Host name to accept in addition to those of this machine, without API keys; may be repeated.",
         ),
     ] = None,
     allow_origin: Annotated[
@@ -172,7 +172,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ValueError(f"expected a free address, got {host} port {port}: {error.strerror or error}") from None
+        raise ValueError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
 
 
 def _run(server: HttpServer, service: Service, listener: socket.socket) -> None:

@@ -96,7 +96,7 @@ def _run(
 ) -> None:
     """Everything from the user's files to the saved part; what is quick to check comes first."""
     if not 0 < held_out < 1:
-        raise ValueError(f"expected --held-out between 0 and 1, got {held_out}")
+        raise ValueError(f"--held-out must be > 0 and < 1, got {held_out}")
     found = text_files(files)
     models = [model] if draft is None else [model, draft]
     for each in models:
@@ -145,7 +145,7 @@ def _beside(draft: str | None, name: str) -> Path:
     """The folder of a part within that of its draft model."""
     folder = Path(draft or "").expanduser()
     if not folder.is_dir():
-        raise ValueError(f"expected --output with a folder for the head, since {draft} is no folder, got none")
+        raise ValueError(f"--output is needed, a folder for the head: {draft} is no folder")
     return folder / name
 
 

@@ -28,9 +28,9 @@ def warm(
 ) -> None:
     """Let the model write text from nothing, and keep what it teaches a drafter."""
     if not minutes > 0:
-        raise ValueError(f"expected --minutes above 0, got {minutes}")
+        raise ValueError(f"--minutes must be > 0, got {minutes}")
     if output is not None and output.is_dir():
-        raise ValueError(f"expected a file for --output, got the folder {output}")
+        raise ValueError(f"--output must be a file, got the folder {output}")
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, device_map=device_map)
 
     from ...hf.warm import warm as warmed
