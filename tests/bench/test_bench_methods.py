@@ -45,7 +45,7 @@ def test_assisted_generation_is_a_method(model, assistant, tmp_path):
     found = decoded(f"assisted:model={assistant},n=3", model, tiny.prompt(3, 8))
     assert found.tokens == [model.generate(tiny.prompt(3, 8), max_new_tokens=30, do_sample=False)[0, 8:].tolist()]
     assert max(found.lengths or ()) <= 4
-    with pytest.raises(ValueError, match="there is no causal language model at "):
+    with pytest.raises(ValueError, match="causal language model"):
         parse(f"assisted:model={tmp_path}").runner(model)
 
 
@@ -83,7 +83,7 @@ def test_tokens_end_with_the_end_of_sequence(counting):
 def test_a_call_left_to_transformers_is_no_measurement_of_ours(model):
     where = BenchmarkConfig(model, None, 4)
     given = arguments(where, [torch.tensor([1, 2])], 4, {"do_sample": False})
-    with pytest.raises(UnsupportedModelError, match="left to transformers: expected use_cache=True"):
+    with pytest.raises(UnsupportedModelError, match=r"left to transformers: .*use_cache=True"):
         parse("plain").runner(model).generate({**given, "use_cache": False})
 
 

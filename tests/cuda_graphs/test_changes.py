@@ -112,23 +112,23 @@ def everywhere():
 REFUSED: dict[str, tuple[Change, str]] = {
     "hook": (
         lambda model: model.model.norm.register_forward_hook(lambda module, args, output: changed(output)),
-        "without hooks, which a captured step does not call, got .*<lambda> on LlamaRMSNorm",
+        "<lambda> on LlamaRMSNorm",
     ),
     "hook before": (
         lambda model: model.model.norm.register_forward_pre_hook(lambda module, args: changed(args[0])),
-        "without hooks",
+        "hook",
     ),
-    "compiled part": (lambda model: model.model.norm.compile(backend="eager"), "not compiled, got .* LlamaRMSNorm"),
+    "compiled part": (lambda model: model.model.norm.compile(backend="eager"), "LlamaRMSNorm is compiled"),
     "wrapped part": (
         lambda model: setattr(model.model, "norm", torch.compile(model.model.norm, backend="eager")),
-        "not compiled",
+        "is compiled",
     ),
     "compiled function": (
         lambda model: setattr(model.model.norm, "forward", torch.compile(model.model.norm.forward, backend="eager")),
-        "not compiled, got .* LlamaRMSNorm",
+        "LlamaRMSNorm is compiled",
     ),
-    "training": (lambda model: model.train(), "evaluation mode"),
-    "part in training": (lambda model: model.model.layers[1].train(), "evaluation mode, got LlamaDecoderLayer"),
+    "training": (lambda model: model.train(), "training mode"),
+    "part in training": (lambda model: model.model.layers[1].train(), "LlamaDecoderLayer is in training"),
 }
 
 
@@ -157,15 +157,15 @@ def test_what_replays_cannot_follow_is_refused(model, change, reason):
 def test_a_hook_on_all_modules_is_refused(model, everywhere):
     fast(model)
     everywhere(model)
-    with pytest.raises(tr.NoFastPathError, match=r"without hooks.* on all modules"):
+    with pytest.raises(tr.NoFastPathError, match=r"hook .* on all modules"):
         fast(model)
 
 
 @pytest.mark.parametrize(
     ("within", "reason"),
     [
-        (lambda: torch.autocast("cpu", torch.bfloat16), r"own dtype, got autocast to torch\.bfloat16"),
-        (lambda: FlopCounterMode(display=False), "no mode of torch looks at, got .*FlopCounterMode"),
+        (lambda: torch.autocast("cpu", torch.bfloat16), r"autocast to torch\.bfloat16"),
+        (lambda: FlopCounterMode(display=False), "FlopCounterMode"),
     ],
     ids=["autocast", "mode"],
 )
@@ -181,7 +181,7 @@ def test_surroundings_that_replays_cannot_follow_are_refused(model, within, reas
 def test_a_hook_that_was_taken_off_leaves_nothing(model):
     wanted = fast(model)
     hook = model.model.norm.register_forward_hook(lambda module, args, output: changed(output))
-    with pytest.raises(tr.NoFastPathError, match="without hooks"):
+    with pytest.raises(tr.NoFastPathError, match="hook"):
         fast(model)
     hook.remove()
     assert fast(model) == wanted
@@ -204,7 +204,7 @@ def test_a_pass_that_sets_attributes_is_refused(model):
 
     norm.forward = counted
     for _ in range(2):
-        with pytest.raises(tr.NoFastPathError, match="leave the model's attributes as they are, got LlamaForCausalLM"):
+        with pytest.raises(tr.NoFastPathError, match="LlamaForCausalLM sets attributes"):
             fast(model)
         calls = norm.calls
     with pytest.raises(tr.NoFastPathError):
@@ -243,7 +243,7 @@ def test_a_model_changed_within_a_text_is_not_captured(model):
     steps = tr.stream(model, IDS, "recycling:tree=40", fast=True, max_new_tokens=80)
     next(steps)
     head.active = ["b"]
-    with pytest.raises(tr.NoFastPathError, match="as it was when the call began"):
+    with pytest.raises(tr.NoFastPathError, match="changed during the call"):
         list(steps)
     head.active = ["a"]
     assert fast(model) == wanted

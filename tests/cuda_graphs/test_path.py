@@ -1,5 +1,7 @@
 """Fast steps in the loop: the same text and the same learning. Without CUDA they are made alike, but not captured."""
 
+import re
+
 import pytest
 import torch
 from support import architectures, tiny
@@ -94,8 +96,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded)
     exceptional = {"bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32", "falcon", "jetmoe", "xglm"}
     if case.family in exceptional or any(word in case.tested for word in ("ALiBi", "longrope", "dynamic")):
         assert isinstance(steps, str)
-        assert steps.startswith("expected")
-        with pytest.raises(tr.NoFastPathError, match="fast=True: expected"):
+        with pytest.raises(tr.NoFastPathError, match=re.escape(f"fast=True: {steps}")):
             tr.accelerate(model, fast=True)
         return
     assert isinstance(steps, StepRunner), steps

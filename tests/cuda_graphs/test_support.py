@@ -32,11 +32,11 @@ def test_calls_that_it_does_not_hold_for_say_why(model, tmp_path):
     ids = tiny.prompt(0, 5)
     with pytest.raises(tr.NoFastPathError, match="Unknown"):
         model.generate(ids, max_new_tokens=5, logits_processor=[Unknown()])
-    with pytest.raises(tr.NoFastPathError, match="at most 32 sequences, got 33"):
+    with pytest.raises(tr.NoFastPathError, match="32 sequences, got 33"):
         model.generate(ids.repeat(33, 1), max_new_tokens=5, **GREEDY)
     tiny.llama(3).save_pretrained(tmp_path)
     tr.accelerate(model, f"draft_model:model={tmp_path},sampled=true,mode=sequence,depth=2", fast=True)
-    with pytest.raises(tr.NoFastPathError, match="got one that is drawn"):
+    with pytest.raises(tr.NoFastPathError, match="samples its drafts"):
         model.generate(ids, max_new_tokens=5, do_sample=True)
 
 
@@ -139,5 +139,5 @@ def _all_seen(layers, trees, start, band, dtype):
 def test_a_fault_is_found_before_a_text_is_written(model, place, name, fault, monkeypatch):
     """The first steps on a machine are compared with the ordinary way."""
     monkeypatch.setattr(place, name, fault)
-    with pytest.raises(NoFastPathError, match="expected the logits of the ordinary way"):
+    with pytest.raises(NoFastPathError, match="logits"):
         tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

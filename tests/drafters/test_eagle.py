@@ -236,7 +236,7 @@ def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path
 def test_a_model_whose_layers_cannot_be_seen_is_refused(deep, tmp_path):
     folder, _ = head_in(tmp_path, EAGLE_3)
     shallow = tiny.llama(num_hidden_layers=2)
-    with pytest.raises(NoHiddenStatesError, match=r"hidden states from 0 to 2 of LlamaForCausalLM, got \[2, 1, -1\]"):
+    with pytest.raises(NoHiddenStatesError, match=r"LlamaForCausalLM has hidden states 0 to 2, got \[2, 1, -1\]"):
         tr.generate(shallow, tiny.prompt(0, 4), drafter=Eagle(folder), max_new_tokens=4)
 
 

@@ -278,22 +278,22 @@ def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again(path):
 
 
 def test_wrong_use_says_what_to_do(path):
-    with pytest.raises(ValueError, match="num_pred_tokens of 1 or more, got 0"):
+    with pytest.raises(ValueError, match=r"num_pred_tokens .*, got 0"):
         TokenRecycling(0)
     with pytest.raises(ValueError, match="got 'depth'"):
         TokenRecycling(depth=3)
     draft = TokenRecycling()
-    with pytest.raises(ValueError, match="made with draft_model=draft"):
+    with pytest.raises(ValueError, match="draft_model=draft"):
         draft.attach(made(path, LlamaPromptLookupDecoding()))
     with pytest.raises(ValueError, match="logits_all=True"):
         draft.attach(made(path, draft, logits_all=False, n_batch=64))
-    with pytest.raises(ValueError, match="below n_batch of 8, got 32"):
+    with pytest.raises(ValueError, match="n_batch of 8, got 32"):
         draft.attach(made(path, draft, n_batch=8))
     llama = made(path, draft)
     with pytest.raises(RuntimeError, match=r"attach\(llama\) before the first text"):
         say(llama, [1, 2, 3], 5)
     draft.attach(llama)
-    with pytest.raises(ValueError, match="attach once"):
+    with pytest.raises(ValueError, match="twice"):
         draft.attach(llama)
 
 
@@ -302,7 +302,7 @@ def test_models_that_cannot_go_back_are_refused(path, monkeypatch, kind):
     draft = TokenRecycling()
     llama = made(path, draft)
     monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)
-    with pytest.raises(ValueError, match="got a recurrent or hybrid one"):
+    with pytest.raises(ValueError, match="recurrent"):
         draft.attach(llama)
 
 

@@ -193,11 +193,11 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path):
 
 
 def test_wrong_use_says_what_to_do(llama):
-    with pytest.raises(ValueError, match="TokenRecycling or None as draft_model, got Model"):
+    with pytest.raises(ValueError, match=r"draft_model .*, got Model"):
         said(llama, llama)
-    with pytest.raises(ValueError, match="num_draft_tokens from 1 to 31, got 32"):
+    with pytest.raises(ValueError, match=r"num_draft_tokens .* 31, got 32"):
         said(llama, None, num_draft_tokens=32)
-    with pytest.raises(ValueError, match="a model that reads input_embeddings"):
+    with pytest.raises(ValueError, match="input_embeddings"):
         said(made("gpt_oss"), None, input_embeddings=mx.zeros((2, 32)))
     with pytest.raises(ValueError, match="non-zero"):
         said(llama, None, max_tokens=0)

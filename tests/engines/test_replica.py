@@ -178,14 +178,14 @@ def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_refused_where_none_will_be_made(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a matrix file at .*, since learns is false, got none"):
+    with pytest.raises(ValueError, match=r"no matrix file .*learns is false"):
         Replica(VOCABULARY, 6, EngineOptions(k=4, learns=False, matrix=str(tmp_path / "missing")))
 
 
 def test_without_safetensors_a_file_is_refused_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr("token_recycling.engines.replica.find_spec", lambda name: None)
     Replica(16, 4, EngineOptions())
-    with pytest.raises(ModuleNotFoundError, match="expected safetensors for the matrix file"):
+    with pytest.raises(ModuleNotFoundError, match="needs safetensors"):
         Replica(16, 4, EngineOptions(matrix=str(tmp_path / "matrix")))
 
 
@@ -235,9 +235,9 @@ def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
         ({"k": "8"}, "option k of token_recycling must be a whole number, got '8'"),
         ({"k": True}, "option k of token_recycling must be a whole number, got True"),
         ({"suffix": 1}, "option suffix of token_recycling must be true or false, got 1"),
-        ({"token_cost": 1}, "expected token_cost from 0"),
+        ({"token_cost": 1}, "token_cost"),
         ({"save_seconds": 0}, "save_seconds must be > 0"),
-        ("k=8", "as an object of names and values"),
+        ("k=8", "an object of names and values"),
     ],
 )
 def test_wrong_options_are_refused(given_options, message):

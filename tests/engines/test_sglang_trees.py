@@ -170,9 +170,9 @@ def test_arguments_are_settled_as_ngram_wants_them():
 @pytest.mark.parametrize(
     ("given_arguments", "message"),
     [
-        ({"device": "cpu"}, "expected a GPU"),
+        ({"device": "cpu"}, "needs a GPU"),
         ({"enable_dp_attention": True}, "data parallel"),
-        ({"page_size": 64}, "expected page_size 1"),
+        ({"page_size": 64}, "page_size 1"),
         ({"speculative_num_draft_tokens": 1}, "got 1"),
     ],
 )

@@ -58,11 +58,11 @@ def test_no_option_of_a_drafter_is_an_argument_of_ours(function):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"input_ids": [3, 4]}, TypeError, "expected input_ids in a tensor, got list; make one"),
-        ({"max_new_tokens": 0}, ValueError, "max_new_tokens of 1 or more, got 0"),
-        ({"max_new_tokens": 2.5}, ValueError, "max_new_tokens of 1 or more, got 2.5"),
-        ({"max_new_tokens": "5"}, ValueError, "max_new_tokens of 1 or more, got '5'"),
-        ({"max_new_tokens": None}, ValueError, "max_new_tokens of 1 or more, got None"),
+        ({"input_ids": [3, 4]}, TypeError, "input_ids .*, got list"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens .*, got 0"),
+        ({"max_new_tokens": 2.5}, ValueError, "max_new_tokens .*, got 2.5"),
+        ({"max_new_tokens": "5"}, ValueError, "max_new_tokens .*, got '5'"),
+        ({"max_new_tokens": None}, ValueError, "max_new_tokens .*, got None"),
     ],
 )
 def test_a_stream_says_what_it_expected(model, arguments, error, message):
@@ -109,7 +109,7 @@ def test_a_generate_set_on_the_model_itself_is_noted(model, caplog, accelerate):
     model.generate = lambda inputs=None, **arguments: inputs
     with caplog.at_level(logging.WARNING, "token_recycling"):
         accelerate(model, *([] if accelerate is tr.accelerate else [IDS]))
-    assert "got another one set on the model itself" in caplog.text
+    assert "a generate() of its own" in caplog.text
     assert torch.equal(model.generate(IDS), IDS)
 
 

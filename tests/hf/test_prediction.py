@@ -65,11 +65,11 @@ def test_a_prediction_that_is_a_text(model, asked):
 
 
 def test_what_a_prediction_needs(model, asked):
-    with pytest.raises(ValueError, match="expected a drafter that drafts from predictions, got lookahead"):
+    with pytest.raises(ValueError, match="lookahead"):
         generate(model, **asked, drafter="lookahead", prediction=[1])
-    with pytest.raises(ValueError, match="expected a drafter that drafts from predictions, got recycling"):
+    with pytest.raises(ValueError, match="recycling"):
         generate(model, **asked, drafter="recycling:suffix=false", prediction=[1])
-    with pytest.raises(ValueError, match="expected tokenizer="):
+    with pytest.raises(ValueError, match="tokenizer="):
         generate(model, **asked, prediction="a")
-    with pytest.raises(ValueError, match=r"token ids below \d+, got 1000000"):
+    with pytest.raises(ValueError, match=r"got 1000000"):
         generate(model, **asked, prediction=[1_000_000])

@@ -140,14 +140,14 @@ def test_a_model_that_does_not_read_on_says_so():
     model = hybrid("jamba")
     cache = DynamicCache(config=model.config)
     list(tr.stream(model, tiny.prompt(0, 6, 96), DRAFTER, max_new_tokens=4, past_key_values=cache))
-    with pytest.raises(tr.UnsupportedModelError, match="lacks the text's last token alone, got one of 9 tokens for 14"):
+    with pytest.raises(tr.UnsupportedModelError, match="14 tokens, got one of 9"):
         tr.stream(model, tiny.prompt(0, 14, 96), DRAFTER, past_key_values=cache)
 
 
 def test_states_that_were_not_counted_here_are_refused():
     model = hybrid("mamba2")
     cache = model(input_ids=tiny.prompt(0, 6, 96)).cache_params
-    with pytest.raises(tr.UnsupportedModelError, match="do not say how many tokens"):
+    with pytest.raises(tr.UnsupportedModelError, match="unknown number of tokens"):
         tr.stream(model, tiny.prompt(0, 8, 96), past_key_values=cache)
 
 
@@ -191,4 +191,4 @@ def test_a_compiled_hybrid_is_left_to_transformers(compiled):
     assert model.acceleration.fallback is None
     compiled(model)
     model.generate(**prompts([5]), max_new_tokens=2)
-    assert "got it compiled" in str(model.acceleration.fallback)
+    assert "is compiled" in str(model.acceleration.fallback)

@@ -33,7 +33,7 @@ def test_nothing_that_came_before_decides(model, name, tmp_path, monkeypatch):
     made = example(name, model, tmp_path)
     if not made.traits.reproducible:
         assert name not in BEGIN_ANEW
-        with pytest.raises(ValueError, match="drafts follow from the text alone, for reproducible=True, got"):
+        with pytest.raises(ValueError, match="reproducible=True"):
             tr.make_drafter(made, reproducible=True)
         return
     assert name in BEGIN_ANEW
@@ -128,7 +128,7 @@ def test_a_batch_is_one_request(model):
 
 
 def test_fast_steps_are_refused(model):
-    with pytest.raises(tr.NoFastPathError, match="expected a drafter without reproducible=True, got recycling"):
+    with pytest.raises(tr.NoFastPathError, match=r"reproducible=True .*recycling"):
         tr.generate(model, tiny.prompt(0, 8), fast=True, reproducible=True, max_new_tokens=4, do_sample=False)
 
 

@@ -49,7 +49,7 @@ def test_what_is_refused_is_refused_with_its_reason(case):
 def test_blocks_of_keys_are_chosen_in_masks_alone(attention):
     model = model_of(BLOCKS)
     model.config._attn_implementation = attention
-    assert "expected sdpa or eager attention" in str(tr.check(model).reason)
+    assert "flash attention" in str(tr.check(model).reason)
 
 
 def test_without_local_blocks_no_tree_is_drafted():

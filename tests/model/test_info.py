@@ -67,4 +67,4 @@ def test_what_has_changed_counts(model):
     model.set_attn_implementation("eager")
     assert model_info(model).attention == "eager"
     model.config.is_causal = False
-    assert "expected causal attention" in str(model_info(model).reason)
+    assert "not causal" in str(model_info(model).reason)

@@ -75,7 +75,7 @@ def test_without_the_need_nothing_is_seen(model):
 
 def test_a_model_without_an_output_layer_of_its_own_is_refused(model):
     model.get_output_embeddings = lambda: None  # type: ignore[method-assign]
-    with pytest.raises(NoHiddenStatesError, match="output layer is known"):
+    with pytest.raises(NoHiddenStatesError, match="output layer of LlamaForCausalLM"):
         output_layer(model)
 
 
@@ -164,13 +164,13 @@ def test_texts_of_a_batch_have_their_own_states(model):
 
 def test_states_that_cannot_be_seen_are_refused(model):
     with (
-        pytest.raises(NoHiddenStatesError, match=r"from 0 to 2 of LlamaForCausalLM, got \[3\]"),
+        pytest.raises(NoHiddenStatesError, match=r"LlamaForCausalLM has hidden states 0 to 2, got \[3\]"),
         layer_states(model, lambda layers: (3,)),
     ):
         pass
     model.model = torch.compile(model.model, backend="eager")
     with (
-        pytest.raises(NoHiddenStatesError, match="compiled; load it without"),
+        pytest.raises(NoHiddenStatesError, match="LlamaForCausalLM are compiled"),
         layer_states(model, lambda layers: (1,)),
     ):
         pass

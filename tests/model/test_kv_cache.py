@@ -144,7 +144,7 @@ def test_a_reset_cache_takes_a_batch_of_another_size(model):
 def test_more_slots_than_there_are_cannot_be_forgotten(model):
     cache = rebuilt(model, tiny.prompt(0, 20))
     TreeCache(cache).keep(19, [19], [[]])
-    with pytest.raises(ValueError, match="0 or less, got 3"):
+    with pytest.raises(ValueError, match="got 3"):
         cache.crop(3)
 
 

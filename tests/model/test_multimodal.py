@@ -138,7 +138,7 @@ def test_marks_that_say_that_all_is_text(make, mark):
     assert model.acceleration.fallback is None
     marked = torch.zeros_like(ids).index_fill(1, torch.tensor([3]), 1)
     model.generate(ids, **{mark: marked}, **GREEDY)
-    assert model.acceleration.fallback == f"expected token ids only, got {mark}"
+    assert model.acceleration.fallback == f"inputs other than token ids are unsupported: {mark}"
 
 
 _text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
@@ -156,7 +156,7 @@ def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind():
     wanted, wanted_alone = model.generate(**PICTURED, **GREEDY), model.generate(ids, **GREEDY)
     tr.accelerate(model)
     assert torch.equal(model.generate(**PICTURED, **GREEDY), wanted)
-    assert model.acceleration.fallback == "expected token ids only, got an encoded image, mm_token_type_ids"
+    assert model.acceleration.fallback.endswith(": an encoded image, mm_token_type_ids")
     assert int(model.model.rope_deltas) != 0
     assert torch.equal(model.generate(ids, **GREEDY), wanted_alone)
     assert model.acceleration.fallback is None
@@ -172,4 +172,4 @@ def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers():
         first = model.generate(**PICTURED, past_key_values=cache, **GREEDY)
         texts.append(model.generate(torch.cat([first, tiny.prompt(2, 3, 50)], 1), past_key_values=cache, **GREEDY))
     assert torch.equal(*texts)
-    assert "positions that count from 0" in str(model.acceleration.fallback)
+    assert "position_ids" in str(model.acceleration.fallback)

@@ -12,7 +12,7 @@ import token_recycling as tr
 from token_recycling.model.self_test import by_rows, random_text
 from token_recycling.model.tree_model import TreeModel
 
-DEPENDS = "logits that do not depend on how many tokens are read at once, got LlamaForCausalLM, where they do"
+DEPENDS = "the logits of LlamaForCausalLM depend on how many tokens are read at once"
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 
 

@@ -39,21 +39,21 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         {"inputs": BATCH, "stopping_criteria": [never_ends], "return_dict_in_generate": True, "output_scores": True},
         "criteria that could read them: never_ends",
     ),
-    "padding within": ({"attention_mask": torch.tensor([[1, 0, 0, 1, 1, 1]])}, "padding on the left only"),
-    "beams": ({"num_beams": 3}, "got beam search"),
-    "sampled beams": ({"num_beams": 3, "do_sample": True}, "got beam search"),
-    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "got assisted generation"),
-    "a draft model": ({"assistant_model": tiny.llama(seed=1)}, "got assisted generation"),
-    "a loop of one's own": ({"custom_generate": contrasting}, "got another loop: a custom_generate"),
+    "padding within": ({"attention_mask": torch.tensor([[1, 0, 0, 1, 1, 1]])}, "padding must be on the left"),
+    "beams": ({"num_beams": 3}, "beam search"),
+    "sampled beams": ({"num_beams": 3, "do_sample": True}, "beam search"),
+    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "assisted generation"),
+    "a draft model": ({"assistant_model": tiny.llama(seed=1)}, "assisted generation"),
+    "a loop of one's own": ({"custom_generate": contrasting}, "custom_generate"),
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "no cache": ({"use_cache": False}, "use_cache=True"),
     "a quantised cache": (
         {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
-        "got a QuantizedCache: it rounds",
+        "QuantizedCache",
     ),
     "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 4, 32)}, "embeddings"),
-    "other positions": ({"position_ids": torch.arange(6)[None] + 3}, "positions that count from 0"),
+    "other positions": ({"position_ids": torch.arange(6)[None] + 3}, "count from 0"),
 }
 
 
@@ -106,20 +106,20 @@ def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model):
         mask = torch.ones_like(text)
         answers.append(model.generate(text[:, 9:], attention_mask=mask, past_key_values=cache, **GREEDY))
     assert torch.equal(*answers)
-    assert "the whole text" in str(model.acceleration.fallback)
+    assert "all tokens" in str(model.acceleration.fallback)
 
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 REFUSED = {
-    "RwkvForCausalLM, which keeps it elsewhere": lambda: transformers.RwkvForCausalLM(transformers.RwkvConfig(**SMALL)),
-    "decoder-only model, got the encoder-decoder T5ForConditionalGeneration": lambda: (
-        transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    "RwkvForCausalLM keeps its recurrent state": lambda: transformers.RwkvForCausalLM(transformers.RwkvConfig(**SMALL)),
+    "T5ForConditionalGeneration is an encoder-decoder": lambda: transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**T5)
     ),
-    "generates text, got BertModel": lambda: transformers.BertModel(
+    "BertModel is no transformers model": lambda: transformers.BertModel(
         transformers.BertConfig(**SMALL, num_attention_heads=4, intermediate_size=64)
     ),
-    "causal attention, got LlamaForCausalLM, whose tokens see those after them": lambda: tiny.llama(is_causal=False),
+    "LlamaForCausalLM is not causal": lambda: tiny.llama(is_causal=False),
 }
 
 
@@ -140,13 +140,13 @@ def test_models_that_cannot_be_accelerated_are_refused_by_name(make, reason):
 
 def test_caches_that_cannot_forget_are_refused(model):
     static = transformers.StaticCache(config=model.config, max_cache_len=64)
-    with pytest.raises(tr.UnsupportedModelError, match="DynamicCache, got StaticCache"):
+    with pytest.raises(tr.UnsupportedModelError, match="StaticCache is unsupported"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
     recording = DynamicCache(
         config=transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])
     )
     recording.activate_past_recording()
-    with pytest.raises(tr.UnsupportedModelError, match="keeps the newest states, got one that records"):
+    with pytest.raises(tr.UnsupportedModelError, match="records earlier states"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=recording)
 
 
@@ -173,7 +173,7 @@ def test_a_loop_from_a_repository_is_left_alone(model, tmp_path):
     assert not torch.equal(wanted, model.generate(tiny.prompt(0, 6), max_new_tokens=5))
     tr.accelerate(model)
     assert torch.equal(model.generate(input_ids=tiny.prompt(0, 6), **arguments), wanted)
-    assert "got another loop: a custom_generate" in str(model.acceleration.fallback)
+    assert "custom_generate" in str(model.acceleration.fallback)
 
 
 @pytest.mark.parametrize("way", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "high"}, {"num_beam_groups": 2}])
@@ -193,7 +193,7 @@ def test_early_exit_drafts_with_the_accelerated_model_itself(model):
     wanted = model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY)
     tr.accelerate(model)
     assert torch.equal(model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY), wanted)
-    assert "got assisted generation" in str(model.acceleration.fallback)
+    assert "assisted generation" in str(model.acceleration.fallback)
     assert model.acceleration.total.steps == 0
 
 
@@ -218,7 +218,7 @@ class Wrapper(torch.nn.Module):
 
 def test_a_wrapper_is_refused_with_what_to_pass(model):
     wrapper, wanted = Wrapper(model), model.generate(tiny.prompt(0, 6), **GREEDY)
-    expected = r"got Wrapper; pass the LlamaForCausalLM in its \.base_model\.model, with which calls of the wrapper"
+    expected = r"Wrapper .*; pass the LlamaForCausalLM in its \.base_model\.model, with which calls of the wrapper"
     with pytest.raises(tr.UnsupportedModelError, match=expected):
         tr.accelerate(wrapper)
     tr.accelerate(wrapper.base_model.model)
@@ -230,7 +230,7 @@ def test_a_pipeline_is_refused_with_what_to_pass():
     model = tiny.llama(4, vocab_size=300)
     pipe = transformers.pipeline("text-generation", model=model, tokenizer=tiny.tokenizer())
     with pytest.raises(
-        tr.UnsupportedModelError, match=r"TextGenerationPipeline; pass the LlamaForCausalLM in its \.model"
+        tr.UnsupportedModelError, match=r"TextGenerationPipeline .*; pass the LlamaForCausalLM in its \.model"
     ):
         tr.accelerate(pipe)
 
@@ -239,7 +239,7 @@ def test_a_pipeline_is_refused_with_what_to_pass():
     ("nothing", "name"), [(None, "None"), ("meta-llama", "str"), (LlamaForCausalLM, "type"), (torch.nn.Tanh(), "Tanh")]
 )
 def test_what_holds_no_model_is_refused(nothing, name):
-    with pytest.raises(tr.UnsupportedModelError, match=f"got {name}.*; load it with AutoModelForCausalLM"):
+    with pytest.raises(tr.UnsupportedModelError, match=f"{name}.*; load it with AutoModelForCausalLM"):
         tr.accelerate(nothing)
 
 
@@ -258,7 +258,7 @@ def test_inputs_prepared_by_another_object_are_left_to_it(model):
     assert not torch.equal(wanted, plain)
     tr.accelerate(model)
     assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), wanted)
-    assert "prepare its own inputs" in str(model.acceleration.fallback)
+    assert "prepare_inputs_for_generation" in str(model.acceleration.fallback)
     model.prepare_inputs_for_generation = super(LlamaForCausalLM, model).prepare_inputs_for_generation
     assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), plain)
     assert model.acceleration.fallback is None
@@ -292,7 +292,7 @@ def test_that_a_model_failed_is_not(tried):
     for _ in range(2):
         model = tiny.unknown(tiny.llama())
         model.lm_head.weight.data.zero_()
-        assert "logits that differ" in str(tr.unsupported(model))
+        assert "logits" in str(tr.unsupported(model))
     assert len(tried) == 2
 
 

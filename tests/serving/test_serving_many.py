@@ -274,7 +274,7 @@ def test_so_are_those_that_ask_for_another_way_of_decoding(model, monkeypatch):
 
 def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
     model = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
-    with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
+    with pytest.raises(tr.UnsupportedModelError, match="one sequence"):
         create_app(model, tiny.tokenizer(), concurrency=2)
     with pytest.raises(ValueError, match=r"concurrency .*got 0"):
         create_app(model, tiny.tokenizer(), concurrency=0)

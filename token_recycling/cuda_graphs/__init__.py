@@ -76,7 +76,7 @@ def captured(
         if runner.wait():
             runner = runner_of(target)  # meanwhile the model may have changed
         else:
-            reason = "expected one call of the model at a time, got another one under way"
+            reason = "this thread has another call of the model under way"
     if reason is not None:
         raise NoFastPathError(f"fast=True: {reason}")
     with _taken(runner) as stepping:

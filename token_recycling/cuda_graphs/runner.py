@@ -197,8 +197,8 @@ class StepRunner:
         key = plan, choice.key
         if key not in self._graphs and self.state is not None and self.state != state_of(target):
             raise NoFastPathError(
-                "expected the model as it was when the call began, got another adapter, part or option of it; "
-                "change it between calls, or leave fast=True out"
+                "an adapter, part or option of the model changed during the call; change it between calls, or leave "
+                "fast=True out"
             )
         said = None if self.said is None or choice.penalised is None else self.said[: plan.batch]
         step = partial(verify, target, self.slots, plan, choice, buffer.trees, self.seeds[: plan.batch], said)

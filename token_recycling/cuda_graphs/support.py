@@ -45,17 +45,17 @@ def by_configuration(known: ModelInfo) -> str | None:
     if not known.supported:
         return known.reason
     if not known.tested:
-        return f"expected a family that was tested, got {known.family!r}"
+        return f"family {known.family!r} was not tested"
     if known.family in _HOST_BOUND:
-        return f"expected a forward pass on the device alone, got {known.model}, which {_HOST_BOUND[known.family]}"
+        return f"{known.model} {_HOST_BOUND[known.family]}"
     if known.recurrent:
-        return f"expected layers that attend, got {known.model}, of which some keep states over the text"
+        return f"{known.model} has recurrent layers"
     if not known.branches:
-        return f"expected positions that the model is given, got slots of the cache in {known.model}"
+        return f"{known.model} takes no positions: it counts cache slots"
     if known.key_bias is not None:
-        return f"expected positions that the model is given, got ALiBi in {known.model}"
+        return f"{known.model} takes no positions: it has ALiBi"
     if known.border is not None:
-        return f"expected a model that computes alike at every length, got {known.model}: {known.border.why}"
+        return f"{known.model} computes differently by length: {known.border.why}"
     return None
 
 
@@ -86,7 +86,7 @@ class _Found:
                 return found
         self._state = None
         name = type(target.model).__name__
-        return f"expected passes that leave the model's attributes as they are, got {name}, where each sets some anew"
+        return f"every forward pass of {name} sets attributes of the model"
 
 
 def runner_or_reason(target: TreeModel) -> StepRunner | str:
@@ -99,19 +99,19 @@ def _by_surroundings(device: torch.device) -> str | None:
     """What holds for this call, and not for the next one that replays its steps."""
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
-        return f"expected passes in the model's own dtype, got autocast to {dtype}; load the model in it"
+        return f"autocast to {dtype} is on; load the model in that dtype"
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     others = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
-    return f"expected operations that no mode of torch looks at, got {', '.join(others)}" if others else None
+    return f"modes of torch are on: {', '.join(others)}" if others else None
 
 
 def _by_parts(model: PreTrainedModel) -> str | None:
     parameters = list(model.parameters())
     devices = sorted(map(str, {parameter.device for parameter in parameters}))
     if len(devices) > 1 or (getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1):
-        return f"expected all weights on one device, got {', '.join(devices)} or offloaded ones"
+        return f"weights are on several devices or offloaded: {', '.join(devices)}"
     if any(hasattr(parameter, "placements") for parameter in parameters):
-        return "expected a model of one process, got weights shared among several"
+        return "weights are sharded over several processes"
     reasons = (_by_part(module) for module in model.modules())
     return next(filter(None, reasons), _by_hooks("all modules", None))
 
@@ -119,14 +119,14 @@ def _by_parts(model: PreTrainedModel) -> str | None:
 def _by_part(module: torch.nn.Module) -> str | None:
     own, kind = vars(module), type(module).__name__
     if "_hf_hook" in own:
-        return "expected a model without hooks, got those of a device map"
+        return "the model has hooks of a device map"
     if own.get("_compiled_call_impl") is not None or any(
         isinstance(function, FunctionType | MethodType) and hasattr(function, "_torchdynamo_orig_callable")
         for function in (module.forward, *own.values())
     ):
-        return f"expected a model that is not compiled, got torch.compile applied to {kind}"
+        return f"{kind} is compiled with torch.compile"
     if module.training:
-        return f"expected a model in evaluation mode, got {kind} in training; call model.eval()"
+        return f"{kind} is in training mode; call model.eval()"
     return _by_hooks(kind, module)
 
 
@@ -135,7 +135,7 @@ def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
     if hook is None:
         return None
     name = getattr(hook, "__qualname__", type(hook).__name__)
-    return f"expected a model without hooks, which a captured step does not call, got {name} on {where}"
+    return f"a captured step does not call the hook {name} on {where}"
 
 
 @torch.no_grad()
@@ -146,17 +146,17 @@ def _tried_out(target: TreeModel) -> StepRunner | str:
     prefill(target, [sequence], cache)
     kept, name = TreeCache(cache), type(target.model).__name__
     if not takes_frames(cache):
-        return f"expected keys and values alone, got other states (as of sparse attention) in {name}"
+        return f"the cache of {name} holds more than keys and values (as of sparse attention)"
     runner = StepRunner(target)
     runner.begin(target, cache, 1, _TRIED + 2 * len(_TREE))
     try:
         deviation = _deviation(target, runner, kept, int(sequence[-1]))
     except RuntimeError as error:
-        return f"expected a forward pass that can be captured, got {name}: {error}"
+        return f"the forward pass of {name} cannot be captured: {error}"
     if deviation > _ALIKE[target.dtype.itemsize]:
         return (
-            f"expected the logits of the ordinary way, got others by {deviation:.2g} of the largest one; "
-            "this is a fault: please report it"
+            f"logits of captured and eager steps differ by {deviation:.2g} of the largest one; this is a bug, please "
+            "report it"
         )
     return runner
 
@@ -185,17 +185,17 @@ def _deviation(target: TreeModel, runner: StepRunner, kept: TreeCache, root: int
 def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache) -> str | None:
     """Why fast steps do not hold for a run, or None."""
     if batch_of(len(sequences)) is None:
-        return f"expected at most {BATCHES[-1]} sequences, got {len(sequences)}"
+        return f"a captured batch has at most {BATCHES[-1]} sequences, got {len(sequences)}"
     if cache.offloading:
-        return "expected a cache on the device, got an offloaded one"
+        return "the cache is offloaded"
     choices = {Choice(tuple(selector.processors), selector.sample) for selector in selectors}
     others = {type(one).__name__ for choice in choices for one in choice.processors if not Choice.fits(one)}
     if others:
-        return f"expected processors that look at the scores alone, got {', '.join(sorted(others))}"
+        return f"logits processors read more than the scores: {', '.join(sorted(others))}"
     if len({choice.key for choice in choices}) > 1:
-        return "expected sequences whose tokens are chosen alike, got several ways in one batch"
+        return "sequences of the batch are sampled in several ways"
     if drafter.traits.begins_anew:
-        return f"expected a drafter without reproducible=True, got {drafter.describe()}; leave one of the two out"
+        return f"fast steps and reproducible=True cannot be combined ({drafter.describe()}); leave one of the two out"
     if choices.pop().sample and drafter.traits.samples:
-        return f"expected a draft that is chosen, got one that is drawn ({drafter.describe()})"
+        return f"{drafter.describe()} samples its drafts"
     return None

@@ -65,7 +65,7 @@ class TokenRecycling(LlamaDraftModel):
         """`num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where they do not pay."""
         check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
         if num_pred_tokens < 1:
-            raise ValueError(f"expected num_pred_tokens of 1 or more, got {num_pred_tokens}")
+            raise ValueError(f"num_pred_tokens must be >= 1, got {num_pred_tokens}")
         self.num_pred_tokens, self.options = num_pred_tokens, EngineOptions.parse(options)
         more = np.arange(num_pred_tokens + 1)
         self.passes = PassCosts(options, _PASS * (1 + _SECOND * (more > 0) + _FURTHER * np.maximum(more - 1, 0)))
@@ -103,7 +103,7 @@ class TokenRecycling(LlamaDraftModel):
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
         """The likeliest continuation of a text (n,) as far as it pays: (m,) intc; m may be 0."""
         if self.recycler is None:
-            raise RuntimeError("expected draft.attach(llama) before the first text, got none; call it once")
+            raise RuntimeError("draft.attach(llama) was not called; call it once before the first completion")
         began = time.perf_counter()
         read, self._read = self._read, input_ids.astype(np.int32)
         if not len(read) or not np.array_equal(self._read[: len(read)], read):
@@ -137,21 +137,21 @@ class TokenRecycling(LlamaDraftModel):
 
     def _check(self, llama: llama_cpp.Llama) -> None:
         if self.recycler is not None:
-            raise ValueError("expected attach once, got it again; make one TokenRecycling for each Llama")
+            raise ValueError("attach was called twice; make one TokenRecycling for each Llama")
         if llama.draft_model is not self:
-            raise ValueError("expected a Llama made with draft_model=draft, this object, got one made without it")
+            raise ValueError("the Llama was made without draft_model=draft, this object; pass it there")
         if len(llama.scores) < llama.n_ctx():
             raise ValueError(
-                f"expected room for the logits of all {llama.n_ctx()} tokens, got {len(llama.scores)} rows; "
+                f"the Llama keeps logits of {len(llama.scores)} tokens, not of all {llama.n_ctx()}; "
                 "make the Llama with logits_all=True, without which it fails in longer texts with any draft model"
             )
         if self.num_pred_tokens >= llama.n_batch:
             raise ValueError(
-                f"expected num_pred_tokens below n_batch of {llama.n_batch}, got {self.num_pred_tokens}: "
+                f"num_pred_tokens must be < n_batch of {llama.n_batch}, got {self.num_pred_tokens}: "
                 "a draft must be verified in one batch"
             )
         if llama_cpp.llama_model_is_recurrent(llama.model) or llama_cpp.llama_model_is_hybrid(llama.model):
-            raise ValueError("expected a model with a KV cache alone, got a recurrent or hybrid one; it cannot go back")
+            raise ValueError("recurrent and hybrid models are unsupported: they cannot roll back rejected tokens")
         check_signature("llama-cpp-python", "Llama.eval", type(llama).eval, _EVAL)
 
 

@@ -49,7 +49,7 @@ class EngineOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.token_cost < 1:
-            raise ValueError(f"expected token_cost from 0 to less than 1, got {self.token_cost}")
+            raise ValueError(f"token_cost must be >= 0 and < 1, got {self.token_cost}")
         check_above(0, self, "save_seconds")
 
     @classmethod
@@ -57,7 +57,7 @@ class EngineOptions(Options):
         """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError or
         TypeError."""
         if not isinstance(given, Mapping):
-            raise ValueError(f"expected the options of token_recycling as an object of names and values, got {given!r}")
+            raise ValueError(f"options of token_recycling must be an object of names and values, got {given!r}")
         return cls(**read_options(cls, "token_recycling", given=given))
 
 
@@ -156,9 +156,7 @@ class Replica(Recycler):
         self._tokenizer = tokenizer
         self._path = Path(options.matrix) if options.matrix else None
         if self._path is not None and find_spec("safetensors") is None:
-            raise ModuleNotFoundError(
-                f"expected safetensors for the matrix file {self._path}, got none; install it, or give no matrix"
-            )
+            raise ModuleNotFoundError(f"the matrix file {self._path} needs safetensors; install it, or give no matrix")
         self._saves = saves and options.learns and self._path is not None
         self._kept, self._saved = 0, time.monotonic()
         self._observed: deque[Observed] = deque()
@@ -166,9 +164,7 @@ class Replica(Recycler):
             self.matrix.load(self._path, tokenizer)
             logger.info("loaded %s from %s", self.matrix, self._path)
         elif self._path is not None and not options.learns:
-            raise ValueError(
-                f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
-            )
+            raise ValueError(f"there is no matrix file {self._path}, and learns is false; let one be learned")
 
     def observe_logits(self, ngrams: np.ndarray, logits: torch.Tensor, rows: np.ndarray) -> None:
         """Learn from the rows (n,) int64 of the target's logits (m, vocabulary), which follow n-grams (n, orders). On a

@@ -81,14 +81,14 @@ def settle_arguments(server_args: Any) -> None:
     """Sets what verifying trees needs, and refuses what cannot be right; raises ValueError."""
     if server_args.device == "cpu":
         raise ValueError(
-            f"expected a GPU for {NAME}, got the device cpu: there SGLang verifies sampled requests as if they were "
+            f"{NAME} needs a GPU, got the device cpu: there SGLang verifies sampled requests as if they were "
             "greedy; use token_recycling.engines.vllm, or the server of token-recycling"
         )
     if getattr(server_args, "enable_dp_attention", False):
-        raise ValueError(f"expected no attention in data parallel for {NAME}; leave out --enable-dp-attention")
+        raise ValueError(f"{NAME} and attention in data parallel cannot be combined; leave out --enable-dp-attention")
     if (server_args.page_size or 1) > 1 and server_args.attention_backend != "flashinfer":
         raise ValueError(
-            f"expected page_size 1 or the attention backend flashinfer for {NAME}, got page_size "
+            f"{NAME} needs page_size 1 or the attention backend flashinfer, got page_size "
             f"{server_args.page_size} and {server_args.attention_backend}: other backends verify trees wrongly there"
         )
     _options()
@@ -99,7 +99,7 @@ def settle_arguments(server_args: Any) -> None:
         server_args.speculative_num_draft_tokens = _NODES
     nodes = server_args.speculative_num_draft_tokens
     if nodes < 2:
-        raise ValueError(f"expected --speculative-num-draft-tokens of 2 or more, the root included, got {nodes}")
+        raise ValueError(f"--speculative-num-draft-tokens must be >= 2, the root included, got {nodes}")
     server_args.speculative_eagle_topk = server_args.speculative_num_steps = nodes - 1
 
 
@@ -107,7 +107,7 @@ def _options() -> EngineOptions:
     try:
         given = json.loads(os.environ.get(_OPTIONS) or "{}")
     except ValueError as error:
-        raise ValueError(f"expected JSON in the environment variable {_OPTIONS}, got {error}") from None
+        raise ValueError(f"environment variable {_OPTIONS} must be JSON: {error}") from None
     return EngineOptions.parse(given)
 
 

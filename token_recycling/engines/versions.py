@@ -17,8 +17,7 @@ def check_version(name: str, found: str, lowest: tuple[int, ...], beyond: tuple[
     if not lowest <= release(found) < beyond:
         first, later = (".".join(map(str, release)) for release in (lowest, beyond))
         raise RuntimeError(
-            f"expected {name} from {first} to before {later}, whose interface is known, "
-            f"got {found}; install one of these, or a newer token-recycling"
+            f"{name} must be >= {first} and < {later}, got {found}; install one of these, or a newer token-recycling"
         )
 
 
@@ -27,7 +26,7 @@ def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ..
     found = tuple(inspect.signature(function).parameters) if function is not None else ()
     if (found[: len(wanted)] if more else found) != wanted:
         raise RuntimeError(
-            f"expected {name}({', '.join(wanted)}{', ...' if more else ''}) in {engine}, got ({', '.join(found)}); "
+            f"{name} of {engine} must take ({', '.join(wanted)}{', ...' if more else ''}), got ({', '.join(found)}); "
             "this version is not supported"
         )
 

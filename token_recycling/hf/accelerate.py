@@ -140,16 +140,18 @@ def _predicted(
     """A prediction as ids (n,) int64; raises ValueError."""
     if not drafter.traits.predictions:
         raise ValueError(
-            f"expected a drafter that drafts from predictions, got {drafter.describe()}; use recycling, or leave the "
-            "prediction out"
+            f"{drafter.describe()} does not draft from predictions; use recycling, or leave prediction out"
         )
     if isinstance(prediction, str):
         if arguments.get("tokenizer") is None:
-            raise ValueError("expected tokenizer=... with a prediction that is a text, got none; or give token ids")
+            raise ValueError("a prediction that is text needs tokenizer=...; give the tokenizer, or token ids")
         prediction = arguments["tokenizer"](prediction, add_special_tokens=False)["input_ids"]
     ids = torch.as_tensor(prediction, dtype=torch.long).flatten()
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-        raise ValueError(f"expected a prediction of token ids below {target.vocab_size}, got {int(ids.max())}")
+        raise ValueError(
+            f"token ids of a prediction must be from 0 to {target.vocab_size - 1}, got {int(ids.min())} to "
+            f"{int(ids.max())}"
+        )
     return ids
 
 

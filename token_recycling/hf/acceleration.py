@@ -36,10 +36,7 @@ from .generate_call import GenerateCall, run_call
 
 logger = logging.getLogger("token_recycling")
 
-_WANTED = "expected greedy or sampled decoding"
-_NOT_REACHED = (
-    f"{_WANTED}, got another loop: a custom_generate, of which contrastive search, DoLa and group beams are some"
-)
+_NOT_REACHED = "the call uses another decoding loop (custom_generate, such as contrastive search, DoLa and group beams)"
 
 
 @dataclass
@@ -145,18 +142,18 @@ class _Accelerated(PreTrainedModel):
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' own: `generate_batch` and the paged cache of `generate` come here too."""
         with _call_of(self) as call:
-            call.fall_back(f"{_WANTED}, got continuous batching")
+            call.fall_back("the call is continuous batching")
             return super().init_continuous_batching(*args, **kwargs)
 
     def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
         with _call_of(self) as call:
-            call.fall_back(f"{_WANTED}, got beam search")
+            call.fall_back("the call is beam search")
             return super()._beam_search(*args, **kwargs)
 
     @functools.wraps(GenerationMixin._assisted_decoding)  # `generate` looks at its parameters
     def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
         with _call_of(self) as call:
-            call.fall_back(f"{_WANTED}, got assisted generation (a draft model, prompt lookup or early exit)")
+            call.fall_back("the call is assisted generation (a draft model, prompt lookup or early exit)")
             return super()._assisted_decoding(*args, **kwargs)
 
     def _sample(
@@ -175,7 +172,9 @@ class _Accelerated(PreTrainedModel):
             acceleration = call.acceleration
             try:
                 if synced_gpus:
-                    raise UnsupportedModelError("expected one process per text, got synced_gpus=True")
+                    raise UnsupportedModelError(
+                        "synced_gpus=True is unsupported: several processes would decode one sequence"
+                    )
                 target = given.ready(self, acceleration.target)
             except UnsupportedModelError as reason:
                 call.fall_back(str(reason))
@@ -211,7 +210,9 @@ def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None
         model.__class__ = _accelerated_class(type(model))
     model.acceleration = acceleration
     if "generate" in vars(model):  # which is called in place of ours
-        acceleration.fallback = "expected the generate() of the model's class, got another one set on the model itself"
+        acceleration.fallback = (
+            "the model object has a generate() of its own, which is called in place of the accelerated one"
+        )
         acceleration.say(acceleration.fallback)
 
 

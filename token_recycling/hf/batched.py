@@ -94,7 +94,7 @@ class DecodingThread:
 
         def join() -> None:
             if self._ended:
-                raise RuntimeError("expected a call before DecodingThread.close(), got one after it; make another one")
+                raise RuntimeError("DecodingThread is closed; make another one")
             self._batch.join(row, on_step, streamed=streamer is not None, reading=call.reading)
             self._waiting[row] = ended
 

@@ -28,28 +28,25 @@ _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer
 def unsupported_handover(cache: Cache, slots: int, border: Border | None) -> str | None:
     """Why a call that may fill `slots` of this cache cannot be accelerated, or None; `border`: the model's."""
     if isinstance(cache, QuantizedCache):
-        return (
-            "expected a cache that keeps what is put in, got a QuantizedCache: it rounds states by those that came "
-            "before, rejected ones too"
-        )
+        return "QuantizedCache is unsupported: it cannot roll back rejected tokens"
     return _unsupported_static(cache, slots, border) if type(cache) is StaticCache else unsupported_cache(cache)
 
 
 def _unsupported_static(cache: StaticCache, slots: int, border: Border | None) -> str | None:
     others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in _STATIC})
     if others:
-        return f"expected a static cache of attention layers, got one with {', '.join(others)}"
+        return f"layers of a static cache are unsupported: {', '.join(others)}"
     indexed = any(type(layer) is StaticIndexedLayer for layer in cache.layers)
     if indexed and border is not None and slots > border.at:
-        return f"expected a static cache for texts of up to {border.at} tokens, got one of {slots + 1}: {border.why}"
+        return f"a static cache is supported for up to {border.at} tokens, got {slots + 1}: {border.why}"
     if cache.offloading and indexed:
-        return "expected an offloaded cache of keys and values alone, got one with index keys (sparse attention)"
+        return "an offloaded cache with index keys (sparse attention) is unsupported"
     for layer in cache.layers:
         sliding = isinstance(layer, StaticSlidingWindowLayer)
         if isinstance(layer, StaticLayer) and not sliding and layer.max_cache_len < slots:
             return (
-                f"expected a static cache with room for {slots} tokens, got one of {layer.max_cache_len}; make a "
-                "longer one or ask for fewer tokens"
+                f"the static cache must have room for {slots} tokens, got {layer.max_cache_len}; make a longer one or "
+                "ask for fewer tokens"
             )
     return None
 

@@ -39,9 +39,7 @@ def constrain(
     given = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
     forms = {name: value for name, value in given.items() if value is not None}
     if len(forms) != 1:
-        raise ValueError(
-            f"expected one of json_schema, regex and grammar, got {' and '.join(forms) or 'none'}; give one form"
-        )
+        raise ValueError(f"give one of json_schema, regex and grammar, got {' and '.join(forms) or 'none'}")
     if missing := lacking("grammar", "xgrammar"):
         raise ImportError(f"constrain {missing}")
     if model not in _compilers:
@@ -66,5 +64,5 @@ def tokenizer_info(tokenizer: PreTrainedTokenizerBase, words: int, stop: int | l
     import xgrammar
 
     if stop is None:
-        raise ValueError("expected a model that has a token to end a text, got one without; set its eos_token_id")
+        raise ValueError("the model has no end-of-sequence token; set its eos_token_id")
     return xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=words, stop_token_ids=stop)

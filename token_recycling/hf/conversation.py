@@ -70,8 +70,7 @@ class Conversation:
         """
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
-                "expected a tokenizer with a chat template for a conversation, got one without; continue texts with "
-                "`generate`"
+                "the tokenizer has no chat template, which a conversation needs; continue prompts with `generate`"
             )
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
@@ -131,7 +130,7 @@ class Conversation:
             )
         except Exception as error:  # a template can fail in any way
             raise ValueError(
-                f"expected messages that the chat template takes, got {type(error).__name__}: {one_line(error)}"
+                f"the chat template does not take these messages: {type(error).__name__}: {one_line(error)}"
             ) from error
         return checked_prompt(inputs["input_ids"], self._target)
 
@@ -142,7 +141,7 @@ class Conversation:
         if context is not None:
             if len(ids) >= context:
                 raise ValueError(
-                    f"expected a conversation of fewer tokens than the model's context of {context}, got {len(ids)}; "
+                    f"the conversation must have fewer tokens than the model's context of {context}, got {len(ids)}; "
                     "begin a new one: reset(), in `chat` /reset"
                 )
             asked["max_new_tokens"] = min(asked["max_new_tokens"], context - len(ids))

@@ -97,9 +97,7 @@ def check_schema(schema: Any, strict: bool = True) -> None:
         if not str(one.get("$ref", "#")).startswith("#"):
             wrong.append(f"$ref to {one['$ref']}")
         if wrong:
-            raise ValueError(
-                f"expected keywords of JSON Schema that can be held to, got {', '.join(wrong)}; leave it out"
-            )
+            raise ValueError(f"unsupported keywords of JSON Schema: {', '.join(wrong)}; leave them out")
         for name in _BY_NAME:
             left.extend(one[name].values() if isinstance(one.get(name), dict) else ())
         for name in _IN_LISTS:

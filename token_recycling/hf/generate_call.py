@@ -114,28 +114,28 @@ class GenerateCall:
         """Return why this call cannot be accelerated, whatever the model supports, or None."""
         kwargs, config = self.model_kwargs, self.config
         if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
-            return "expected a prompt of token ids, got embeddings or nothing"
+            return "the prompt is empty or embeddings; pass token ids"
         if not kwargs.get("use_cache", True) or self.cache is None:
-            return "expected use_cache=True, got a call without a cache"
+            return "the call uses no cache; pass use_cache=True"
         if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-            return "expected output_attentions and output_hidden_states to be off"
+            return "output_attentions and output_hidden_states are unsupported"
         others = self._other_inputs(model)
         if others:
-            return f"expected token ids only, got {', '.join(others)}"
+            return f"inputs other than token ids are unsupported: {', '.join(others)}"
         if config.is_assistant:
-            return "expected a call of its own, got one that drafts for another model (assisted generation)"
+            return "the call drafts for another model (assisted generation)"
         if _prepares_inputs_elsewhere(model):
-            return (
-                f"expected {type(model).__name__} to prepare its own inputs, got another object's "
-                "prepare_inputs_for_generation set on it (prompt learning?)"
-            )
+            return f"another object's prepare_inputs_for_generation is set on {type(model).__name__} (prompt learning?)"
         held = slots(self.cache)
         if held >= self.input_ids.shape[1]:
-            return f"expected the whole text, got {self.input_ids.shape[1]} tokens with a cache of {held}"
+            return (
+                f"the cache must hold fewer than the {self.input_ids.shape[1]} tokens given, got {held}; pass all "
+                "tokens so far"
+            )
         if min(self.paddings) < 0:
-            return "expected padding on the left only, got zeros elsewhere in the attention mask"
+            return "padding must be on the left, got zeros elsewhere in the attention mask"
         if not self._counts_from_zero:
-            return "expected positions that count from 0, got others in position_ids"
+            return "position_ids must count from 0 after the padding"
         return None
 
     def _why_not_with(self, known: ModelInfo) -> str | None:
@@ -152,9 +152,9 @@ class GenerateCall:
         """Return why this call cannot be accelerated with a model that keeps states over the text, or None."""
         held = slots(self.cache)
         if type(self.cache) is StaticCache:
-            return f"expected a dynamic cache for {known.model}, which keeps states over the text, got a static one"
+            return f"a static cache is unsupported for {known.model}, which has recurrent states; use a dynamic one"
         if held and len(self.input_ids) > 1:
-            return f"expected an empty cache for several texts at once with {known.model}, got one of {held} tokens"
+            return f"several sequences at once with {known.model} need an empty cache, got one of {held} tokens"
         return known.cannot_read_on(held, self.input_ids.shape[1])
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
@@ -187,16 +187,14 @@ class GenerateCall:
     def _why_no_batch(self) -> str | None:
         """Why several texts cannot be accelerated where one could, or None."""
         if self.streamer is not None:
-            return f"expected one text for a streamer, got {len(self.input_ids)}"
+            return f"a streamer takes one sequence, got {len(self.input_ids)}"
         others = (one for one in self.processors if scope(one) < Scope.EACH_TEXT and for_text(one, 0) is None)
         unknown = sorted({_name(one) for one in others})
         if unknown:
-            return (
-                f"expected one text, or processors that look at each text alone, got a batch with {', '.join(unknown)}"
-            )
+            return f"logits processors that may look across sequences need a batch of 1: {', '.join(unknown)}"
         if self.joint_criteria and self.config.return_dict_in_generate and self.config.output_scores:
             names = ", ".join(sorted({_name(one) for one in self.joint_criteria}))
-            return f"expected one text, or no output_scores, got a batch with criteria that could read them: {names}"
+            return f"output_scores with several sequences is unsupported with criteria that could read them: {names}"
         return None
 
     @property

@@ -49,10 +49,10 @@ def stream(
     """
     way, target, drafter = way_of(fast), ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):
-        raise TypeError(f"expected input_ids in a tensor, got {type(input_ids).__name__}; make one with torch.tensor()")
+        raise TypeError(f"input_ids must be a tensor, got {type(input_ids).__name__}; make one with torch.tensor()")
     prompt = checked_prompt(input_ids, target)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"expected max_new_tokens of 1 or more, got {max_new_tokens!r}")
+        raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens!r}")
     criteria = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + max_new_tokens), *(stopping_criteria or [])])
     eos = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
     if eos is not None and eos != []:

@@ -69,9 +69,9 @@ def warm(
     ValueError.
     """
     if not minutes > 0:
-        raise ValueError(f"expected minutes above 0, got {minutes}")
+        raise ValueError(f"minutes must be > 0, got {minutes}")
     if not isinstance(drafter, Learner):
-        raise ValueError(f"expected a drafter that learns from the model's text, recycling, got {drafter.name}")
+        raise ValueError(f"drafter {drafter.name} does not learn from the model's output; use recycling")
     began, texts, tokens = time.perf_counter(), 0, 0
     before, after = _frame(tokenizer)
     target = ready(model)

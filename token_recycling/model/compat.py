@@ -38,7 +38,7 @@ def lacks(kind: Any, what: str) -> str | None:
     if kind.__module__ != __name__:
         return None
     first = ".".join(map(str, kind.since))
-    return f"expected transformers {first} or later for {what}, got {transformers.__version__}"
+    return f"{what} needs transformers >= {first}, got {transformers.__version__}"
 
 
 def needed(kind: Any, what: str) -> None:
@@ -106,7 +106,7 @@ def left_by_crop(asked: int, held: int) -> int:
     if _TRANSFORMERS < (5, 15):
         return min(asked, held)
     if asked > 0:
-        raise ValueError(f"expected a number of slots to forget of 0 or less, got {asked}")
+        raise ValueError(f"number of slots to forget must be <= 0, got {asked}")
     return held
 
 

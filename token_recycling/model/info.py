@@ -124,11 +124,11 @@ class ModelInfo:
     def batch_reason(self) -> str | None:
         """Why several texts, or a padded one, cannot be decoded at once where one can; None if they can."""
         if self.border is not None:
-            return f"expected one text without padding for {self.model}: {self.border.why}"
+            return f"{self.model} decodes one sequence without padding at a time: {self.border.why}"
         if not self.branches:
-            return f"expected one text without padding for {self.model}, whose positions are slots of its cache"
+            return f"{self.model} decodes one sequence without padding at a time: its positions are cache slots"
         if self.key_bias is not None and self.key_bias.shared:
-            return f"expected one text without padding for {self.model}, whose ALiBi is one for all texts"
+            return f"{self.model} decodes one sequence without padding at a time: all sequences share one ALiBi"
         return None
 
     def cannot_read_on(self, held: int, length: int) -> str | None:
@@ -136,9 +136,8 @@ class ModelInfo:
         if self.reads_on or not held or length - held == 1:
             return None
         return (
-            f"expected a cache that lacks the text's last token alone, got one of {held} tokens for {length}: "
-            f"{self.model} reads several tokens behind a cache in another way than one by one; pass the whole text "
-            "without a cache"
+            f"the cache must lack only the last of {length} tokens, got one of {held}: {self.model} reads several "
+            "tokens after a cache in another way than one by one; pass all tokens without a cache"
         )
 
     def fits(self, length: int, nodes: int) -> bool:
@@ -157,8 +156,8 @@ def model_info(model: PreTrainedModel, kept: Kept | None = None) -> ModelInfo:
     configuration change. Never raises for a model. `kept` are the results about it, if the caller has looked them up.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
-        wanted = "expected a transformers model that generates text"
-        return ModelInfo(type(model).__name__, "", f"{wanted}, got {type(model).__name__}; {_held_by(model)}")
+        name = type(model).__name__
+        return ModelInfo(name, "", f"{name} is no transformers model that generates text; {_held_by(model)}")
     kept = kept_of(model) if kept is None else kept
     stated = getattr(model, "is_quantized", False), _stated(model.config)
     found = kept.recall("info", values_matter=False)
@@ -189,10 +188,10 @@ def _found(model: PreTrainedModel) -> ModelInfo:
     config = model.config.get_text_config(decoder=True)
     family = config.model_type
     if model.config.is_encoder_decoder:
-        return ModelInfo(name, family, f"expected a decoder-only model, got the encoder-decoder {name}")
+        return ModelInfo(name, family, f"{name} is an encoder-decoder model; only decoder-only models are supported")
     if not hasattr(config, "num_hidden_layers"):
-        several = "which has several for bytes and patches"
-        return ModelInfo(name, family, f"expected one stack of layers, got {name}, {several}")
+        several = "it has several for bytes and patches"
+        return ModelInfo(name, family, f"{name} has no single stack of layers: {several}")
     parts, arguments, cached = parts_of(model), _arguments_of(model), DynamicCache(config=config).layers
     exceptional = EXCEPTIONS.get(family, Exceptional())
     key_bias = exceptional.key_bias(config)
@@ -267,10 +266,10 @@ def _refused_by_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]
             return reason
     others = sorted({type(layer).__name__ for layer in cached if not can_be_taken(layer)})
     if others:
-        return f"expected layers that keep one slot a token or a state, got {name} with {', '.join(others)}"
+        return f"{name} has layers that keep neither one slot per token nor a state: {', '.join(others)}"
     stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
     if stateful and any(hasattr(layer, "indexer_keys") for layer in cached):
-        return f"expected attention to all keys beside states over the text, got {name}, whose index chooses among them"
+        return f"{name} has recurrent layers next to attention whose index chooses among keys"
     return None
 
 
@@ -279,12 +278,12 @@ def _refused_by_states(
 ) -> str | None:
     name = type(model).__name__
     if recurrent and any(map(is_compiled, parts)):
-        return f"expected {name} as it is, got it compiled: layers that keep states read drafts as no graph does"
-    if (recurrent or getattr(model, "_is_stateful", False)) and not mixers:
         return (
-            f"expected a model whose state over the text is in transformers' own cache, got {name}, which keeps it "
-            "elsewhere: it cannot go back to before a rejected token"
+            f"{name} is compiled and has recurrent layers, which read drafts in a way that no graph does; load it "
+            "uncompiled"
         )
+    if (recurrent or getattr(model, "_is_stateful", False)) and not mixers:
+        return f"{name} keeps its recurrent state outside transformers' cache: it cannot roll back rejected tokens"
     return None
 
 
@@ -297,27 +296,27 @@ def _refused_by_parts(
     arguments: frozenset[str],
 ) -> str | None:
     if not arguments & {"past_key_values", "cache_params"}:
-        return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
+        return f"{name} takes no KV cache"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
-        return f"expected causal attention, got {name}, whose tokens see those after them"
+        return f"{name} is not causal: its tokens attend to later ones"
     built_as = {getattr(part, "is_decoder", True) for part in parts}
     if not getattr(config, "is_decoder", True) and False in built_as:
-        return f"expected causal attention, got {name} built as an encoder; build it with is_decoder=True"
+        return f"{name} is built as an encoder; build it with is_decoder=True"
     if getattr(config, "alibi", False) and key_bias is None:
-        return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
+        return f"{name} has ALiBi of an unknown kind"
     # Who chooses among blocks of keys does so in the masks of these alone, and looks for their names itself.
     by_name = any(map(attends_to_blocks, cached)) and config._attn_implementation not in MASKED_ATTENTION
     if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts))):
-        return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
+        return f"{name} is built for flash attention; load it with attn_implementation='sdpa'"
     windows = sorted({layer.sliding_window for layer in cached if isinstance(layer, DynamicSlidingWindowLayer)})
     if len(windows) > 1:
-        return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"
+        return f"{name} has sliding windows of several sizes: {', '.join(map(str, windows))}"
     return None
 
 
 def depends_on_rows(name: str) -> str:
     """Begin the reason for refusing a model whose logits depend on more than the text before them."""
-    return f"expected logits that do not depend on how many tokens are read at once, got {name}, where they do"
+    return f"the logits of {name} depend on how many tokens are read at once"
 
 
 def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:

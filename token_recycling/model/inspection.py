@@ -50,13 +50,13 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
     decoder, wanted = model.get_submodule(".".join(above)), numbers(len(layers))
     if any(not 0 <= number <= len(layers) for number in wanted):
         raise NoHiddenStatesError(
-            f"expected hidden states from 0 to {len(layers)} of {type(model).__name__}, got {list(wanted)}; choose a "
-            "drafter that was made for this model"
+            f"{type(model).__name__} has hidden states 0 to {len(layers)}, got {list(wanted)}; choose a drafter that "
+            "was made for this model"
         )
     if is_compiled(decoder) or "_orig_mod" in above:
         raise NoHiddenStatesError(
-            f"expected a model whose layers can be seen, got {type(model).__name__} compiled; load it without "
-            "torch.compile, or choose a drafter that needs no hidden states"
+            f"the layers of {type(model).__name__} are compiled and their hidden states cannot be read; load it "
+            "without torch.compile, or choose a drafter that needs no hidden states"
         )
     seen: list[torch.Tensor] = []
     entered: dict[int, torch.Tensor] = {}
@@ -73,8 +73,8 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
             entered.clear()
             if any(one.ndim != 3 for one in states):
                 raise NoHiddenStatesError(
-                    f"expected hidden states (batch, n, hidden) between the layers of {type(model).__name__}, got "
-                    "others; choose a drafter that needs none"
+                    f"hidden states between the layers of {type(model).__name__} are not (batch, n, hidden); choose a "
+                    "drafter that needs none"
                 )
             known = min(one.shape[1] for one in states)
             seen.append(torch.cat([one[:, -known:] for one in states], dim=-1))
@@ -124,8 +124,7 @@ def output_layer(model: PreTrainedModel) -> torch.nn.Module:
     layer = model.get_output_embeddings()
     if layer is None:
         raise NoHiddenStatesError(
-            f"expected a model whose output layer is known, got {type(model).__name__} without; "
-            "choose a drafter that needs no hidden states"
+            f"the output layer of {type(model).__name__} is not known; choose a drafter that needs no hidden states"
         )
     return layer
 

@@ -464,26 +464,27 @@ class TreeCache(KeptSlots):
 def unsupported_cache(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in this cache, or None if they can."""
     if type(cache) is not DynamicCache:
-        return f"expected a DynamicCache, got {type(cache).__name__}"
+        return f"{type(cache).__name__} is unsupported; use a DynamicCache"
     others = sorted(
         {type(layer).__name__ for layer in cache.layers if not (type(layer) in _TAKEN or can_be_taken(layer))}
     )
     if others:
-        return f"expected a cache of full-attention layers, got {', '.join(others)}"
+        return f"cache layers {', '.join(others)} are unsupported: they cannot roll back rejected tokens"
     states = recurrent_layers(cache)
     if states and cache.offloading:
-        return "expected an offloaded cache of keys and values alone, got one with states over the text"
+        return "an offloaded cache with recurrent states is unsupported"
     if any(layer.record_past for layer in states):
-        return (
-            "expected a cache that keeps the newest states, got one that records those before (activate_past_recording)"
-        )
+        return "a cache that records earlier states (activate_past_recording) is unsupported"
     read = any(any(layer.has_previous_state.values()) for layer in states)
     if read and not _attends(cache):
-        return "expected an empty cache or one that was made here, got states that do not say how many tokens they read"
+        return (
+            "the cache holds recurrent states of an unknown number of tokens; pass an empty cache or one returned by "
+            "an accelerated call"
+        )
     if cache.offloading and any(
         isinstance(layer, DynamicIndexedLayer) or attends_to_blocks(layer) for layer in cache.layers
     ):
-        return "expected an offloaded cache of keys and values alone, got one with index keys (sparse attention)"
+        return "an offloaded cache with index keys (sparse attention) is unsupported"
     return None
 
 

@@ -101,17 +101,15 @@ def check_source(name: str) -> None:
         files = _gguf_files(path)
         if files:
             raise ValueError(
-                f"expected a folder with a config.json or one .gguf file, got {name} with {len(files)} of them: "
-                f"{', '.join(file.name for file in files)}; give one of these files"
+                f"{name} has {len(files)} .gguf files and no config.json: {', '.join(file.name for file in files)}; "
+                "give one of these files"
             )
-        raise ValueError(f"expected a model folder with a config.json, got {name} without; is it the right folder?")
+        raise ValueError(f"{name} has no config.json, so it is no model folder; is it the right folder?")
     if path.exists():
-        raise ValueError(f"expected the folder of a model or a .gguf file, got the file {name}; give its folder")
+        raise ValueError(f"{name} is a file but no .gguf file; give the folder of a model or a .gguf file")
     # A name such as models/target looks like a hub name; if its first part is a folder here, it is meant as a path.
     if not _HUB_NAME.fullmatch(name) or path.suffix == ".gguf" or ("/" in name and path.parent.is_dir()):
-        raise ValueError(
-            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such folder or file"
-        )
+        raise ValueError(f"there is no folder or file {name!r}; give the folder of a model, a .gguf file or a hub name")
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
@@ -120,8 +118,8 @@ def check_source(name: str) -> None:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT)  # unlike a download, this does not retry
     except Exception as error:  # not found, gated, offline, refused: in any case no model
         raise ValueError(
-            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such folder or "
-            f"file, and no answer of the hub with such a model ({first_line(error)})"
+            f"there is no folder or file {name!r}, and the hub does not have such a model ({first_line(error)}); give "
+            "the folder of a model, a .gguf file or a hub name"
         ) from error
 
 
@@ -193,7 +191,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen, device_map=device_map)
         return (model.to(place) if device_map is None else model).eval()
     except Exception as error:  # a user's folder can be wrong in any way
-        raise ValueError(f"expected a causal language model at {name}, got: {first_line(error)}") from error
+        raise ValueError(f"{name} cannot be loaded as a causal language model: {first_line(error)}") from error
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -205,7 +203,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # as above
-        raise ValueError(f"expected a tokenizer at {name}, got: {first_line(error)}") from error
+        raise ValueError(f"{name} has no tokenizer that can be loaded: {first_line(error)}") from error
 
 
 def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
@@ -240,7 +238,7 @@ def load_configuration(name: str) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(resolved(name))
     except Exception as error:  # as above
-        raise ValueError(f"expected the configuration of a model at {name}, got: {first_line(error)}") from error
+        raise ValueError(f"{name} has no configuration that can be loaded: {first_line(error)}") from error
 
 
 def _device(name: str | None) -> torch.device:
@@ -410,8 +408,8 @@ def encode(loaded: Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:
     ids = checked_prompt(ids, TreeModel(loaded.model))[None]
     if loaded.context is not None and ids.shape[1] >= loaded.context:
         raise ValueError(
-            f"expected a prompt of fewer tokens than the model's context of {loaded.context}, "
-            f"got {ids.shape[1]} ({prompt.name}); shorten it"
+            f"the prompt must have fewer tokens than the model's context of {loaded.context}, got {ids.shape[1]} "
+            f"({prompt.name}); shorten it"
         )
     return ids
 
@@ -420,7 +418,7 @@ def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
     """Whether prompts go through the chat template: as wanted, else if there is one; raises ValueError without one."""
     has_template = bool(getattr(loaded.tokenizer, "chat_template", None))
     if wanted and not has_template:
-        raise ValueError("expected a tokenizer with a chat template for --chat, got one without; use --raw")
+        raise ValueError("--chat needs a tokenizer with a chat template, which this one has not; use --raw")
     return has_template if wanted is None else wanted
 
 
@@ -442,9 +440,9 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
     from .tree_model import TreeModel
 
     if not hasattr(drafter, "matrix") or not hasattr(drafter, "prepare"):
-        raise ValueError(f"expected a drafter with a matrix for --matrix, such as recycling, got {drafter.name}")
+        raise ValueError(f"--matrix needs a drafter with a matrix, such as recycling, got {drafter.name}")
     if path.is_dir():
-        raise ValueError(f"expected a file for --matrix, got the folder {path}")
+        raise ValueError(f"--matrix must be a file, got the folder {path}")
     matrix = drafter.prepare(TreeModel(loaded.model))
     if path.exists():
         matrix.load(path, tokenizer=fingerprint(loaded.tokenizer))

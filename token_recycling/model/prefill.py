@@ -189,12 +189,12 @@ def checked_prompt(input_ids: torch.Tensor, model: TreeModel) -> torch.Tensor:
         input_ids = input_ids[0]
     if input_ids.ndim != 1 or not len(input_ids) or input_ids.is_floating_point():
         raise ValueError(
-            "expected one prompt of token ids, shape (length,) or (1, length), length 1 or more, "
+            "input_ids must be one prompt of integers, shape (length,) or (1, length), length >= 1, "
             f"got {shape} {input_ids.dtype}"
         )
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= model.embedded:
         raise ValueError(
-            f"expected token ids from 0 to {model.embedded - 1}, "
-            f"got {int(input_ids.min())} to {int(input_ids.max())}; is this the model's tokenizer?"
+            f"token ids must be from 0 to {model.embedded - 1}, got {int(input_ids.min())} to {int(input_ids.max())}; "
+            "is this the model's tokenizer?"
         )
     return input_ids.to(model.device, torch.long)

@@ -204,7 +204,7 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
         return None
     if reason is not None:
         if wanted:
-            raise ValueError(f"cannot prepack this model: expected {reason}; leave prepack=True out")
+            raise ValueError(f"cannot prepack this model: {reason}; leave prepack=True out")
         return None
     known = kept.recall(PREPACKED)
     if known is not None and known.fixed == fixed and known.unchanged:
@@ -236,12 +236,12 @@ def _drop(parts: Iterable[nn.Module], kept: Kept) -> None:
 
 
 def _layers_among(parts: Iterable[nn.Module]) -> tuple[list[nn.Linear], str | None]:
-    """The layers that can be packed; or what was expected of the model, and not found."""
+    """Return the layers that can be packed, or the reason that there are none."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return [], "a build of torch with oneDNN, got one without"
+        return [], "this build of torch has no oneDNN"
     dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
     found = [part for part in parts if type(part) is nn.Linear and _packable(part, dtypes)]
-    return found, None if found else "linear layers in float32 or bfloat16 that this CPU multiplies, got none"
+    return found, None if found else "it has no linear layers in float32 or bfloat16 that this CPU multiplies"
 
 
 def _packable(module: nn.Linear, dtypes: set[torch.dtype]) -> bool:

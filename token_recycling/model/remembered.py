@@ -225,7 +225,7 @@ def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
         return nothing
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"{type(error).__name__}: {error}"
-        say(f"expected what was learned of a model in {path}, got something else ({found}); learning it anew")
+        say(f"{path} does not hold facts learned about a model ({found}); they are learned again")
         return nothing
 
 
@@ -236,8 +236,8 @@ def write(path: Path, found: dict[str, Any]) -> None:
             Path(temporary).write_text(json.dumps(found, indent=1), encoding="utf-8")
     except OSError as error:
         say(
-            f"expected to keep what was learned of a model in {path}, got {error}; set TOKEN_RECYCLING_CACHE to "
-            "a folder that can be written"
+            f"facts learned about a model cannot be written to {path} ({error}); set TOKEN_RECYCLING_CACHE to a "
+            "writable folder"
         )
 
 

@@ -143,12 +143,12 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
             logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", known.model, left)
         plain, behind = by_rows(target, random_text(target, max(_ROWS))), by_rows(target, text, behind_cache=True)
     except Exception as error:  # a model of an unknown kind can fail in any way
-        return _Verdict(f"expected a forward pass over a tree, got {type(error).__name__}: {error}", notes=notes)
+        return _Verdict(f"a forward pass over a tree raised {type(error).__name__}: {error}", notes=notes)
     difference = max(trees, plain, behind)
     tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
     reason = None
     if not scale > 0:
-        reason = f"expected logits that differ for the self-test, got {known.model} with all the same; load its weights"
+        reason = f"all logits of {known.model} are equal, so that the self-test says nothing; load its weights"
     elif not plain <= tolerance or (known.quantised and not difference <= tolerance):
         reason = (
             f"{depends_on_rows(known.model)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
@@ -156,8 +156,8 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
         )
     elif not difference <= tolerance:
         reason = (
-            f"expected logits of a tree within {tolerance:.1e} of linear decoding, got a difference of "
-            f"{difference:.1e}: {known.model} does not follow the mask or the positions it is given"
+            f"logits of a tree differ from linear decoding by {difference:.1e}, tolerance {tolerance:.1e}: "
+            f"{known.model} does not follow the mask or the positions it is given"
         )
     return _Verdict(reason, difference, notes)
 

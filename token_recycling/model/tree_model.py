@@ -84,7 +84,7 @@ class TreeModel:
             raise UnsupportedModelError(info.reason)
         if info.device is None or info.config is None:
             raise UnsupportedModelError(
-                f"expected a model with its weights, got {type(model).__name__} with an embedding on the meta device"
+                f"{type(model).__name__} has no weights: its embedding is on the meta device; load the weights"
             )
         self.model, self.device, self.dtype, self.config = model, info.device, info.dtype, info.config
         self.eager = uncompiled(model)

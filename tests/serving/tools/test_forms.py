@@ -128,9 +128,7 @@ def test_strict_functions_are_held_to_when_they_are_called(server):
     wrong = [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"uniqueItems": True}}}]
     answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": wrong})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
-    assert (
-        "a: expected keywords of JSON Schema that can be held to, got uniqueItems" in answer.json()["error"]["message"]
-    )
+    assert "a: unsupported keywords of JSON Schema: uniqueItems" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -176,7 +174,7 @@ def test_what_a_schema_cannot_be_held_to_is_named(server, schema, named):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
-    assert f"got {named}" in answer.json()["error"]["message"]
+    assert f": {named};" in answer.json()["error"]["message"]
 
 
 def test_a_form_with_drafts_is_that_without(server, model, tokenizer):

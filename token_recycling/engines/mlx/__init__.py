@@ -119,17 +119,16 @@ def generate(model: Any, tokenizer: Any, prompt: Any, verbose: bool = False, **k
 def _check(model: Any, draft_model: Any, longest: Any, kwargs: dict[str, Any]) -> None:
     if draft_model is not None and not isinstance(draft_model, TokenRecycling):
         raise ValueError(
-            f"expected a TokenRecycling or None as draft_model, got {type(draft_model).__name__}; "
+            f"draft_model must be a TokenRecycling or None, got {type(draft_model).__name__}; "
             "mlx_lm.stream_generate takes a model that drafts"
         )
     if not isinstance(longest, int) or not 1 <= longest <= TokenRecycling.most:
-        raise ValueError(f"expected num_draft_tokens from 1 to {TokenRecycling.most}, got {longest!r}")
+        raise ValueError(f"num_draft_tokens must be from 1 to {TokenRecycling.most}, got {longest!r}")
     if kwargs.get("input_embeddings") is not None and not does_model_support_input_embeddings(model):
-        raise ValueError("expected a model that reads input_embeddings, got one that does not; give tokens")
+        raise ValueError("the model does not read input_embeddings; give tokens")
     if mx.distributed.init().size() > 1:
         raise ValueError(
-            f"expected one process, got {mx.distributed.init().size()}, which would draft by clocks that differ; "
-            "use mlx_lm.stream_generate"
+            f"{mx.distributed.init().size()} processes would draft by clocks that differ; use mlx_lm.stream_generate"
         )
 
 

@@ -51,7 +51,7 @@ class TokenRecycling:
         """From now on for this model, as long as it is there. Raises ValueError for another."""
         attached = self._model and self._model()
         if attached is not None and attached is not model:
-            raise ValueError("expected the model of earlier calls, got another; make a TokenRecycling for each model")
+            raise ValueError("this TokenRecycling was used with another model; make one for each model")
         if attached is None:
             self._model = weakref.ref(model)
             self._passes = self._new_passes()
