@@ -181,7 +181,7 @@ def test_what_cannot_be_right_is_refused(given_arguments, message):
         settle_arguments(arguments(**given_arguments))
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "expected JSON"), ('{"n": 1}', "token_recycling has no option")])
+@pytest.mark.parametrize(("text", "message"), [("{", "must be JSON"), ('{"n": 1}', "token_recycling has no option")])
 def test_wrong_options_are_refused_at_the_start(text, message, monkeypatch):
     monkeypatch.setenv("TOKEN_RECYCLING", text)
     with pytest.raises(ValueError, match=message):
