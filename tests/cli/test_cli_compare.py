@@ -111,10 +111,10 @@ def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
 def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
     generate = TransformersRunner.generate
 
-    def refuse(self, arguments):
+    def refuse(self, *given):
         if self.more:
             raise ValueError("assisted generation is not supported\nwith such models")
-        return generate(self, arguments)
+        return generate(self, *given)
 
     monkeypatch.setattr(TransformersRunner, "generate", refuse)
     result = run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10, "--json")
