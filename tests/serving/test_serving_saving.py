@@ -116,8 +116,8 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
         assert f"chmod 600 {tmp_path / 'keys'}" in next(lines)
         said = [next(lines) for _ in range(4)]
         assert "isolation per-key, since API keys are configured" in said[0]
-        assert "4 texts at once, since the memory holds 4 of up to " in said[1]
-        assert "tools are told in words, since the chat template shows none" in said[2]
+        assert "4 batch slots: memory fits 4 sequences of up to " in said[1]
+        assert "tools are described in the prompt: the chat template shows none" in said[2]
         url = said[3].split(" at ")[1].split(";")[0]
         body = {"messages": [{"role": "user", "content": "import os"}], "model": "small", "max_tokens": 8}
         for key in ("one", "two"):

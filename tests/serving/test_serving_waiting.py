@@ -13,7 +13,7 @@ from support.recurrent_architectures import RECURRENT
 from support.serving import serving, wait_for
 from support.speaking import speaking_llama
 
-from token_recycling.serving import create_app, places
+from token_recycling.serving import batch_slots, create_app
 from token_recycling.serving.errors import CancelledError, add_error_handlers
 
 PIECES = 8
@@ -96,26 +96,26 @@ def closing(service):
 
 def test_as_many_texts_are_generated_at_once_as_fit_in_memory(model, monkeypatch):
     with closing(stated(model)) as service:
-        assert service.places.texts == 4
-        assert str(service.places) == "4 texts at once, since the memory holds 4 of up to 4,096 tokens each"
+        assert service.slots.size == 4
+        assert str(service.slots) == "4 batch slots: memory fits 4 sequences of up to 4,096 tokens each"
     weights = sum(weight.nbytes for weight in model.parameters())
     slot = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
     needed = weights + 2 * 2 * 4096 * slot
     three = needed + 2 * 4096 * slot
     fits = [(three + 9, 0, 3), (three - 9, 0, 2), (needed + 9, 0, 2), (needed - 9, 0, 1), (needed + 9, 1, 1)]
     for memory, cache, texts in ((8 / 7 * held, kept, texts) for held, kept, texts in fits):
-        monkeypatch.setattr(places, "memory", lambda device, held=int(memory): held)
+        monkeypatch.setattr(batch_slots, "memory", lambda device, held=int(memory): held)
         with closing(stated(model, cache=cache)) as service:
-            assert service.places.texts == texts
-            assert ("GB of memory" in service.places.why) == (texts == 1)
+            assert service.slots.size == texts
+            assert ("GB of memory" in service.slots.reason) == (texts == 1)
             assert (service.together is None) == (texts == 1)
-    monkeypatch.setattr(places, "memory", lambda device: needed)
+    monkeypatch.setattr(batch_slots, "memory", lambda device: needed)
     with closing(stated(model, cache=0, max_prompt_tokens=64, max_new_tokens=64)) as service:
-        assert "of up to 128 tokens" in str(service.places)
+        assert "of up to 128 tokens" in str(service.slots)
     with closing(stated(model, cache=0, concurrency=3)) as service:
-        assert str(service.places) == "3 texts at once, as asked"
+        assert str(service.slots) == "3 batch slots: set by --concurrency"
     with closing(stated(model, concurrency=1)) as service:
-        assert str(service.places) == "one text at a time, as asked"
+        assert str(service.slots) == "1 batch slot: set by --concurrency"
 
 
 @pytest.mark.parametrize("case", [case for case in RECURRENT if case.family in ("mamba", "falcon_h1")], ids=str)
@@ -123,33 +123,31 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
     model = architectures.model_of(case)
     sizes = []
     for held in (10**9, 1000):
-        monkeypatch.setattr(places, "memory", lambda device, held=held: held)
+        monkeypatch.setattr(batch_slots, "memory", lambda device, held=held: held)
         model.config.max_position_embeddings = None if case.family == "mamba" else 256
         with closing(stated(model, cache=0)) as service:
-            sizes.append(service.places)
-    assert [one.texts for one in sizes] == [4, 1]
+            sizes.append(service.slots)
+    assert [one.size for one in sizes] == [4, 1]
     length = "any length" if case.family == "mamba" else "up to 256 tokens each"
-    assert all(length in one.why for one in sizes)
+    assert all(length in one.reason for one in sizes)
 
 
 def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypatch):
     bordered = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
     with closing(stated(bordered)) as service:
-        assert service.places.texts == 1
-        assert str(service.places).startswith("one text at a time, since it cannot share passes: ")
+        assert service.slots.size == 1
+        assert str(service.slots).startswith("1 batch slot: requests cannot be batched: ")
     with closing(stated(model, drafter="layer_skip:sampled=true")) as service:
-        assert "no seed would hold" in str(service.places)
+        assert "seeds would not hold" in str(service.slots)
     monkeypatch.setitem(vars(model.config), "max_position_embeddings", None)
     with closing(stated(model, max_new_tokens=9)) as service:
-        assert "context is not known" in str(service.places)
+        assert "context length is unknown" in str(service.slots)
 
 
 def test_a_configuration_that_decodes_otherwise_is_found_at_start(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
     with serving(model, tiny.tokenizer()) as server:
-        assert str(server.service.places).startswith(
-            "one text at a time, since it cannot share passes: expected greedy"
-        )
+        assert str(server.service.slots).startswith("1 batch slot: requests cannot be batched: expected greedy")
         assert server.service.together is None
         assert server.complete().usage.completion_tokens == 8
 

@@ -37,7 +37,7 @@ Drafting = Annotated[
         callback=checked_drafter,
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
     typer.Option(help="Type of the weights; default float32 on a CPU, else auto, the file's."),

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from .calls import calls_form
 from .choices import CallPart, Choice, Delta, whole_calls
 from .completions import CompletionAnswer
 from .job import Job
@@ -21,7 +20,7 @@ from .logprobs import of_chat
 from .protocol import ChatRequest, warn_ignored
 from .service import Service
 from .templates import rendered, response_parser
-from .tools import in_words, told
+from .tools import calls_form, in_words, told
 
 
 @dataclass

@@ -22,6 +22,7 @@ from ..loop.hints import Hints
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.tree_model import TreeModel
+from .batch_slots import BatchSlots, batch_slots
 from .drafter_pool import DrafterPool, OfferedDrafters
 from .errors import ApiError, invalid
 from .grammars import Grammars
@@ -29,7 +30,6 @@ from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .metrics import Metrics
-from .places import Places, places
 from .protocol import ChatRequest, CompletionRequest, Form, Prediction, Request, SamplingRequest
 from .sampling import FORBIDDING, config_of, processors_of
 from .settings import Isolation, Settings
@@ -60,10 +60,10 @@ class Service:
         )
         self.offered = OfferedDrafters(settings.offers, settings.free_options, settings.reproducible)
         self.metrics.drafters.set_function(lambda: len(self.pool))
-        self.places = places(self.target, self.pool.base, settings, limit)
+        self.slots = batch_slots(self.target, self.pool.base, settings, limit)
         self.way = self._way()
-        self.together = DecodingThread(loaded.model) if self.places.texts > 1 else None
-        self.worker = Worker(self.places.texts)
+        self.together = DecodingThread(loaded.model) if self.slots.size > 1 else None
+        self.worker = Worker(self.slots.size)
         self.metrics.generating.set_function(lambda: self.worker.running)
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
         self.grammars = Grammars(loaded, settings.isolation, len(settings.keys), settings.grammar_seconds)
@@ -275,7 +275,7 @@ class Service:
             # It would draw from the generator of the whole process, so that seeds would not hold.
             if self.settings.concurrency is not None:
                 raise RuntimeError(f"requests cannot be batched: {job.fallback}; omit --concurrency")
-            self.places = Places(1, f"since it cannot share passes: {job.fallback}")
+            self.slots = BatchSlots(1, f"requests cannot be batched: {job.fallback}")
             self.together.close()
             self.worker.close()
             self.together, self.worker = None, Worker()

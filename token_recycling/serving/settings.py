@@ -44,45 +44,47 @@ class Settings:
     """Such a request may change the options of the drafter: for a server with one user."""
     matrix: Path | None = option(  # noqa: RUF009  # a field, as the others
         None,
-        "Matrix file: loaded if there; saved where it is shared, else the base of all, beside which keys' own are "
-        "saved.",
+        "Matrix file, loaded if it exists. Isolation shared: saved to it; per-key: the start of each key's own, saved "
+        "next to it.",
         rich_help_panel="Learning",
     )
-    save_every: float = option(60.0, "Seconds between two savings.", 0.001, rich_help_panel="Learning")
+    save_every: float = option(60.0, "Seconds between saves.", 0.001, rich_help_panel="Learning")
     isolation: Isolation = Isolation.shared
     """May be given as its value, such as "per-key"."""
     isolate_forwarded: bool = True
     """Without API keys, a request that a proxy forwarded is isolated where those of this machine are shared."""
     reproducible: bool = option(
         False,
-        "Equal requests give equal texts in 16 bits too, whatever came before: every request begins anew, and nothing "
-        "is kept.",
+        "Give equal requests equal outputs in 16 bits too: every request starts with a new drafter, and nothing is "
+        "cached.",
         rich_help_panel="Learning",
     )
     keys: tuple[Key, ...] = ()
     allow_hosts: tuple[str, ...] = ()
-    """Names beside those of this machine to which a loopback address answers where no keys are configured."""
+    """Host names to accept in addition to those of this machine, without API keys."""
     allow_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser; `*` is any."""
-    max_keys: int = option(64, "Matrices of keys in memory at most.", 1, rich_help_panel="Learning")
-    max_prompt_tokens: int | None = _limit(None, "Longest prompt; default the context.", 1)
-    max_new_tokens: int | None = _limit(None, "Most tokens of an answer; default the context.", 1)
+    max_keys: int = option(
+        64, "Maximum number of API keys whose matrices are in memory.", 1, rich_help_panel="Learning"
+    )
+    max_prompt_tokens: int | None = _limit(None, "Maximum prompt tokens; default the model's context.", 1)
+    max_new_tokens: int | None = _limit(None, "Maximum output tokens; default the model's context.", 1)
     fast: Literal["auto", "on", "off"] = option(
         "auto",
-        "Capture steps as CUDA graphs where one sequence is decoded at a time: auto where possible on CUDA, on: refuse "
-        "a model without them, off: never.",
+        "Capture steps as CUDA graphs where one sequence is decoded at a time: auto where possible on CUDA, on or an "
+        "error, off never.",
     )
     concurrency: int | None = _limit(
         None, "Maximum number of sequences decoded in one batch; default 4 where they fit in memory, else fewer.", 1
     )
     cache: float | None = _limit(
-        None, "Megabytes of keys and values kept of earlier texts; default an eighth of free memory, 0: none.", 0
+        None, "Size of the prefix cache in megabytes; default an eighth of free memory, 0 disables it.", 0
     )
-    max_requests: int = _limit(32, "Requests that run or wait; more are refused.", 1)
-    max_requests_per_key: int | None = _limit(None, "The same of one key.", 1)
-    max_body: float = _limit(2.0, "Megabytes of a request.", 0.001)
-    grammar_seconds: float = _limit(2.0, "Seconds of processor time in which a grammar must compile.", 0.1)
-    timeout: float | None = _limit(None, "Seconds for a request, waiting included.", 0.001)
+    max_requests: int = _limit(32, "Maximum running plus queued requests; further ones get 503.", 1)
+    max_requests_per_key: int | None = _limit(None, "The same per API key; further ones get 429.", 1)
+    max_body: float = _limit(2.0, "Maximum size of a request body in megabytes.", 0.001)
+    grammar_seconds: float = _limit(2.0, "Maximum processor time to compile a grammar, in seconds.", 0.1)
+    timeout: float | None = _limit(None, "Maximum seconds per request, queueing included.", 0.001)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation(self.isolation))

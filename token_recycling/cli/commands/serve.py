@@ -31,7 +31,7 @@ _limit, _learning, _access = (
 @takes(Settings)
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[
         list[str] | None,
@@ -49,15 +49,15 @@ def serve(
         typer.Option(
             metavar="NAME[:OPTIONS]",
             autocompletion=completed_drafters,
-            help="A drafter that the playground may use instead, anew for every text; may be given repeatedly; "
-            "`none` offers none. Default: those that need no option.",
+            help="Drafter that the playground may use instead, new for every request; may be repeated; `none` offers "
+            "none. Default: those that need no option.",
         ),
     ] = None,
     isolation: Annotated[
         Isolation | None,
         _learning(
-            help="Who learns together; default per-key with API keys, else shared on this machine alone, else "
-            "per-request, as with --reproducible."
+            help="Which requests share a drafter; default per-key with API keys, else shared on a loopback address, "
+            "else per-request, as with --reproducible."
         ),
     ] = None,
     api_key: Annotated[
@@ -88,15 +88,20 @@ def serve(
     tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
     tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
     max_connections: Annotated[
-        int | None, _limit(min=1, help="Connections in all; default 512, or fewer where fewer files may be open.")
+        int | None, _limit(min=1, help="Maximum open connections; default 512, or fewer by the limit of open files.")
     ] = None,
-    max_connections_per_address: Annotated[int, _limit(min=1, help="The same of one address.")] = 128,
-    header_timeout: Annotated[float, _limit(min=0.001, help="Seconds for the headers of a request.")] = 10,
-    body_timeout: Annotated[float, _limit(min=0.001, help="Seconds for its body, and to take what is sent.")] = 30,
-    grace: Annotated[int, _limit(min=0, help="Seconds to let running requests finish at shutdown.")] = 10,
+    max_connections_per_address: Annotated[int, _limit(min=1, help="The same per client address.")] = 128,
+    header_timeout: Annotated[
+        float, _limit(min=0.001, help="Maximum seconds to receive the headers of a request.")
+    ] = 10,
+    body_timeout: Annotated[
+        float,
+        _limit(min=0.001, help="Maximum seconds to receive a request body, and to send a response to a slow client."),
+    ] = 30,
+    grace: Annotated[int, _limit(min=0, help="Seconds to let in-flight requests finish at shutdown.")] = 10,
     log_format: Annotated[
         Literal["text", "json"],
-        typer.Option(help="json: a line of JSON for every answer, generation, warning and error."),
+        typer.Option(help="json: one line of JSON per response, generation, warning and error."),
     ] = "text",
     dtype: DType = None,
     device: Device = None,
@@ -105,7 +110,7 @@ def serve(
     prepack: Prepack = None,
     **settings: Any,
 ) -> None:
-    """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
+    """Serve a model over OpenAI's API: completions, chat completions and responses; Ctrl-C stops it."""
     loading.check_source(model)
     keys = parse_keys(api_key or [], api_key_file)
     learning, why = (
@@ -145,11 +150,11 @@ def serve(
         service = Service(loaded, chosen)
         address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {learning.value}, {why}")
-        with console.working("completing a first text, so that no request waits for what it needs once"):
+        with console.working("completing a warm-up request, so that no client waits for one-time costs"):
             asyncio.run(service.open())
-        console.note(str(service.places))
+        console.note(str(service.slots))
         if loaded.tokenizer.chat_template and (reason := why_in_words(loaded)):
-            console.note(f"tools are told in words, since {reason}")
+            console.note(f"tools are described in the prompt: {reason}")
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
         if log_format == "json":
             log_json_lines()

@@ -1,0 +1,93 @@
+"""The default number of sequences decoded in one batch.
+
+Several, so that a short request does not wait for a long one, where the model's requests can be batched without
+changing each other's outputs, and where that many sequences of the model's full context fit in memory; else one. Cost:
+a forward pass over two tokens, which measures the cache size of a token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .._util.device import memory
+from ..drafters._base import Drafter
+from ..loop.continuous import why_not_batched
+from ..model.info import UnsupportedModelError
+from ..model.kv_cache import TreeCache, unroll
+from ..model.recurrence import bytes_of_states
+from ..model.self_test import ready
+from ..model.tree_model import TreeModel
+from .settings import Settings
+
+_MAX_SLOTS = 4
+_GROWN = 2
+"""Cache capacity grows by doubling, so that it may be this many times the length of a sequence."""
+_MARGIN = 1 / 8
+"""Share of memory for everything else: activations, drafters, other programs."""
+
+
+class BatchSlots(NamedTuple):
+    """The maximum number of sequences in a batch, and the reason for it."""
+
+    size: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.size} batch slot{'s' * (self.size > 1)}: {self.reason}"
+
+
+def batch_slots(target: TreeModel, drafter: Drafter, settings: Settings, cached: int) -> BatchSlots:
+    """Return the slots of a server with that drafter and a prefix cache of up to `cached` bytes."""
+    if settings.concurrency is not None:
+        return BatchSlots(settings.concurrency, "set by --concurrency")
+    if settings.reproducible:
+        return BatchSlots(1, "--reproducible decodes one request at a time")
+    if settings.fast == "on":
+        return BatchSlots(1, "captured steps decode a fixed batch")
+    reason = _why_one(target, drafter)
+    return _by_memory(target, settings, cached) if reason is None else BatchSlots(1, reason)
+
+
+def _why_one(target: TreeModel, drafter: Drafter) -> str | None:
+    """Return why requests are not batched by default, or None."""
+    try:
+        ready(target.model)
+    except UnsupportedModelError as error:
+        return f"the model is not accelerated: {error}"
+    reason = why_not_batched(target)
+    if reason is not None:
+        return f"requests cannot be batched: {reason}"
+    if drafter.traits.samples:
+        return "sampled drafts depend on other requests, so that seeds would not hold; --concurrency 2 accepts that"
+    return None
+
+
+def _by_memory(target: TreeModel, settings: Settings, cached: int) -> BatchSlots:
+    limits = settings.max_prompt_tokens, settings.max_new_tokens
+    lengths = [target.max_length, sum(filter(None, limits)) if all(limits) else None]
+    per_token, states = _bytes_of_sequence(target)
+    longest = min(filter(None, lengths), default=0 if per_token == 0 else None)
+    if longest is None:
+        return BatchSlots(1, "the context length is unknown; --concurrency sets another number")
+    weights = list(target.model.parameters())
+    total = sum(memory(device) for device in {weight.device for weight in weights} if device.type != "meta")
+    packed = 0 if target.prepacked is None else target.prepacked.nbytes
+    others = sum(weight.nbytes for weight in weights) + packed + cached + int(_MARGIN * total)
+    sequence = _GROWN * per_token * longest + states
+    lengths_of = f"of up to {longest:,} tokens each" if longest else "of any length"
+    for count in range(_MAX_SLOTS, 1, -1):
+        if others + count * sequence <= total:
+            return BatchSlots(count, f"memory fits {count} sequences {lengths_of}")
+    figures = f"{(others + 2 * sequence) / 1e9:.1f} GB of {total / 1e9:.1f} GB of memory"
+    return BatchSlots(1, f"2 sequences {lengths_of} may need {figures}; --concurrency 2 accepts that risk")
+
+
+@torch.no_grad()
+def _bytes_of_sequence(target: TreeModel) -> tuple[int, int]:
+    """Return the bytes that a sequence needs in the cache: per token, and for its states."""
+    cache = target.new_cache()
+    unroll(cache)
+    target.read(torch.zeros(1, 2, dtype=torch.long), cache, last=1)
+    return sum(part.nbytes for part in TreeCache(cache).parts(0, 0, 1)), bytes_of_states(cache)
