@@ -227,7 +227,7 @@ def test_room_that_leavers_had_is_taken_by_those_who_join():
 
 def test_models_whose_texts_cannot_share_passes_are_refused():
     model = architectures.model_of(named("llama", "dynamic rotary scaling from 32"))
-    with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
+    with pytest.raises(tr.UnsupportedModelError, match="one sequence"):
         RunningBatch(TreeModel(model))
     split = tiny.llama()
     split._tp_size = 2

@@ -193,7 +193,7 @@ def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "notes.txt").write_text("a")
     with pytest.raises(ValueError, match=r"or a \.gguf file, got the file"):
         loading.check_source(str(tmp_path / "notes.txt"))
-    with pytest.raises(ValueError, match="there is no such folder or file"):
+    with pytest.raises(ValueError, match="there is no folder or file"):
         loading.check_source("nowhere.gguf")
 
 
