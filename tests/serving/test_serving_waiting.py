@@ -147,7 +147,9 @@ def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypa
 def test_a_configuration_that_decodes_otherwise_is_found_at_start(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
     with serving(model, tiny.tokenizer()) as server:
-        assert str(server.service.slots).startswith("1 batch slot: requests cannot be batched: expected greedy")
+        assert str(server.service.slots).startswith(
+            "1 batch slot: requests cannot be batched: the call is assisted generation"
+        )
         assert server.service.together is None
         assert server.complete().usage.completion_tokens == 8
 
