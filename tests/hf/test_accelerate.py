@@ -80,5 +80,5 @@ def test_the_custom_generate_form_returns_statistics_and_leaves_the_model_alone(
 
 
 def test_the_custom_generate_form_refuses_what_it_cannot_do(model):
-    with pytest.raises(tr.UnsupportedModelError, match="without a cache"):
+    with pytest.raises(tr.UnsupportedModelError, match="no cache"):
         model.generate(tiny.prompt(0, 5), use_cache=False, custom_generate=tr.custom_generate(), **GREEDY)

@@ -38,23 +38,24 @@ def accelerate(
     prepack: bool | None = None,
     **options: Any,
 ) -> PreTrainedModel:
-    """Makes the model's own `generate()` faster, in place, and returns the model.
+    """Make the model's own `generate()` faster, in place, and return the model.
 
-    `fast=True` makes steps of constant shapes, captured as CUDA graphs where there is CUDA (docs/how-it-works.md).
-    `reproducible=True` lets nothing that came before decide what is drafted, so that equal calls give equal texts in
-    16 bits too (docs/exactness.md).
+    `fast`: "auto" captures steps as CUDA graphs on CUDA where possible, True always or raises, False never
+    (docs/how-it-works.md). `reproducible=True` makes drafts independent of earlier calls, so that equal calls give
+    equal outputs in 16 bits too (docs/exactness.md).
 
-    On a CPU the weights are laid out once for passes over a few rows (docs/usage.md), in a copy that takes as much
-    memory again and that accelerated calls alone use: with `prepack=None` where it is at most a quarter of the
-    machine's memory, with True wherever it is possible, with False never. Weights that change later are used as they
-    are; accelerate again to lay them out again.
+    On a CPU weights are prepacked for forward passes over a few rows (docs/usage.md). The copy doubles weight memory,
+    and only accelerated calls use it. `prepack=None` does so where the copy takes at most a quarter of the machine's
+    memory, True wherever possible, False never. Weights that change later are used unpacked; accelerate again to
+    prepack them.
 
     `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
     statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. A model that is pickled
     (`pickle`, `torch.save`, another process) or copied by `copy.deepcopy` comes back accelerated, with a drafter of its
-    own that has learned the same; `save_pretrained` writes the model alone. Raises UnsupportedModelError with the
-    reason, or NoFastPathError, now or with a call, where fast steps were asked for and do not hold, ValueError where
-    weights were to be prepacked and cannot be.
+    own that has learned the same; `save_pretrained` writes the model alone.
+
+    Raises UnsupportedModelError with the reason; NoFastPathError, here or in a call, where `fast=True` and steps cannot
+    be captured; ValueError where `prepack=True` and weights cannot be prepacked.
     """
     acceleration = _acceleration(model, drafter, fast, reproducible=reproducible, **options)
     acceleration.lays_out = model.acceleration.lays_out if is_accelerated(model) else prepacked_of(model) is None
@@ -64,7 +65,7 @@ def accelerate(
 
 
 def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
-    """What accelerates a model, checked against it and compiled; raises as `accelerate` does."""
+    """Make and compile what accelerates a model; raises as `accelerate` does."""
     way, target = way_of(fast), ready(model)
     made = make_drafter(drafter, **options)
     made.warm_up(target.device)
@@ -73,8 +74,8 @@ def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /,
 
 
 def decelerate(model: PreTrainedModel) -> PreTrainedModel:
-    """Undoes `accelerate`: the model is of its own class again, without weights that `accelerate` laid out; those that
-    `load` did stay. A model that is not accelerated stays as it is.
+    """Undo `accelerate`: restore the model's class and drop the weights that `accelerate` prepacked; those prepacked by
+    `load` stay. A model that is not accelerated is returned unchanged.
     """
     if is_accelerated(model):
         if model.acceleration.lays_out:
@@ -87,8 +88,8 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
 def accelerated(
     model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any
 ) -> Iterator[Acceleration]:
-    """Accelerates a model for the length of a `with` block; afterwards it is as it was before. Weights are used as
-    `load` or `accelerate` has laid them out, or not.
+    """Accelerate a model for the length of a `with` block, and restore it afterwards. Weights are neither prepacked nor
+    unpacked.
     """
     before = model.acceleration if is_accelerated(model) else None
     acceleration = _acceleration(model, drafter, fast, **options)
@@ -114,14 +115,15 @@ def generate(
     prediction: str | Sequence[int] | torch.Tensor | None = None,
     **arguments: Any,
 ) -> Any:
-    """One call of `model.generate(*inputs, **arguments)`, accelerated; the same arguments and the same return.
+    """Run one accelerated call of `model.generate(*inputs, **arguments)`: same arguments, same return value.
 
-    `prediction` is what is expected to follow, as ids (n,) or as a text, with the `tokenizer` among the arguments: it
-    is drafted from first, and never read by the model. Raises ValueError where the drafter has no use for it.
+    `prediction` is the predicted output, as ids (n,) or as text with the `tokenizer` among the arguments. Drafts are
+    taken from it first; the model never reads it. Raises ValueError where the drafter cannot use it.
 
-    Pass one made drafter again to keep what it learned; `fast` and `reproducible` are as in `accelerate`. `stats` is
-    filled in; with `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError
-    where `accelerate` does; a call that cannot be accelerated is left to transformers with a warning.
+    Pass the same drafter object again to keep what it learned; `fast` and `reproducible` are as in `accelerate`.
+    `stats` is filled in; with `return_dict_in_generate=True` the statistics are in the output too. Raises
+    UnsupportedModelError where `accelerate` does; a call that cannot be accelerated is left to transformers with a
+    warning.
     """
     way = way_of(fast)
     made, target = make_drafter(drafter, reproducible=reproducible), ready(model)
@@ -137,7 +139,7 @@ def generate(
 def _predicted(
     prediction: str | Sequence[int] | torch.Tensor, drafter: Drafter, target: TreeModel, arguments: dict[str, Any]
 ) -> torch.Tensor:
-    """A prediction as ids (n,) int64; raises ValueError."""
+    """Return a prediction as ids (n,) int64; raises ValueError."""
     if not drafter.traits.predictions:
         raise ValueError(
             f"{drafter.describe()} does not draft from predictions; use recycling, or leave prediction out"
@@ -156,7 +158,7 @@ def _predicted(
 
 
 def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any) -> Callable[..., Any]:
-    """A function for `model.generate(..., custom_generate=...)`, for code that must not touch the model.
+    """Return a function for `model.generate(..., custom_generate=...)`, which leaves the model itself unchanged.
 
     Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate`
     for one. Raises UnsupportedModelError for a call that cannot be accelerated.

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class DecodingThread:
-    """Decodes the texts of all calls that there are at once."""
+    """Decodes the sequences of all concurrent calls in one batch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Start the thread. Raises UnsupportedModelError for a model whose texts cannot share passes."""

@@ -1,10 +1,9 @@
-"""A conversation with a model: turn after turn through its chat template, each read behind those before.
+"""A conversation with a model through its chat template, with a prefix cache over its turns.
 
-A chat template writes the whole conversation anew for every turn. The tokens that it begins with and whose keys and
-values are kept of the turns before (`model.prefixes`) are not read again, so that a turn costs what is new in it: the
-question, and of the last answer what the template writes otherwise than the model did. The prompt is always the
-template's, so that the text is that of a cold cache; in 16 bits nearly equal candidates may change places, as between
-any two ways to read a text.
+A chat template renders the whole conversation for every turn. Leading tokens whose keys and values are cached from
+earlier turns (`model.prefixes`) are not prefilled again. A turn costs the new tokens: the question, and the part of the
+last answer that the template renders differently. The prompt is always the template's, so the output equals that of a
+cold cache; in 16 bits near-ties may resolve differently, as between any two ways to prefill.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .acceleration import Acceleration, view
 
 @dataclass(frozen=True)
 class Turn:
-    """What one answer took."""
+    """Record of one answer."""
 
     arguments: dict[str, Any]
     """The arguments of `model.generate` that give the same answer from a cold cache."""
@@ -44,10 +43,10 @@ class Turn:
 
 
 class Conversation:
-    """Turns of a chat, each read behind those before.
+    """Turns of a chat that share a prefix cache.
 
-    `messages` holds the conversation, as `{"role": ..., "content": ...}`, and may be edited between turns: what still
-    holds is not read again. `last` is the last `Turn`, or None; `acceleration` has the drafter. Not to be shared
+    `messages` holds the conversation, as `{"role": ..., "content": ...}`, and may be edited between turns: an unchanged
+    prefix stays cached. `last` is the last `Turn`, or None; `acceleration` has the drafter. Not to be shared
     by threads.
     """
 
@@ -86,16 +85,16 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Begins anew, with the system message alone."""
+        """Start a new conversation, with the system message alone."""
         self.messages: list[dict[str, str]] = [*self._system]
         self.last: Turn | None = None
         self.acceleration.hints = Hints(PrefixCache(self._target, self._limit).of(""))
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
-        """The answer to `text`; both become messages. `on_text` is called with pieces of the answer as they come,
-        `arguments` stand for this turn alone. An answer ends where the model's context does, or with KeyboardInterrupt,
-        which is raised on; after any other error the conversation is as it was. Raises ValueError where there is no
-        room for an answer, and for a template that does not take the conversation.
+        """Return the answer to `text`; both become messages. `on_text` is called with each piece of the answer;
+        `arguments` hold for this turn alone. An answer ends at the model's context length, or with KeyboardInterrupt,
+        which is raised again; after any other error the conversation is unchanged. Raises ValueError where the context
+        is full, and for a template that does not take the conversation.
         """
         question = {"role": "user", "content": text}
         ids = self._encoded([*self.messages, question])

@@ -1,4 +1,4 @@
-"""Step by step, on token ids alone: the surface for whoever wants to see what every verification revealed."""
+"""Decoding step by step on token ids: each step shows its draft, logits and emitted tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stream(
     fast: Fast = "auto",
     **options: Any,
 ) -> Iterator[Step]:
-    """Generates step by step: each `Step` has the draft, the logits at its nodes and the emitted tokens.
+    """Generate step by step: each `Step` has the draft, the logits at its nodes and the emitted tokens.
 
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
     go to the drafter; `fast`, and `reproducible` among them, are as in `accelerate`. Raises UnsupportedModelError, or

@@ -1,4 +1,4 @@
-"""What a drafter can know before the first text: the model writes some from nothing, and the drafter learns from it.
+"""Warm-up of a drafter: the model generates sequences from nothing, and the drafter learns from them.
 
 A model that chats is given the beginning of a user's turn and goes on from there, so that it asks as it was taught to
 be asked (Magpie, 2406.08464), and then answers; any other begins with its start token. Several texts are written at
@@ -35,7 +35,7 @@ _PLACE = "\u2063here\u2063"
 
 @runtime_checkable
 class Learner(Protocol):
-    """What a drafter has that can be warmed."""
+    """A drafter that can be warmed."""
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target."""
@@ -45,7 +45,7 @@ class Learner(Protocol):
 
 
 class Warmed(NamedTuple):
-    """What came of it."""
+    """Result of a warm-up."""
 
     file: Path
     tokens: int
