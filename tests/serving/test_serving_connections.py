@@ -161,7 +161,7 @@ def test_a_stream_past_the_grace_period_ends_with_an_error(model):
 
 def test_limits_that_do_not_fit(monkeypatch):
     for wrong in ({"most": 0}, {"most_of_address": 0}, {"header_seconds": 0}, {"body_seconds": -1}):
-        with pytest.raises(ValueError, match="above 0"):
+        with pytest.raises(ValueError, match="must be > 0"):
             ConnectionLimits(**wrong)
     monkeypatch.setattr("token_recycling.serving.http_server._open_files", lambda: 256)
     assert ConnectionLimits().most == 64

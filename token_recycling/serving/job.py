@@ -1,8 +1,8 @@
 """One request, from its arrival to its last token.
 
-Each of its texts runs in a thread that generates. There torch is seeded and the model's own `generate` is called,
-accelerated by the drafter that the isolation allows: alone, or together with the texts of other threads. It ends as
-soon as its client disconnects or its time is over.
+Each of its sequences is generated in a worker thread: torch is seeded and the model's own `generate` is called,
+accelerated by the drafter that the isolation allows, alone or batched with the sequences of other threads. A request
+ends as soon as its client disconnects or its timeout expires.
 """
 
 from __future__ import annotations
@@ -38,62 +38,62 @@ logger = logging.getLogger("token_recycling.serving")
 
 @dataclass
 class Text:
-    """One text to generate."""
+    """One sequence to generate."""
 
     arguments: dict[str, Any]
-    """Of `generate`."""
+    """Arguments of `generate`."""
     seed: int | None = None
     recorder: LogprobRecorder | None = None
-    """One of its processors, where log-probabilities are wanted."""
+    """One of its logits processors, where log-probabilities are requested."""
     scored_prompt: int | None = None
-    """How many likeliest tokens are wanted for every token of the prompt; None: the prompt is not scored."""
+    """Number of most likely tokens to score for every prompt token; None: the prompt is not scored."""
     hints: Hints = NO_HINTS
-    """What is known of it before it is decoded."""
+    """Prefix cache, prediction and limits of drafting."""
     first: bool = True
-    """Whether it is the first choice of its prompt: what was kept of that counts once."""
+    """Whether it is the first choice of its prompt: cached prompt tokens count once."""
 
 
 @dataclass
 class Job:
-    """An accepted request. All but `cancel` and `generate_text` is for the thread of the event loop."""
+    """An accepted request. Everything but `cancel` and `generate_text` runs in the thread of the event loop."""
 
     model: PreTrainedModel
     drafter: AbstractContextManager[Drafter] | None
-    """Gives the drafter for the length of a `with` block, once; None until the job is admitted."""
+    """Context manager of the drafter, entered once; None until the job is admitted."""
     key: str = ""
-    """Name of its API key; empty where none is needed."""
+    """Name of its API key; empty without API keys."""
     prefix: str = ""
-    """What its id begins with."""
+    """Prefix of its id."""
     timeout: float | None = None
-    """Seconds from arrival to the last token at most."""
+    """Maximum seconds from arrival to the last token."""
     together: DecodingThread | None = None
-    """Decodes its texts together with others; None where one text is generated at a time."""
+    """Decodes its sequences in a batch with others; None where one is decoded at a time."""
     way: Way = ordinary
-    """How its steps are made where one text is generated at a time."""
+    """Backend of its steps where one sequence is decoded at a time."""
     texts: int = 1
-    """How many will be generated, all with one drafter."""
+    """Number of sequences, all with one drafter."""
     watched: Callable[[Drafter], Drafter] = lambda drafter: drafter
-    """Wraps the drafter, so that its steps are seen."""
+    """Wraps the drafter to observe its steps."""
     on_end: Callable[[Job], None] = lambda job: None
-    """Called once, when nothing more will be generated."""
+    """Called once, after the last token or a cancellation."""
     alone: bool = False
-    """It learns from no other request, and none learns from it."""
+    """Isolated: it shares no drafter and no cache with other requests."""
     warm_up: bool = False
     """The server's own request at start: its prompt may be longer than clients' may."""
 
     stats: Stats = field(default_factory=Stats, init=False)
     fallback: str | None = field(default=None, init=False)
-    """Why transformers' own decoding was used, or None."""
+    """Reason for the fallback to transformers' own decoding, or None."""
     waited: float = field(default=0.0, init=False)
-    """Seconds before its turn came."""
+    """Seconds in the queue."""
     first_token_seconds: float | None = field(default=None, init=False)
     """From its arrival to the first generated token of any of its sequences."""
     started: bool = field(default=False, init=False)
     prompt_tokens: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
-    """Tokens of its prompts that were kept of earlier texts."""
+    """Prompt tokens found in the prefix cache."""
     predicted_tokens: int = field(default=0, init=False)
-    """Tokens of its predictions, one for every text."""
+    """Tokens of its predictions, one prediction per sequence."""
     cancelled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -101,25 +101,25 @@ class Job:
         self._since = time.monotonic()
         self._ended, self._failed, self._changing = False, False, threading.Lock()
         self._generating = self._begun = 0
-        """Texts that are being generated, and all that have begun."""
+        """Sequences in progress, and all that were started."""
         self._acquired: Drafter
-        """Held from the first text to the last."""
+        """Acquired with the first sequence, released with the last."""
         self._holding = ExitStack()
         self._interrupted: ApiError | None = None
 
     def cancel(self) -> None:
-        """The client has disconnected: a running generation ends with its step, a waiting one never begins."""
+        """Cancel after a disconnect: a running generation ends with its step, a queued one never starts."""
         if not (self._ended or self._failed):
             self.cancelled = True
         if not self.started:
             self.end()
 
     def interrupt(self, error: ApiError) -> None:
-        """The server ends the text, of which the client is told with that error."""
+        """End the generation with an error that the client receives."""
         self._interrupted = error
 
     def end(self) -> None:
-        """Nothing more will be generated: calls `on_end`, the first time only."""
+        """Call `on_end`, the first time only."""
         with self._changing:
             first, self._ended = not self._ended, True
         if first:
@@ -127,12 +127,12 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """Seconds since its arrival."""
+        """Seconds since arrival."""
         return time.monotonic() - self._since
 
     @property
     def outcome(self) -> str | None:
-        """How it ended: complete, cancelled, failed; None if it was refused before its text began."""
+        """complete, cancelled or failed; None if it was refused before generation started."""
         if self.cancelled:
             return "cancelled"
         if not self.started:
@@ -140,7 +140,7 @@ class Job:
         return "failed" if self._failed else "complete"
 
     def usage(self, tokens: int) -> dict[str, Any]:
-        """The usage block of an answer of that many tokens, with statistics of drafting."""
+        """Return the usage block of a response with that many output tokens, drafting statistics included."""
         stats, said = self.stats, int(self.stats.drafter_statistics[PREDICTED])
         speculation = {
             "drafter": stats.drafter,
@@ -168,9 +168,7 @@ class Job:
         }
 
     def check(self) -> None:
-        """Raises CancelledError, also where another text has failed, or ApiError where the time is over or the server
-        ends.
-        """
+        """Raise CancelledError, also where another sequence failed, or ApiError after the timeout or at shutdown."""
         if self.cancelled or self._failed or self._ended:
             raise CancelledError
         if self._interrupted is not None:
@@ -178,13 +176,20 @@ class Job:
         if self.timeout is None or self.seconds < self.timeout:
             return
         if not self.started:
-            raise ApiError(503, f"the request waited for {self.timeout:g} s", "timeout", headers={"Retry-After": "5"})
+            raise ApiError(
+                503,
+                f"the request was queued for {self.timeout:g} s, its timeout; try again later",
+                "timeout",
+                headers={"Retry-After": "5"},
+            )
         # Clients retry after a 504 unless a header forbids it.
         headers = {"x-should-retry": "false"}
-        raise ApiError(504, f"the text was not complete within {self.timeout:g} s", "timeout", headers=headers)
+        raise ApiError(
+            504, f"the output was not complete within {self.timeout:g} s, the timeout", "timeout", headers=headers
+        )
 
     def generate_text(self, text: Text, tell: Callable[[list[Scored]], None]) -> None:
-        """Generates a text, in a thread that generates; tells its tokens as they come, and none at its end."""
+        """Generate a sequence in a worker thread; call `tell` with the tokens of each step, with none at its end."""
         with self._turn() as drafter:
             if text.scored_prompt is not None:
                 tell(scored_prompt(self.model, text.arguments["input_ids"], text.scored_prompt))
@@ -193,8 +198,8 @@ class Job:
 
     @contextmanager
     def _turn(self) -> Iterator[Drafter]:
-        """The time in which a text is generated, with the drafter of all of them; with the last one the job ends. What
-        fails in it is logged, and raised as an ApiError that does not say how.
+        """Hold the drafter while a sequence is generated; the job ends with its last sequence. A failure is logged, and
+        raised as an ApiError without details.
         """
         try:
             self.check()
@@ -223,7 +228,7 @@ class Job:
                 self.end()
 
     def _generate(self, drafter: Drafter, text: Text, tell: Callable[[list[Scored]], None]) -> None:
-        # None may predict another's draws.
+        # No client may predict the samples of another.
         seed = secrets.randbits(63) if text.seed is None else text.seed
 
         def told(tokens: list[Scored]) -> None:
@@ -251,8 +256,8 @@ class Job:
 
 
 class TokenStreamer:
-    """A streamer of `generate` that tells the tokens of every step, scored where the text has a recorder. `check` is
-    called with every step and every piece of a prompt, and raises where the text is to end.
+    """A streamer of `generate` that passes on the tokens of every step, scored where the sequence has a recorder.
+    `check` is called with every step and every chunk of a prompt, and raises to end the sequence.
     """
 
     def __init__(self, text: Text, tell: Callable[[list[Scored]], None], check: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from .choices import CallPart, Delta
 from .job import Job
 from .protocol import (
     ChatRequest,
-    Fields,
+    FormatOptions,
     Function,
     Part,
     TemplatedRequest,
@@ -121,12 +121,6 @@ def _custom_only(tools: Any) -> Any:
     return [tool for tool, kind in zip(tools, kinds, strict=True) if kind == "custom"]
 
 
-class OutputConfig(Fields):
-    """How the output is written."""
-
-    format: TextFormat | None = None
-
-
 class TokenCountRequest(TemplatedRequest):
     """`POST /v1/messages/count_tokens`."""
 
@@ -160,7 +154,7 @@ class MessagesRequest(TokenCountRequest):
     max_tokens: int = Field(ge=1, description="Maximum number of output tokens.")
     stop_sequences: Stops | None = Field(None, description="The same as `stop`.")
     top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most likely tokens; 0 and -1: from all.")
-    output_config: OutputConfig | None = Field(None, description="`format`: JSON of a schema.")
+    output_config: FormatOptions | None = Field(None, description="`format`: JSON of a schema.")
     output_format: TextFormat | None = Field(None, description="The same as `output_config.format`.")
 
     def as_chat(self, **more: Any) -> ChatRequest:

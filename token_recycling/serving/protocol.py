@@ -311,6 +311,12 @@ class TextFormat(BaseModel, extra="allow"):
         return {"type": self.type, "json_schema": {"schema": self.schema_, "strict": self.strict}}
 
 
+class FormatOptions(Fields):
+    """The object that holds an output format in the APIs of responses and messages."""
+
+    format: TextFormat | None = None
+
+
 def _schema_of(value: Any) -> Any:
     """Return a schema that may come as JSON in a string."""
     if not isinstance(value, str):

@@ -24,10 +24,10 @@ from .protocol import (
     ChatRequest,
     Choosing,
     Fields,
+    FormatOptions,
     Function,
     Part,
     TemplatedRequest,
-    TextFormat,
     Tool,
     Unsupported,
     chat_of,
@@ -75,12 +75,6 @@ def _known_items(items: Any) -> Any:
     return kept
 
 
-class TextOptions(Fields):
-    """How text is written."""
-
-    format: TextFormat | None = None
-
-
 class ReasoningOptions(Fields):
     """How much the model reasons."""
 
@@ -100,7 +94,7 @@ class ResponsesRequest(TemplatedRequest):
     )
     tool_choice: Choosing | None = Field(None, description="As in a chat.")
     reasoning: ReasoningOptions | None = Field(None, description="`effort`: the same as `reasoning_effort` of a chat.")
-    text: TextOptions | None = Field(None, description="`format`: the same as `response_format` of a chat.")
+    text: FormatOptions | None = Field(None, description="`format`: the same as `response_format` of a chat.")
 
     unsupported: ClassVar[Unsupported] = {
         **dict.fromkeys(("previous_response_id", "conversation", "prompt"), ("send all of it as input", ("",))),

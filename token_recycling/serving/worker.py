@@ -1,4 +1,4 @@
-"""The threads in which texts are generated, and whose turn is next."""
+"""The worker threads that generate, and the fair queue of their calls."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 
 class Worker:
-    """Runs calls in a pool of threads, one in each; of those that wait, the keys take turns."""
+    """Runs calls in a pool of threads; queued calls are taken round-robin by API key."""
 
     def __init__(self, threads: int = 1) -> None:
         self.running = 0
-        """Calls that are being run."""
+        """Number of running calls."""
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="generation")
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-        """By key; the one whose turn is next comes first."""
+        """By key, in round-robin order: the next key first."""
         self._lock = threading.Lock()
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a thread."""
+        """Number of queued calls."""
         with self._lock:
             return sum(map(len, self._waiting.values()))
 
     def submit(self, fn: Callable[..., Any], *args: Any, key: str = "", **kwargs: Any) -> Future[Any]:
-        """Queue a call for a key; the future has its result."""
+        """Queue a call for a key; return the future of its result."""
         task: Future[Any] = Future()
         with self._lock:
             self._waiting.setdefault(key, deque()).append((task, partial(fn, *args, **kwargs)))
@@ -37,11 +37,11 @@ class Worker:
         return task
 
     def async_submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """The same for the event loop."""
+        """Queue a call from the event loop; return an awaitable future."""
         return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for all calls that were queued; nothing more may be."""
+        """Wait for all queued calls; no further one may be submitted."""
         self._pool.shutdown()
 
     def _run_next(self) -> None:
