@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from token_recycling._util.text_stream import IncrementalText, decoded, pieces
 from token_recycling.bench.run.runners import TransformersRunner
-from token_recycling.cli.console import TINTS, by_step
 
 FIXED = ("--drafter", "recycling:tree=8")
 """A tree whose size does not depend on the machine."""
@@ -73,20 +72,6 @@ def test_prompts_of_several_places_are_added(tiny_model_dir, prompt_folder):
     places = ("--prompts", prompt_folder / "b.py", "--prompts", prompt_folder / "a.py")
     found = run_json("compare", tiny_model_dir, *places, "--max-new-tokens", 4)
     assert [row["name"] for row in found["prompts"]] == ["b.py", "a.py"]
-
-
-def test_prompt_and_answer_stand_apart(tiny_model_dir, prompt_folder):
-    out = run("compare", tiny_model_dir, "--prompts", prompt_folder / "a.py", "--max-new-tokens", 4).stdout.splitlines()
-    answer = out.index("answer:")
-    assert out[answer - 1] == ""
-    assert out[answer - 2].startswith("> ")
-
-
-def test_a_table_of_many_prompts_has_one_line(tiny_model_dir):
-    result = run("compare", tiny_model_dir, *(["ab"] * 13), "--max-new-tokens", 2)
-    ends = result.stdout.splitlines()[-12:]
-    assert not [line for line in ends if line.split()[:1] == ["argument"]]
-    assert [line for line in ends if line.split()[:3] == ["all", "13", "26"]]
 
 
 def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
@@ -175,13 +160,6 @@ def test_compare_tells_where_texts_part(loaded, tiny_model_dir, monkeypatch):
     assert text.exit_code == 1
     assert "differs: token" in text.stdout
     assert text.stdout.splitlines()[-1] == "identical: no"
-
-
-def test_steps_can_be_told_apart_with_and_without_colours():
-    assert by_step(["a", "b", "c"], colours=False).plain == "a▏b▏c"
-    tinted = by_step(["a", "b", "c"], colours=True)
-    assert tinted.plain == "abc"
-    assert [str(span.style) for span in tinted.spans] == [TINTS[0], TINTS[1], TINTS[0]]
 
 
 @pytest.mark.parametrize("text", ["naïve 日本語 🙂!", "plain", "", "ends inside \N{SNOWMAN}"])

@@ -2,13 +2,12 @@
 
 import re
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import pytest
 import torch
 from support import tiny
 
-from token_recycling import Stats, Tree, stream
+from token_recycling import Stats, stream
 from token_recycling._util.display import Html, mat_over_time, text_by_step, tree, visible
 
 
@@ -28,32 +27,9 @@ def words(shown):
     return Words(shown._repr_html_()).found
 
 
-def boxes(shown):
-    """Of a tree: where each box stands, by its label."""
-    (svg,) = re.findall(r"<svg.*?</svg>", shown._repr_html_(), re.S)
-    found = ElementTree.fromstring(svg)
-    places = [(float(box.get("x")), float(box.get("y"))) for box in found.iter("rect")]
-    return dict(zip((text.text for text in found.iter("text")), places, strict=True))
-
-
 @pytest.fixture
 def steps(model):
     return list(stream(model, torch.tensor([1, 2, 3, 1, 2]), tree=8, max_new_tokens=20))
-
-
-def test_the_accepted_path_runs_straight_and_children_stand_right_of_their_parents():
-    parents = (-1, 0, 0, 1, 2, 2)
-    found = boxes(tree(parents, ["r", "a", "b", "aa", "ba", "bb"], accepted=[0, 2, 5], own="own"))
-    assert {found[name][1] for name in ("r", "b", "bb", "own")} == {found["r"][1]}
-    assert len({found[name][1] for name in ("r", "ba", "aa")}) == 3
-    assert found["a"][1] == found["aa"][1]
-    assert found["r"][0] < found["a"][0] == found["b"][0] < found["aa"][0] == found["bb"][0] < found["own"][0]
-
-
-def test_no_two_nodes_stand_in_one_place():
-    shown = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0)])
-    places = re.findall(r'<rect x="(\d+)" y="(\d+)"', shown._repr_html_())
-    assert len(set(places)) == len(places) == 8
 
 
 def test_texts_are_escaped():
@@ -65,21 +41,6 @@ def test_texts_are_escaped():
     assert hostile in words(drafted)
     shown = [tree([-1], [hostile]), text_by_step(tiny.tokenizer(), [[1]], hostile), drafted]
     assert not any("<script" in each._repr_html_() for each in shown)
-
-
-def test_spaces_and_ends_of_lines_are_seen():
-    assert visible(" a\n\tb") == "·a⏎⇥b"
-    assert visible("") == "∅"
-
-
-def test_a_text_has_a_tint_for_every_step():
-    tokenizer, steps = tiny.tokenizer(), [[5], [6, 7, 8], [9, 10]]
-    shown = text_by_step(tokenizer, steps, "so: ")
-    titles = re.findall(r'title="(.*?)"', shown.html)
-    assert titles == ["step 1: 1 token", "step 2: 3 tokens", "step 3: 2 tokens"]
-    assert "".join(words(shown)).startswith("so: " + tokenizer.decode([5, 6, 7, 8, 9, 10]))
-    strengths = [float(tint) for tint in re.findall(r"background:rgba\([\d,]+,([\d.]+)\)", shown.html)]
-    assert sorted(strengths) == [strengths[0], strengths[2], strengths[1]]
 
 
 def test_mat_over_time_ends_with_the_mat_of_each_run():
@@ -101,13 +62,6 @@ def test_stats_show_their_figures(model):
     assert any(f"{stats.tokens} tokens in {stats.steps} steps" in text for text in said)
     assert stats.drafter in said
     assert "forward" in said
-
-
-def test_long_steps_are_counted_together():
-    stats = Stats(tokens=59, steps=5)
-    stats.lengths.update({1: 2, 9: 1, 20: 1, 28: 1})
-    said = words(stats)
-    assert said[said.index("more") + 1] == "3"
 
 
 def test_stats_of_nothing_say_so():
