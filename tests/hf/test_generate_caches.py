@@ -123,7 +123,7 @@ def test_a_static_cache_that_is_too_short_is_left_to_transformers(model):
     tr.accelerate(model)
     with pytest.raises(Exception, match="index"):
         model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=17), **GREEDY)
-    assert "room for 18 tokens, got one of 17" in str(model.acceleration.fallback)
+    assert "room for 18 tokens, got 17" in str(model.acceleration.fallback)
     model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=18), **GREEDY)
     assert model.acceleration.fallback is None
 
@@ -214,7 +214,7 @@ def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():
     case = named("deepseek_v32")
     model, ids = tr.accelerate(model_of(case)), tiny.prompt(0, 5, VOCABULARY)
     border = model.config.index_topk
-    for new, reason in ((border - 4, None), (border - 3, f"texts of up to {border} tokens, got one of {border + 2}")):
+    for new, reason in ((border - 4, None), (border - 3, f"up to {border} tokens, got {border + 2}")):
         held = StaticCache(config=model.config, max_cache_len=2 * border)
         ours = model.generate(ids, past_key_values=held, max_new_tokens=new, do_sample=False)
         held = StaticCache(config=model.config, max_cache_len=2 * border)
