@@ -1,6 +1,7 @@
 """Training of an acceptance head: labels, mixtures and the loss by hand; what is learned; the command."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -149,5 +150,5 @@ def test_a_head_learns_where_both_models_part():
     "wrong", [{"depth": -1}, {"draft_temperature": -0.1}, {"rejection_weight": 0.0}, {"target_share": 1.0}]
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match="expected a"):
+    with pytest.raises(ValueError, match=re.escape(str(next(iter(wrong.values()))))):
         SpecDecTraining(**wrong)

@@ -229,7 +229,7 @@ def test_nobody_waits_while_a_matrix_is_written(both, tmp_path, monkeypatch):
 
 
 def test_what_is_wrong_is_said_at_start(both, tmp_path):
-    with pytest.raises(ValueError, match="begin every request"):
+    with pytest.raises(ValueError, match="no matrix file"):
         made(both, isolation=Isolation.per_request, matrix=matrix_path(tmp_path))
     with pytest.raises(ValueError, match="a drafter with a matrix"):
         DrafterPool(both, "suffix", Isolation.shared, matrix_path(tmp_path))
