@@ -284,8 +284,8 @@ def run_call(
         )
     if target.info.compiled:
         target.kept.say_once(
-            f"{type(target.model).__name__} is compiled: accelerated calls pass its graphs by, since torch would "
-            "compile trees, whose shapes change, for minutes; calls that are left to transformers use them",
+            f"{type(target.model).__name__} is compiled: torch.compile graphs are bypassed, since draft trees change "
+            "shape; calls that are left to transformers use them",
         )
     sequences, selectors = beginnings(call, generator)
     handover = CacheHandover(call.cache, call.paddings, target.config)
