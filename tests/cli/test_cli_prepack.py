@@ -3,6 +3,7 @@
 import pytest
 from support.commandline import PROMPT, run
 
+from token_recycling.bench.run import session
 from token_recycling.model import prepacking
 
 ASKED = {
@@ -16,6 +17,7 @@ ASKED = {
 def layings(monkeypatch):
     """How weights were laid out: whether that was fixed."""
     made = []
+    session._loaded.cache_clear()  # an earlier test of this process may have loaded the model
 
     class Counted(prepacking.Prepacked):
         def __init__(self, modules, fixed=False):

@@ -75,7 +75,7 @@ def test_a_text_of_the_datastore_is_decoded_in_few_steps(counting, tmp_path):
 
 
 def test_the_datastore_is_required():
-    with pytest.raises(ValueError, match="got none for datastore: rest:datastore=VALUE"):
+    with pytest.raises(ValueError, match="rest:datastore=VALUE"):
         tr.make_drafter("rest")
     with pytest.raises(FileNotFoundError, match="token-recycling datastore build"):
         tr.make_drafter("rest:datastore=nowhere")

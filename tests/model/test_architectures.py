@@ -185,7 +185,7 @@ def test_a_batch_with_an_index_is_left_to_transformers():
     wanted = model.generate(texts, max_new_tokens=20, do_sample=False)
     tr.accelerate(model)
     assert torch.equal(model.generate(texts, max_new_tokens=20, do_sample=False), wanted)
-    assert "one text without padding" in str(model.acceleration.fallback)
+    assert "index" in str(model.acceleration.fallback)
 
 
 def test_trees_are_drafted_until_the_index_chooses():

@@ -185,13 +185,13 @@ def test_a_folder_with_one_file_is_that_file(file):
 
 def test_a_folder_with_two_files(file):
     shutil.copy(file, file.parent / "b.gguf")
-    with pytest.raises(ValueError, match=r"with 2 of them: b.gguf, tiny.Q8_0.gguf; give one of these files"):
+    with pytest.raises(ValueError, match=r"b.gguf, tiny.Q8_0.gguf"):
         loading.check_source(str(file.parent))
 
 
 def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "notes.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"or a \.gguf file, got the file"):
+    with pytest.raises(ValueError, match=r"notes.txt"):
         loading.check_source(str(tmp_path / "notes.txt"))
     with pytest.raises(ValueError, match="there is no folder or file"):
         loading.check_source("nowhere.gguf")
