@@ -107,6 +107,7 @@ def test_captured_steps_that_do_not_hold_are_refused(tiny_model_dir):
 
 
 def test_device_maps(tiny_model_dir):
+    pytest.importorskip("accelerate")
     wanted = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5)["tokens"]
     mapped = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5, "--device-map", "auto")["tokens"]
     assert mapped == wanted
