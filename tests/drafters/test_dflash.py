@@ -159,12 +159,12 @@ def test_an_assistant_of_another_target_is_refused(config, match):
 
 
 def test_what_is_no_assistant_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="got 'llama' without block_size, mask_token_id, target_layer_ids"):
+    with pytest.raises(ValueError, match=r"'llama' .*block_size, mask_token_id, target_layer_ids"):
         DFlash(tiny.llama())
-    with pytest.raises(ValueError, match="there is no such folder"):
+    with pytest.raises(ValueError, match="/missing"):
         DFlash(str(tmp_path / "missing"))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="expected a DFlash assistant at"):
+    with pytest.raises(ValueError, match="DFlash assistant"):
         DFlash(str(tmp_path))
 
 

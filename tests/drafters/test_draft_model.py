@@ -224,7 +224,7 @@ def test_another_tokenizer_is_refused(target_folder, tmp_path, tokenizer):
     other = PreTrainedTokenizerFast(tokenizer_object=type(other.backend_tokenizer).from_str(state), eos_token="<end>")
     draft = saved(tiny.llama(vocab_size=len(other)), other, tmp_path / "other")
     target = LlamaForCausalLM.from_pretrained(target_folder)
-    message = r"the target's tokenizer, got one that differs in 2 of 299 tokens; token 1 is '!' and 'Ġ'; choose"
+    message = r"2 of 299 tokens; token 1 is '!' and 'Ġ'; choose"
     with pytest.raises(ValueError, match=message):
         use(target, tr.make_drafter("draft_model", model=draft))
 
@@ -233,9 +233,9 @@ def test_models_that_cannot_draft_are_refused(model):
     changing = tiny.llama(rope_parameters=DYNAMIC, max_position_embeddings=32)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
     for target, draft, message in (
-        (model, tiny.llama(vocab_size=70), "a draft model of 64 tokens, as the target has, got 70, and no tokenizer"),
-        (model, mamba, "as a draft model: "),
-        (changing, changing, "expected another model than the target to draft for Llama"),
+        (model, tiny.llama(vocab_size=70), "64 tokens.*got 70"),
+        (model, mamba, "Mamba"),
+        (changing, changing, "Llama"),
     ):
         with pytest.raises(ValueError, match=message):
             use(target, tr.make_drafter("draft_model", model=draft))
@@ -244,9 +244,9 @@ def test_models_that_cannot_draft_are_refused(model):
 def test_what_is_no_model_is_refused(model, tmp_path):
     with pytest.raises((TypeError, ValueError), match="model"):
         tr.make_drafter("draft_model")
-    with pytest.raises(ValueError, match=f"expected a causal language model at {tmp_path} to draft with, got: "):
+    with pytest.raises(ValueError, match=str(tmp_path)):
         use(model, tr.make_drafter("draft_model", model=str(tmp_path)))
-    with pytest.raises(ValueError, match=r"expected the folder of a model or a hub name to draft with, got .*none'"):
+    with pytest.raises(ValueError, match="none'"):
         use(model, tr.make_drafter("draft_model", model=str(tmp_path / "none")))
 
 

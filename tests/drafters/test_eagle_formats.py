@@ -151,7 +151,7 @@ def test_pickled_weights_are_read_as_tensors_alone(tmp_path):
     saved, tensors = made(tmp_path / "fine", EAGLE_1, pickled=True)
     assert torch.equal(saved.head.state_dict()["fc.weight"], tensors["fc.weight"])
     torch.save({"fc.weight": print}, written(tmp_path / "bad", EAGLE_1, {}, pickled=True) / "pytorch_model.bin")
-    with pytest.raises(TrainedPartError, match="expected weights"):
+    with pytest.raises(TrainedPartError, match="weights"):
         load_head(tmp_path / "bad")
 
 
@@ -180,23 +180,23 @@ def test_the_embedding_in_the_file_is_taken_where_it_is_another(tmp_path):
 UNKNOWN_KEYS = [
     (EAGLE_1, {"new_thing": 1}, "new_thing=1"),
     (EAGLE_1, {"sliding_window": 128}, "sliding_window=128"),
-    (EAGLE_1, {"num_hidden_layers": 2}, "num_hidden_layers=2"),
+    (EAGLE_1, {"num_hidden_layers": 2}, "got 2"),
     (EAGLE_1, {"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
-    (EAGLE_1, {"hidden_size": "wide"}, "expected the configuration of a llama layer"),
-    (EAGLE_1, {"hidden_act": "bent"}, "got 'bent'"),
+    (EAGLE_1, {"hidden_size": "wide"}, "llama layer"),
+    (EAGLE_1, {"hidden_act": "bent"}, "'bent'"),
     (EAGLE_1, {"model_type": "mistral"}, "'mistral'"),
     (EAGLE_1, {"architectures": ["MedusaForCausalLM"]}, "MedusaForCausalLM"),
-    (without(EAGLE_1, "intermediate_size"), {}, "expected intermediate_size"),
+    (without(EAGLE_1, "intermediate_size"), {}, "intermediate_size"),
     (EAGLE_3, {"norm_before_residual": True}, "norm_before_residual=True"),
     (EAGLE_3, {"eagle_config": {}}, "eagle_config"),
     (SPECULATORS, {"speculators_model_type": "eagle"}, "'eagle'; EAGLE-1 heads are read in the authors' format"),
     (SPECULATORS, {"hidden_act": "silu"}, "hidden_act='silu'"),
-    (SPECULATORS, {"norm_before_fc": True, "fc_norm": True}, "got both"),
+    (SPECULATORS, {"norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm"),
     (SPECULATORS, {"transformer_layer_config": {**LAYER, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
     (SPECULATORS, {"transformer_layer_config": {**QWEN_3, "use_sliding_window": True}}, "use_sliding_window=True"),
-    (SPECULATORS, {"transformer_layer_config": without(QWEN_3, "head_dim")}, "expected head_dim"),
+    (SPECULATORS, {"transformer_layer_config": without(QWEN_3, "head_dim")}, "head_dim"),
     (SPECULATORS, {"transformer_layer_config": {**QWEN_3, "layer_types": ["sliding_attention"]}}, "layer_types="),
-    (without(SPECULATORS, "transformer_layer_config"), {}, "expected transformer_layer_config"),
+    (without(SPECULATORS, "transformer_layer_config"), {}, "transformer_layer_config"),
 ]
 
 
@@ -214,18 +214,18 @@ def test_a_key_that_is_not_known_is_named(config, change, words, tmp_path):
 @pytest.mark.parametrize(
     ("config", "name", "value", "words"),
     [
-        (EAGLE_1, "layers.0.input_layernorm.weight", torch.ones(WIDTH), "got layers.0.input_layernorm.weight"),
-        (EAGLE_1, "fc.bias", None, "expected a tensor fc.bias of shape"),
-        (EAGLE_1, "lm_head.weight", torch.ones(VOCABULARY, WIDTH), "got lm_head.weight"),
-        (EAGLE_1, "d2t", torch.zeros(DRAFT, dtype=torch.long), "no d2t in an EAGLE-1 head"),
-        (EAGLE_3, "fc.weight", torch.ones(WIDTH, 2 * WIDTH), r"fc.weight of shape \(32, 96\), got \(32, 64\)"),
-        (EAGLE_3, "fc.bias", torch.ones(WIDTH), "got fc.bias"),
-        (EAGLE_3, "input_norm.weight", torch.ones(3 * WIDTH), "got input_norm.weight"),
-        (EAGLE_3, "d2t", None, r"expected d2t of shape \(24,\)"),
-        (EAGLE_3, "d2t", torch.full((DRAFT,), 60), "24 different ids below 64"),
-        (EAGLE_3, "t2d", torch.ones(VOCABULARY, dtype=torch.bool), "expected t2d to mark the 24 ids"),
-        (SPECULATORS, "verifier_lm_head.weight", torch.ones(2, 2), "got verifier_lm_head.weight"),
-        (SPECULATORS, "layers.1.mlp.gate_proj.weight", torch.ones(2, 2), "got layers.1.mlp.gate_proj.weight"),
+        (EAGLE_1, "layers.0.input_layernorm.weight", torch.ones(WIDTH), "layers.0.input_layernorm.weight"),
+        (EAGLE_1, "fc.bias", None, "fc.bias"),
+        (EAGLE_1, "lm_head.weight", torch.ones(VOCABULARY, WIDTH), "lm_head.weight"),
+        (EAGLE_1, "d2t", torch.zeros(DRAFT, dtype=torch.long), "d2t"),
+        (EAGLE_3, "fc.weight", torch.ones(WIDTH, 2 * WIDTH), r"fc.weight .*\(32, 96\), got \(32, 64\)"),
+        (EAGLE_3, "fc.bias", torch.ones(WIDTH), "fc.bias"),
+        (EAGLE_3, "input_norm.weight", torch.ones(3 * WIDTH), "input_norm.weight"),
+        (EAGLE_3, "d2t", None, r"d2t .*\(24,\)"),
+        (EAGLE_3, "d2t", torch.full((DRAFT,), 60), "24 .*64"),
+        (EAGLE_3, "t2d", torch.ones(VOCABULARY, dtype=torch.bool), "t2d .*24"),
+        (SPECULATORS, "verifier_lm_head.weight", torch.ones(2, 2), "verifier_lm_head.weight"),
+        (SPECULATORS, "layers.1.mlp.gate_proj.weight", torch.ones(2, 2), "layers.1.mlp.gate_proj.weight"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(config, name, value, words, tmp_path):
@@ -237,28 +237,28 @@ def test_a_tensor_that_does_not_fit_is_named(config, name, value, words, tmp_pat
 
 
 def test_folders_without_a_head_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"config.json and model.safetensors or pytorch_model.bin"):
+    with pytest.raises(FileNotFoundError, match=r"config.json .*model.safetensors or"):
         load_head(tmp_path)
     folder = written(tmp_path / "head", EAGLE_1, tensors_of(EAGLE_1))
     (folder / "config.json").write_text("{")
-    with pytest.raises(TrainedPartError, match="expected JSON"):
+    with pytest.raises(TrainedPartError, match="JSON"):
         load_head(folder)
     written(folder, EAGLE_1, {})
     (folder / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(TrainedPartError, match="expected weights"):
+    with pytest.raises(TrainedPartError, match="weights"):
         load_head(folder)
     (folder / "model.safetensors").unlink()
     torch.save([1], folder / "pytorch_model.bin")
-    with pytest.raises(TrainedPartError, match="expected tensors by name, got list"):
+    with pytest.raises(TrainedPartError, match="got list"):
         load_head(folder)
 
 
 @pytest.mark.parametrize(
     ("config", "sizes", "words"),
     [
-        (EAGLE_1, {"hidden_size": 64}, "hidden size 64, got one for 32"),
-        (EAGLE_3, {"vocab_size": 80}, "vocabulary 80, got one for 64"),
-        (KNOWN["speculators, target of another width"], {"hidden_size": 16}, "expected a head with embed_tokens"),
+        (EAGLE_1, {"hidden_size": 64}, "64, .*got 32"),
+        (EAGLE_3, {"vocab_size": 80}, "80, .*got 64"),
+        (KNOWN["speculators, target of another width"], {"hidden_size": 16}, "embed_tokens"),
     ],
 )
 def test_a_head_for_another_model_is_refused(config, sizes, words, tmp_path):
@@ -279,5 +279,5 @@ def test_a_head_trained_here_knows_its_model(tmp_path):
         for name, weight in saved.head.state_dict().items():
             assert torch.equal(read.head.state_dict()[name], weight), name
         Eagle(tmp_path / "to").check(TreeModel(model))
-        with pytest.raises(TrainedPartError, match="expected a part for this model"):
+        with pytest.raises(TrainedPartError, match="another model"):
             Eagle(tmp_path / "to").check(TreeModel(tiny.llama(seed=1, num_hidden_layers=6)))

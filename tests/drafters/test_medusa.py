@@ -140,7 +140,7 @@ def test_no_more_candidates_than_k(counting, tmp_path):
 
 def test_heads_of_another_model_are_refused(counting, tmp_path):
     folder = counting_heads(tmp_path, counting)
-    with pytest.raises(TrainedPartError, match="vocab size 64, got one for 16"):
+    with pytest.raises(TrainedPartError, match=r"16, .*got 64"):
         tr.generate(tiny.llama(), tiny.prompt(0, 4), drafter=Medusa(folder), max_new_tokens=2)
 
 
@@ -148,12 +148,12 @@ def test_damaged_heads_are_refused(counting, tmp_path):
     with pytest.raises(FileNotFoundError, match="token-recycling train medusa"):
         Medusa(tmp_path / "none")
     save_heads(tmp_path, foreseeing(2), counting, [[0.5]])
-    with pytest.raises(TrainedPartError, match="expected heads and their accuracy"):
+    with pytest.raises(TrainedPartError, match="accuracy"):
         Medusa(tmp_path)
     broken = foreseeing(2)
     broken.bias = torch.nn.Parameter(torch.zeros(1))
     save_heads(tmp_path, broken, counting, [[0.5], [0.5]])
-    with pytest.raises(TrainedPartError, match="expected the tensors of heads"):
+    with pytest.raises(TrainedPartError, match="tensors"):
         Medusa(tmp_path)
 
 

@@ -176,7 +176,7 @@ def refusal(model, drafter):
 
 def test_a_target_without_layers_is_refused():
     assert "num_mtp_layers" in refusal(tiny.llama(), Mtp())
-    assert "expected 2 MTP layers in the files of DeepseekV3" in refusal(model_of(FAMILIES[0]), Mtp())
+    assert "the 2 MTP layers of DeepseekV3" in refusal(model_of(FAMILIES[0]), Mtp())
     layers = assistants.mtp(tiny.llama(hidden_size=16))
     assert "32, got 16" in refusal(tiny.llama(), Mtp(layers))
 
@@ -185,7 +185,7 @@ def test_layers_with_a_state_over_the_text_are_refused():
     (case,) = (one for one in RECURRENT if one.family == "bailing_hybrid")
     model = model_of(case)
     model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
-    assert "a state over the text cannot go back" in refusal(model, Mtp(assistants.mtp(model, 1)))
+    assert "linear_attention" in refusal(model, Mtp(assistants.mtp(model, 1)))
 
 
 def test_layers_of_another_model_are_copied_and_take_what_is_the_targets(counting):

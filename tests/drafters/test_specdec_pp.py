@@ -105,19 +105,17 @@ def test_a_saved_head_is_found_beside_the_draft_model(model, tmp_path):
 
 
 def test_a_head_that_does_not_fit_is_refused(model, tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"expected specdec_pp.json and specdec_pp.safetensors in .*train specdec-pp"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"specdec_pp.json .*specdec_pp.safetensors.*train specdec-pp"):
         load_head(tmp_path, model)
     saved(tmp_path, model)
-    with pytest.raises(TrainedPartError, match="expected a part for this model"):
+    with pytest.raises(TrainedPartError, match="another model"):
         load_head(tmp_path, tiny.llama(5))
-    with pytest.raises(TrainedPartError, match="hidden size 16"):
+    with pytest.raises(TrainedPartError, match="got 16"):
         load_head(tmp_path, tiny.llama(0, hidden_size=16))
     path = tmp_path / "specdec_pp.json"
     facts = json.loads(path.read_text())
     for change, said in (
-        ({"depth": 3}, "weights of 3 blocks"),
+        ({"depth": 3}, "3 blocks"),
         ({"depth": -1}, "and -1"),
         ({"width": 8}, "got 8 and 2"),
     ):
@@ -126,7 +124,7 @@ def test_a_head_that_does_not_fit_is_refused(model, tmp_path):
             load_head(tmp_path, model)
     path.write_text(json.dumps(facts))
     (tmp_path / "specdec_pp.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(TrainedPartError, match="expected a safetensors file"):
+    with pytest.raises(TrainedPartError, match="safetensors"):
         load_head(tmp_path, model)
 
 

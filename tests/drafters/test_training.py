@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -54,7 +55,7 @@ def test_pieces_of_a_document_stand_together_and_depend_on_the_seed():
 
 
 def test_only_short_documents_are_refused():
-    with pytest.raises(ValueError, match="expected a text of 8 tokens or more"):
+    with pytest.raises(ValueError, match="8 tokens"):
         pieces([np.arange(3)], length=8, count=1)
 
 
@@ -116,13 +117,13 @@ def test_a_file_of_other_texts_is_refused(model, tmp_path):
     continuations(model, prompts(2), path, max_new_tokens=4)
     for changed in ({"max_new_tokens": 5}, {"seed": 1}, {"temperature": 0.5}, {"batch": 1}):
         ((name, value),) = changed.items()
-        with pytest.raises(ContinuationsError, match=f"with {name} {value}"):
+        with pytest.raises(ContinuationsError, match=rf"{name} .*{re.escape(str(value))}, got"):
             continuations(model, prompts(2), path, **{"max_new_tokens": 4, **changed})
-    for target, count, message in ((other, 2, "with model"), (model, 3, "with prompts")):
+    for target, count, message in ((other, 2, "model "), (model, 3, "prompts ")):
         with pytest.raises(ContinuationsError, match=message):
             continuations(target, prompts(count), path, max_new_tokens=4)
     path.write_bytes(b"no texts")
-    with pytest.raises(ContinuationsError, match="expected a safetensors file"):
+    with pytest.raises(ContinuationsError, match="safetensors"):
         continuations(model, prompts(2), path)
 
 
@@ -132,7 +133,7 @@ def test_the_last_texts_are_held_out():
     assert [int(text) for text in train.texts] == list(range(8))
     assert [int(text) for text in held_out.texts] == [8, 9]
     assert held_out.prompt_lengths == [1, 1]
-    with pytest.raises(ValueError, match="expected texts to train on"):
+    with pytest.raises(ValueError, match="held out"):
         Continuations([torch.tensor([0])], [1]).split(0.1)
 
 
@@ -194,14 +195,14 @@ def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
     known = Task(part(), batch_at, loss_of, {"data": (1, 2)})
     fit(known, Schedule(2), path)
     for task, steps, message in (
-        (replace(known, options={"data": [1]}), 2, r"with data \[1\], got \[1, 2\]"),
-        (known, 3, "with plan"),
-        (replace(known, part=torch.nn.Linear(3, 4)), 2, "of this part"),
+        (replace(known, options={"data": [1]}), 2, r"data .*\[1\], got \[1, 2\]"),
+        (known, 3, "plan "),
+        (replace(known, part=torch.nn.Linear(3, 4)), 2, "this part"),
     ):
         with pytest.raises(CheckpointError, match=message):
             fit(task, Schedule(steps), path)
     path.write_bytes(b"none")
-    with pytest.raises(CheckpointError, match="expected a checkpoint"):
+    with pytest.raises(CheckpointError, match="checkpoint"):
         fit(known, Schedule(2), path)
 
 
@@ -221,7 +222,7 @@ def test_a_batch_with_nothing_to_learn_from_changes_no_weight():
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"warmup": 1.0}, {"clip": 0.0}])
 def test_a_plan_is_checked(wrong):
-    with pytest.raises(ValueError, match="expected steps"):
+    with pytest.raises(ValueError, match="steps"):
         Schedule(**{"steps": 1, **wrong})  # type: ignore[arg-type]
 
 
@@ -241,9 +242,9 @@ def test_a_part_of_another_model_is_refused(model, tmp_path):
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
     _, facts = load_part(tmp_path, "kind")
     for other, words in (
-        (tiny.llama(vocab_size=32), "vocab size 32, got one for 64"),
-        (tiny.llama(hidden_size=16), "hidden size 16, got one for 32"),
-        (tiny.llama(seed=1), "expected a part for this model"),
+        (tiny.llama(vocab_size=32), "64, .*got 32"),
+        (tiny.llama(hidden_size=16), "32, .*got 16"),
+        (tiny.llama(seed=1), "another model"),
     ):
         with pytest.raises(TrainedPartError, match=words):
             check_model(tmp_path, facts, other)
@@ -254,13 +255,13 @@ def test_a_damaged_part_is_refused(model, tmp_path):
         load_part(tmp_path, "some_kind")
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
     (tmp_path / "kind.safetensors").write_bytes(b"none")
-    with pytest.raises(TrainedPartError, match="expected a safetensors file"):
+    with pytest.raises(TrainedPartError, match="safetensors"):
         load_part(tmp_path, "kind")
     (tmp_path / "kind.json").write_text("[]")
-    with pytest.raises(TrainedPartError, match="expected a kind of version 1"):
+    with pytest.raises(TrainedPartError, match="version 1"):
         load_part(tmp_path, "kind")
     (tmp_path / "kind.json").write_text("{")
-    with pytest.raises(TrainedPartError, match="expected JSON"):
+    with pytest.raises(TrainedPartError, match="JSON"):
         load_part(tmp_path, "kind")
 
 

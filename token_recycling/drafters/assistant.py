@@ -41,8 +41,8 @@ class Translation:
         """Of tokens of the target those of the draft model."""
         if not self.shared:
             raise ValueError(
-                "expected a draft model whose tokenizer shares tokens with the target's, got one that shares none of "
-                f"{len(theirs)}; choose another draft model"
+                f"the draft model's tokenizer shares none of the target's {len(theirs)} tokens; choose another draft "
+                "model"
             )
         self._tokens, self._own = (torch.tensor(list(ids)) for ids in (self.shared, self.shared.values()))
         begin = ours("")["input_ids"]
@@ -133,14 +133,14 @@ class Assistant(DraftModelOption, CausalDrafter):
         for whose, found, option in (("target's", theirs, "tokenizer"), ("assistant's", ours, "assistant_tokenizer")):
             if found is None:
                 raise ValueError(
-                    f"expected the {whose} tokenizer, got none beside its weights; load the model from a folder or the "
+                    f"the {whose} tokenizer is missing next to its weights; load the model from a folder or the "
                     f"hub, or in Python give {option}="
                 )
         assert theirs is not None
         assert ours is not None
         if max(ours.get_vocab().values()) >= draft.vocab_size:
             raise ValueError(
-                f"expected an assistant with logits for all {len(ours)} tokens of its tokenizer, got "
+                f"the assistant must have logits for all {len(ours)} tokens of its tokenizer, got "
                 f"{draft.vocab_size}; give the tokenizer that was made for it"
             )
         self._translations[target.model] = Translation(theirs, ours, target)
@@ -160,7 +160,7 @@ def _check_own_keys(model: str | PreTrainedModel) -> None:
     layers = config.get_text_config(decoder=True)
     if getattr(layers, "num_kv_shared_layers", None) == layers.num_hidden_layers:
         raise UnsupportedModelError(
-            f"expected an assistant with keys and values of its own, got {config.model_type}, all of whose layers read "
-            "those in the target's cache: no drafter sees that, and transformers 5.23 cannot build such a model; "
-            "choose a smaller model that reads the text itself"
+            f"assistants of type {config.model_type} are unsupported: all their layers read keys and values from the "
+            "target's cache, which drafters cannot access, and transformers 5.23 cannot build such a model; "
+            "choose a smaller model with a KV cache of its own"
         )

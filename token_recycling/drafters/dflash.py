@@ -87,9 +87,9 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         for what, true in fits.items():
             if not true:
                 raise ValueError(
-                    f"expected a target {what}, as {self._name} was made for, got {type(target.model).__name__} of "
-                    f"width {ours.hidden_size}, {ours.num_hidden_layers} layers and {len(embedded)} tokens; give the "
-                    "assistant that was made for this target"
+                    f"{self._name} needs a target {what}, got {type(target.model).__name__} of width "
+                    f"{ours.hidden_size}, {ours.num_hidden_layers} layers and {len(embedded)} tokens; give the "
+                    "assistant that was trained for this target"
                 )
 
     @property
@@ -105,8 +105,8 @@ def _config_of(model: str | PreTrainedModel) -> Any:
     missing = [name for name in _NEEDED if getattr(config, name, None) is None]
     if missing:
         raise ValueError(
-            f"expected {_EXPECTED}, whose configuration has {', '.join(_NEEDED)}, got {config.model_type!r} "
-            f"without {', '.join(missing)}; for a model that drafts token by token use draft_model"
+            f"model type {config.model_type!r} is not {_EXPECTED}: its configuration lacks "
+            f"{', '.join(missing)}; for a model that drafts token by token use draft_model"
         )
     return config
 

@@ -133,16 +133,16 @@ def why_not(target: TreeModel) -> str | None:
     """Why no layers of a model can be skipped, or None if they can."""
     model, config, border = target.model, target.config, target.info.border
     if border is not None and border.changes_model:
-        return f"expected rotary positions that no other pass over the model changes, got {type(model).__name__}"
+        return f"{type(model).__name__} changes its rotary positions between forward passes"
     if target.info.recurrent:
-        return f"expected layers that attend, got {type(model).__name__}, of which some keep states over the text"
+        return f"{type(model).__name__} has recurrent layers"
     if config.num_hidden_layers < 2:
-        return "expected a model of two layers or more, got one of one"
+        return f"num_hidden_layers must be >= 2, got {config.num_hidden_layers}"
     if getattr(config, "num_kv_shared_layers", 0):
-        return f"expected layers with keys and values of their own, got {type(model).__name__}, which shares them"
+        return f"{type(model).__name__} shares keys and values between layers"
     names = decoder_layers(model)[0].split(".")
     if any("forward" in vars(model.get_submodule(".".join(names[:depth]))) for depth in range(len(names) + 1)):
-        return "expected a model on one device, got one whose parts were wrapped to be moved around"
+        return "the model must be on one device: some of its modules are wrapped to be moved between devices"
     return None
 
 

@@ -72,9 +72,8 @@ class Mtp(StatesDrafter[MtpModel]):
         kinds = getattr(made.config, "layer_types", None) or []
         if "linear_attention" in kinds:
             raise ValueError(
-                f"expected MTP layers that attend, got {', '.join(kinds)} for {type(target.model).__name__}: a state "
-                "over the text cannot go back to before a token that was drafted; choose another drafter, such as "
-                "recycling"
+                f"MTP layers of type {', '.join(kinds)} in {type(target.model).__name__} are unsupported: recurrent "
+                "states cannot roll back rejected tokens; choose another drafter, such as recycling"
             )
         return made
 
@@ -92,7 +91,7 @@ def _own_layers(target: TreeModel) -> MtpModel:
         return MtpModel.from_pretrained(target.model, device_map={"": target.device}).eval()
     except Exception as error:  # a user's files can be wrong in any way
         raise ValueError(
-            f"expected {target.config.num_mtp_layers} MTP layers in the files of {name}, got: {first_line(error)}; "
+            f"the {target.config.num_mtp_layers} MTP layers of {name} cannot be loaded: {first_line(error)}; "
             "load the target from a folder or the hub with all of its weights"
         ) from error
 

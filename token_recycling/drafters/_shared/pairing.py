@@ -88,14 +88,14 @@ def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeMode
         raise UnsupportedModelError(f"as a draft model: {error}") from None
     if draft.info.recurrent:
         raise UnsupportedModelError(
-            f"as a draft model: expected layers that attend, got {type(drafting).__name__}, of which some keep states "
-            "over the text: these cannot go back to before a node that did not become text"
+            f"{type(drafting).__name__} cannot be the draft model: its recurrent states cannot roll back rejected "
+            "tokens; choose a draft model with attention layers only"
         )
     border = target.info.border
     if drafting is target.model and border is not None and border.at_once:
         raise UnsupportedModelError(
-            f"expected another model than the target to draft for {type(drafting).__name__}: {border.why}, "
-            "and a draft would change it too"
+            f"{type(drafting).__name__} cannot draft for itself: {border.why}, and a draft would change it too; "
+            "choose another draft model"
         )
     return draft
 
@@ -117,7 +117,7 @@ def _read(kind: Any, name: str, expected: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(str(path), **options)
     except Exception as error:  # a user's folder can be wrong in any way
-        raise ValueError(f"expected {expected} at {name} to draft with, got: {first_line(error)}") from error
+        raise ValueError(f"{name} cannot be loaded as {expected} to draft with: {first_line(error)}") from error
 
 
 def local_folder(name: str) -> Path:
@@ -125,9 +125,7 @@ def local_folder(name: str) -> Path:
     path = Path(resolved(name)).expanduser()
     # What looks like a hub name is meant as a path if its first part is a folder here.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
-        raise ValueError(
-            f"expected the folder of a model or a hub name to draft with, got {name!r}: there is no such folder"
-        )
+        raise ValueError(f"model folder {name!r} does not exist; give an existing folder or a hub name")
     return path
 
 
@@ -137,8 +135,8 @@ def check_tokens(draft: TreeModel, target: TreeModel) -> None:
     if theirs is None or ours is None:
         if draft.vocab_size != target.vocab_size:
             raise ValueError(
-                f"expected a draft model of {target.vocab_size} tokens, as the target has, got {draft.vocab_size}, and "
-                "no tokenizer beside both models to compare; load them from folders with their tokenizers, or choose "
+                f"the draft model must have {target.vocab_size} tokens, as the target has, got {draft.vocab_size}, and "
+                "the two models have no tokenizers to compare; load them from folders with their tokenizers, or choose "
                 "a draft model of the target's family"
             )
         return
@@ -146,7 +144,7 @@ def check_tokens(draft: TreeModel, target: TreeModel) -> None:
     if different or not theirs.keys() & ours.keys():
         example = f"; token {different[0]} is {theirs[different[0]]!r} and {ours[different[0]]!r}" if different else ""
         raise ValueError(
-            f"expected a draft model with the target's tokenizer, got one that differs in {len(different)} of "
+            f"the draft model's tokenizer differs from the target's in {len(different)} of "
             f"{len(theirs)} tokens{example}; choose a draft model of the target's family"
         )
 

@@ -81,14 +81,14 @@ class Eagle(StatesDrafter[PlacedHead]):
         ):
             if theirs != ours:
                 raise TrainedPartError(
-                    f"{self.head}: expected a head for a model of {name} {ours}, got one for {theirs}; "
+                    f"{self.head}: {name} of the head must be {ours}, as in the model, got {theirs}; "
                     "give the head that was trained for this model, or train one"
                 )
         ours = model.get_input_embeddings().weight.shape[1]
         if saved.embedding is None and ours != shape.width:
             raise TrainedPartError(
-                f"{self.head}: expected a head with embed_tokens, since its states of {shape.width} are not as wide as "
-                f"the model's embeddings of {ours}, got none"
+                f"{self.head}: embed_tokens is missing: the head's states of width {shape.width} do not fit the "
+                f"model's embeddings of width {ours}"
             )
 
     def place(self, target: TreeModel) -> PlacedHead:

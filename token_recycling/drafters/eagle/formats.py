@@ -68,13 +68,13 @@ def load_head(folder: str | os.PathLike[str]) -> SavedHead:
     where = Path(folder).expanduser()
     if not (where / _CONFIG).is_file() or not any((where / name).is_file() for name in (_WEIGHTS, _PICKLED)):
         raise FileNotFoundError(
-            f"expected {_CONFIG} and {_WEIGHTS} or {_PICKLED} in {where}, got no such files; give the folder of an "
+            f"{where} has no {_CONFIG} with {_WEIGHTS} or {_PICKLED}; give the folder of an "
             "EAGLE head, or make one with `token-recycling train eagle`"
         )
     try:
         config = json.loads((where / _CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TrainedPartError(f"{where / _CONFIG}: expected JSON, got {error}") from None
+        raise TrainedPartError(f"{where / _CONFIG}: not valid JSON: {error}") from None
     tensors = _tensors(where)
     try:
         shape = shape_of(config, tensors)
@@ -93,9 +93,9 @@ def _tensors(where: Path) -> dict[str, torch.Tensor]:
     try:
         found = load_file(path) if path.name == _WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise TrainedPartError(f"{path}: expected weights, got a file that holds none ({error})") from None
+        raise TrainedPartError(f"{path}: cannot be read as weights ({error})") from None
     if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
-        raise TrainedPartError(f"{path}: expected tensors by name, got {type(found).__name__}")
+        raise TrainedPartError(f"{path}: must be a mapping from names to tensors, got {type(found).__name__}")
     return found
 
 
@@ -103,7 +103,7 @@ def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Hea
     """What a configuration says; renames tensors of speculators. Raises ValueError for what is not known."""
     for name in config.get("architectures") or ():
         if name not in _ARCHITECTURES:
-            raise ValueError(f"expected architectures of {', '.join(_ARCHITECTURES)}, got {name}")
+            raise ValueError(f"architecture {name} is unsupported; supported: {', '.join(_ARCHITECTURES)}")
     if "speculators_model_type" in config:
         return _of_speculators(config, tensors)
     if "draft_vocab_size" in config or any(name.startswith("midlayer.") for name in tensors):
@@ -115,7 +115,7 @@ def _of_eagle1(config: Mapping[str, Any]) -> HeadShape:
     _known(config, _LAYER | {"architectures", "bias", "qkv_bias"})
     layer = _layer(config)
     if layer.num_hidden_layers != 1:
-        raise ValueError(f"expected an EAGLE-1 head of one layer, got num_hidden_layers={layer.num_hidden_layers}")
+        raise ValueError(f"num_hidden_layers must be 1 in an EAGLE-1 head, got {layer.num_hidden_layers}")
     biases = {"fc_bias": config.get("bias", True), "qkv_bias": config.get("qkv_bias", False)}
     return HeadShape(1, layer, layer.hidden_size, **biases)
 
@@ -140,7 +140,7 @@ def _eagle3_shape(config: Mapping[str, Any], layer: LlamaConfig | Qwen3Config, *
 def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
     if config["speculators_model_type"] != "eagle3":
         raise ValueError(
-            f"expected a speculators_model_type of eagle3, got {config['speculators_model_type']!r}; "
+            f"speculators_model_type must be eagle3, got {config['speculators_model_type']!r}; "
             "EAGLE-1 heads are read in the authors' format"
         )
     flags = {"norm_before_residual", "norm_before_fc", "fc_norm"}
@@ -150,7 +150,7 @@ def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor])
     inner = _wanted(config, "transformer_layer_config")
     _known(inner, _LAYER | {"architectures", *_ATTENTION})
     if config.get("norm_before_fc") and config.get("fc_norm"):
-        raise ValueError("expected norm_before_fc or fc_norm, got both, whose order is not known")
+        raise ValueError("norm_before_fc and fc_norm cannot be combined: their order is not defined")
     states = config.get("eagle_aux_hidden_state_layer_ids")
     for name in [name for name in tensors if name.startswith("layers.0.")]:
         tensors[name.replace("layers.0.", "midlayer.", 1)] = tensors.pop(name)
@@ -167,11 +167,11 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
     families: dict[str, type[LlamaConfig | Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
     family = config.get("model_type", "llama")
     if family not in families:
-        raise ValueError(f"expected a head of model_type {' or '.join(families)}, got {family!r}")
+        raise ValueError(f"model_type must be {' or '.join(families)}, got {family!r}")
     for name in _ATTENTION:
         said = config.get(name)
         if said and (name != "layer_types" or set(said) != {"full_attention"}):
-            raise ValueError(f"expected layers of full attention, got {name}={said}")
+            raise ValueError(f"{name}={said} is unsupported: layers must use full attention")
     rope = {"rope_type": "default", "rope_theta": config.get("rope_theta") or THETA}
     rope |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
@@ -182,26 +182,24 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
         absent.pop(name, None)
     layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], **of_rotary(rope)}
     if "head_dim" not in absent and family == "qwen3":  # whose own default is 128, whatever the sizes are
-        raise ValueError("expected head_dim in the configuration of qwen3 layers, got none")
+        raise ValueError("head_dim is missing from the configuration of the qwen3 layer")
     if absent.get("hidden_act", "silu") not in ACT2FN:
-        raise ValueError(f"expected a hidden_act that transformers has, got {absent['hidden_act']!r}")
+        raise ValueError(f"hidden_act {absent['hidden_act']!r} is unknown to transformers")
     try:
         return families[family](**{**sizes, **layers, **absent}, attn_implementation="sdpa")
     except (StrictDataclassError, TypeError) as error:
-        raise ValueError(
-            f"expected the configuration of a {family} layer, got: {' '.join(str(error).split())}"
-        ) from None
+        raise ValueError(f"invalid configuration of a {family} layer: {' '.join(str(error).split())}") from None
 
 
 def _known(config: Mapping[str, Any], known: Collection[str]) -> None:
     for name in config:
         if name not in known and name not in _IDLE:
-            raise ValueError(f"expected a configuration of known keys, got {name}={config[name]!r}, which is not known")
+            raise ValueError(f"unknown key in the configuration: {name}={config[name]!r}")
 
 
 def _wanted(config: Mapping[str, Any], name: str) -> Any:
     if config.get(name) is None:
-        raise ValueError(f"expected {name} in the configuration, got none")
+        raise ValueError(f"{name} is missing from the configuration")
     return config[name]
 
 
@@ -211,20 +209,18 @@ def _ids(tensors: dict[str, torch.Tensor], shape: HeadShape) -> torch.Tensor | N
     vocabulary, draft = shape.layer.vocab_size, shape.draft_vocabulary
     if shape.version == 1 or (offsets is None and draft == vocabulary):
         if offsets is not None:
-            raise ValueError("expected no d2t in an EAGLE-1 head, got one")
+            raise ValueError("d2t is not allowed in an EAGLE-1 head")
         return None
     if offsets is None or tuple(offsets.shape) != (draft,):
         got = None if offsets is None else tuple(offsets.shape)
-        raise ValueError(f"expected d2t of shape ({draft},), an offset for each token of the head, got {got}")
+        raise ValueError(f"d2t must have shape ({draft},), an offset for each token of the head, got {got}")
     ids = torch.arange(draft) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) < draft:
-        raise ValueError(
-            f"expected d2t to give {draft} different ids below {vocabulary} when added to 0, 1, 2, ..., got others"
-        )
+        raise ValueError(f"d2t is invalid: added to 0, 1, 2, ... it must give {draft} distinct ids below {vocabulary}")
     if marks is not None and (
         tuple(marks.shape) != (vocabulary,) or marks.sum() != draft or not marks.bool()[ids].all()
     ):
-        raise ValueError(f"expected t2d to mark the {draft} ids of d2t among {vocabulary}, got others")
+        raise ValueError(f"t2d contradicts d2t: it must mark the same {draft} ids among {vocabulary}")
     return ids
 
 
@@ -232,12 +228,12 @@ def _check(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, 
     """Raises ValueError for the first tensor that is missing, of another shape, or unknown."""
     for name, size in wanted.items():
         if name not in tensors:
-            raise ValueError(f"expected a tensor {name} of shape {size}, got none")
+            raise ValueError(f"tensor {name} of shape {size} is missing")
         if tuple(tensors[name].shape) != size:
-            raise ValueError(f"expected {name} of shape {size}, got {tuple(tensors[name].shape)}")
+            raise ValueError(f"{name} must have shape {size}, got {tuple(tensors[name].shape)}")
     for name in tensors:
         if name not in wanted:
-            raise ValueError(f"expected tensors of known names, got {name}, which this head does not have")
+            raise ValueError(f"unknown tensor {name}: this head has no such parameter")
 
 
 def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrainedModel, **facts: Any) -> None:

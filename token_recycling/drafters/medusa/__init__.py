@@ -72,7 +72,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
         check_model(self.heads, self._saved.facts, target.model)
         width, ours = self._saved.heads.width, output_width(target.model)
         if width != ours:
-            raise TrainedPartError(f"{self.heads}: expected heads for hidden states of {ours}, got {width}")
+            raise TrainedPartError(f"{self.heads}: hidden size of the heads must be {ours}, got {width}")
 
     def place(self, target: TreeModel) -> MedusaHeads:
         return placed_copy(self._saved.heads, target.device, target.dtype)

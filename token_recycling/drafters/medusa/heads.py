@@ -92,12 +92,12 @@ def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
         or len(accuracy) != weight.shape[1]
         or not all(isinstance(ranks, list) and ranks for ranks in accuracy)
     ):
-        raise TrainedPartError(f"{folder}: expected heads and their accuracy, got something else; train anew")
+        raise TrainedPartError(f"{folder}: heads or their accuracy are missing or malformed; train them again")
     heads = MedusaHeads(
         weight.shape[1], weight.shape[2], weight.shape[0], output[0] if facts.get("own_output") else None
     )
     try:
         heads.load_state_dict(tensors)
     except RuntimeError as error:
-        raise TrainedPartError(f"{folder}: expected the tensors of heads, got others ({error}); train anew") from None
+        raise TrainedPartError(f"{folder}: tensors do not match the heads ({error}); train them again") from None
     return SavedHeads(heads.requires_grad_(False), accuracy, facts)

@@ -33,7 +33,7 @@ _WALKED = 4
 
 
 class DatastoreError(ValueError):
-    """A datastore that cannot be used or made: what was expected, what came and what to do."""
+    """Raised when a datastore cannot be used or built; the message gives the fix."""
 
 
 class Datastore:
@@ -120,7 +120,7 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
             header = dict(file.metadata() or {})
             if header.get("format") != FORMAT:
                 raise DatastoreError(
-                    f"{path}: expected a datastore, got another safetensors file; "
+                    f"{path}: this safetensors file is not a datastore; "
                     "give one written by `token-recycling datastore build`"
                 )
             if header.get("version") != VERSION:
@@ -130,8 +130,7 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except (SafetensorError, OSError) as error:
         raise DatastoreError(
-            f"{path}: expected a datastore, got a file that cannot be read ({error}); "
-            "give one written by `token-recycling datastore build`"
+            f"{path}: the datastore cannot be read ({error}); give one written by `token-recycling datastore build`"
         ) from None
     found = {name: (array.dtype, tuple(array.shape)) for name, array in arrays.items()}
     n, chains = len(arrays.get("tokens", ())), arrays["newest"].shape[-1] if "newest" in arrays else 0

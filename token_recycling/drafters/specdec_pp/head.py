@@ -77,15 +77,14 @@ def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> Accepta
     width, depth = facts.get("width"), facts.get("depth")
     if width != output_width(draft) or not isinstance(depth, int) or depth < 0:
         raise TrainedPartError(
-            f"{folder}: expected a head of width {output_width(draft)}, the draft model's hidden size, and of depth 0 "
-            f"or more, got {width!r} and {depth!r}; give the head of this draft model, or train one"
+            f"{folder}: width must be {output_width(draft)}, the draft model's hidden size, and depth must be >= 0, "
+            f"got {width!r} and {depth!r}; give the head of this draft model, or train one"
         )
     head = AcceptanceHead(width, depth)
     try:
         head.load_state_dict(tensors)
     except RuntimeError:
         raise TrainedPartError(
-            f"{folder}: expected the weights of {depth} blocks of width {width}, as its JSON says, got others; "
-            "train it anew"
+            f"{folder}: weights do not match the {depth} blocks of width {width} in its JSON; train the head again"
         ) from None
     return head.eval().requires_grad_(False)

@@ -57,9 +57,7 @@ class Continuations:
         """The first ones, and the last `share` of them, one at least; raises ValueError if nothing is left."""
         held_out = max(1, round(len(self) * share))
         if held_out >= len(self):
-            raise ValueError(
-                f"expected texts to train on besides {held_out} held out, got {len(self)} in all; give more text"
-            )
+            raise ValueError(f"no texts are left to train on: {held_out} of {len(self)} are held out; give more text")
         return self.select(range(len(self) - held_out)), self.select(range(len(self) - held_out, len(self)))
 
     def select(self, places: Sequence[int]) -> Continuations:
@@ -83,7 +81,7 @@ def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int =
         cut = [document[start : start + length] for start in range(0, len(document), length)]
         found += [(number, piece) for piece in cut if len(piece) >= max(1, _SHORTEST_SHARE * length)]
     if not found:
-        raise ValueError(f"expected a text of {length} tokens or more, got only shorter ones; give longer texts")
+        raise ValueError(f"no text has {length} tokens or more; give longer texts")
     draws = np.random.default_rng(seed)
     drawn = draws.permutation(len(found))[:count].tolist()
     place = draws.permutation(found[-1][0] + 1)
@@ -110,7 +108,7 @@ def continuations(
     """
     if max_new_tokens < 1 or batch < 1 or temperature < 0:
         raise ValueError(
-            "expected max_new_tokens and batch of 1 or more and a temperature of 0 or more, "
+            "max_new_tokens and batch must be >= 1 and temperature must be >= 0, "
             f"got {max_new_tokens}, {batch} and {temperature}"
         )
     made = {
@@ -148,7 +146,7 @@ def _continued(
     room = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
     if room < 1:
         raise ValueError(
-            f"expected prompts of fewer tokens than the model's context of {target.max_length}, got {longest}"
+            f"prompts must be shorter than the model's context of {target.max_length} tokens, got {longest}"
         )
     eos, padding = model.generation_config.eos_token_id, model.generation_config.pad_token_id
     ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
@@ -200,18 +198,18 @@ def _read(path: Path, made: dict[str, Any]) -> Continuations:
             header = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise ContinuationsError(f"{path}: expected a safetensors file, got {error}; {remedy}") from None
+        raise ContinuationsError(f"{path}: not a readable safetensors file: {error}; {remedy}") from None
     if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
-        raise ContinuationsError(f"{path}: expected continuations of format version {VERSION}, got others; {remedy}")
+        raise ContinuationsError(f"{path}: not continuations of format version {VERSION}; {remedy}")
     theirs = json.loads(header["made"])
     for name, value in made.items():
         if theirs.get(name) != value:
             raise ContinuationsError(
-                f"{path}: expected continuations with {name} {value}, got {theirs.get(name)}; {remedy}"
+                f"{path}: {name} of the continuations must be {value}, got {theirs.get(name)}; {remedy}"
             )
     sizes, prompt_lengths = tensors["offsets"].diff().tolist(), tensors["prompt_lengths"].tolist()
     if sum(sizes) != len(tensors["tokens"]) or not all(
         0 < prompt < size for prompt, size in zip(prompt_lengths, sizes, strict=True)
     ):
-        raise ContinuationsError(f"{path}: expected offsets that fit the tokens, got others; {remedy}")
+        raise ContinuationsError(f"{path}: offsets do not fit the tokens; {remedy}")
     return Continuations(list(tensors["tokens"].long().split(sizes)), prompt_lengths)

@@ -41,4 +41,4 @@ def _pieces(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
                 advance(len(piece.encode()))
                 yield piece
     except UnicodeDecodeError:
-        raise ValueError(f"expected text in UTF-8, got something else ({file})") from None
+        raise ValueError(f"{file} is not UTF-8 text") from None

@@ -47,7 +47,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.rate > 0 or not 0 <= self.warmup < 1 or not self.clip > 0:
             raise ValueError(
-                "expected steps of 1 or more, a rate and a clip above 0 and a warmup from 0 to less than 1, "
+                "steps must be >= 1, rate and clip > 0, and warmup >= 0 and < 1, "
                 f"got steps={self.steps}, rate={self.rate}, clip={self.clip}, warmup={self.warmup}"
             )
 

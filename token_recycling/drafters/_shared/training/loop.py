@@ -111,15 +111,15 @@ def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer,
         state = torch.load(path, map_location="cpu", weights_only=True)
         options, step, weights, moments = (state[name] for name in ("options", "step", "part", "optimizer"))
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: expected a checkpoint, got a file that is none ({error}); {remedy}") from None
+        raise CheckpointError(f"{path}: not a readable checkpoint ({error}); {remedy}") from None
     for name in sorted(decided.keys() | options.keys()):
         if options.get(name) != decided.get(name):
             raise CheckpointError(
-                f"{path}: expected a checkpoint with {name} {decided.get(name)}, got {options.get(name)}; {remedy}"
+                f"{path}: {name} of the checkpoint must be {decided.get(name)}, got {options.get(name)}; {remedy}"
             )
     try:
         part.load_state_dict(weights)
         optimizer.load_state_dict(moments)
     except (RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a checkpoint of this part, got another ({error}); {remedy}") from None
+        raise CheckpointError(f"{path}: the checkpoint does not match this part ({error}); {remedy}") from None
     return int(step)

@@ -57,14 +57,12 @@ def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torc
     where = Path(folder).expanduser()
     described, weights = where / f"{kind}.json", where / f"{kind}.safetensors"
     if not described.is_file() or not weights.is_file():
-        raise FileNotFoundError(
-            f"expected {described.name} and {weights.name} in {where}, got no such files; {_command(kind)} makes them"
-        )
+        raise FileNotFoundError(f"{where} has no {described.name} with {weights.name}; {_command(kind)} writes them")
     facts = described_part(where, kind)
     try:
         return load_file(weights), facts
     except (SafetensorError, OSError) as error:
-        raise TrainedPartError(f"{weights}: expected a safetensors file, got {error}; train anew") from None
+        raise TrainedPartError(f"{weights}: not a readable safetensors file: {error}; train it again") from None
 
 
 def described_part(folder: Path, kind: str) -> dict[str, Any]:
@@ -73,9 +71,9 @@ def described_part(folder: Path, kind: str) -> dict[str, Any]:
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TrainedPartError(f"{described}: expected JSON, got {error}; {remedy}") from None
+        raise TrainedPartError(f"{described}: not valid JSON: {error}; {remedy}") from None
     if not isinstance(facts, dict) or (facts.get("kind"), facts.get("version")) != (kind, VERSION):
-        raise TrainedPartError(f"{described}: expected a {kind} of version {VERSION}, got another file; {remedy}")
+        raise TrainedPartError(f"{described}: not a {kind} of version {VERSION}; {remedy}")
     return facts
 
 
@@ -101,15 +99,15 @@ def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: 
     for name in ("family", "vocab_size", "hidden_size"):
         if theirs.get(name) != ours[name]:
             raise TrainedPartError(
-                f"{where}: expected a part for a model of {name.replace('_', ' ')} {ours[name]}, "
-                f"got one for {theirs.get(name)}; {remedy}"
+                f"{where}: the model's {name.replace('_', ' ')} must be {theirs.get(name)}, as in training, "
+                f"got {ours[name]}; {remedy}"
             )
     for name, number in ours["numbers"].items():
         wanted = theirs.get("numbers", {}).get(name, number)  # missing where a model was quantized
         if not math.isclose(number, wanted, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
             raise TrainedPartError(
-                f"{where}: expected a part for this model, whose {name} holds {number:.4g}, "
-                f"got one for a model with {wanted:.4g} there; {remedy}"
+                f"{where}: trained for another model, whose {name} has {wanted:.4g} where this model "
+                f"has {number:.4g}; {remedy}"
             )
 
 
