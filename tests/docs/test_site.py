@@ -1,6 +1,7 @@
 """The site: what fails its build, and that nothing is left out of it. `make lint` builds all of it."""
 
 import re
+import runpy
 from xml.etree import ElementTree
 
 import pytest
@@ -63,6 +64,13 @@ def test_the_tables_of_drafters_are_made_from_them():
     page = (DOCS / "drafters.md").read_text(encoding="utf-8")
     assert all(f"\n## {name}\n" in page for name in own_names())
     assert with_tables(page) == page, "run `make drafter-table`"
+
+
+def test_the_table_of_the_readme_is_made_from_its_rows():
+    pytest.importorskip("pandas")
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "| chat |" in page
+    assert runpy.run_path(str(ROOT / "scripts" / "readme_table.py"))["with_table"](page) == page
 
 
 def test_every_command_is_on_its_page():
