@@ -124,7 +124,7 @@ def test_a_truncated_file_is_refused(tmp_path, share):
 @pytest.mark.parametrize(
     ("arrays", "header", "message"),
     [
-        ({}, {"format": "other"}, "another safetensors file"),
+        ({}, {"format": "other"}, "not a datastore"),
         ({"more": np.zeros(1)}, {}, "damaged"),
         ({}, {"version": "1"}, "got 1; build it again"),
         ({}, {"vocab_size": "many"}, "damaged"),
