@@ -165,9 +165,9 @@ def test_every_drafter_drafts_for_a_hybrid(tmp_path):
 def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_round():
     target, drafts = hybrid(), tiny.llama(vocab_size=96)
     same(target, DraftModel(drafts), **prompts([12]))
-    with pytest.raises(tr.UnsupportedModelError, match="as a draft model: expected layers that attend"):
+    with pytest.raises(tr.UnsupportedModelError, match="cannot be the draft model"):
         tr.generate(drafts, tiny.prompt(0, 5, 96), drafter=DraftModel(target), max_new_tokens=4)
-    with pytest.raises(tr.UnsupportedModelError, match="layers cannot be skipped: expected layers that attend"):
+    with pytest.raises(tr.UnsupportedModelError, match="layers cannot be skipped"):
         tr.generate(target, tiny.prompt(0, 5, 96), drafter="layer_skip", max_new_tokens=4)
 
 
