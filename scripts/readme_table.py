@@ -18,7 +18,7 @@ README, ROWS = ROOT / "README.md", ROOT / "docs" / "results" / "quick"
 _TABLE = re.compile(r"(?<=<!-- jobs -->\n).*?(?=<!-- end -->)", re.S)
 LOOKUP, PLAIN, COLD, WARM = "prompt_lookup_hf:n=10", "plain", "cold:recycling", "recycling"
 _INVALID = "JSON by schema", "tool calls"
-"""Where transformers' prompt lookup breaks the grammar: its logits processors see rejected tokens."""
+"""Where outputs of transformers' prompt lookup break the grammar, so that their speed means nothing."""
 _PREPACKED = "chat"
 
 
