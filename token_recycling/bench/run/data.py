@@ -39,7 +39,7 @@ class Question:
     turns: tuple[str, ...]
     form: Form
     references: tuple[str, ...] = ()
-    """Hints answers of the first turns."""
+    """Known answers of the first turns."""
     grammar: tuple[str, str] | None = None
     """The form of outputs, if one is given: `json_schema`, `regex` or `grammar`, and its text."""
     prediction: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .items import arguments
+from .items import Item, arguments
 from .plan import BenchmarkPlan
 from .prompts import BenchmarkConfig
 from .runners import TransformersRunner
@@ -18,14 +18,17 @@ def seconds_of(config: BenchmarkConfig, plan: BenchmarkPlan, done: int) -> float
     if not left:
         return 0.0
     per_prompt_token, per_new_token = _speeds(config)
-    seconds = 0.0
-    warm_up = [(workload, item) for workload in {id(one): one for one, _ in left}.values() for item in workload.warm_up]
-    for workload, item in (*warm_up, *left):
+
+    def once(item: Item) -> float:
         read = sum(len(config.ids(turn)) for question in item.questions for turn in question.turns)
         turns = max(len(question.turns) for question in item.questions)
-        one = read * per_prompt_token + turns * config.max_new_tokens * per_new_token
-        learning = sum(one.method.remembers and not one.cold for one in workload.entries)
-        seconds += one * (learning if item in workload.warm_up else len(workload.entries))
+        return read * per_prompt_token + turns * config.max_new_tokens * per_new_token
+
+    seconds = sum(once(item) * len(workload.entries) for workload, item in left)
+    for workload in plan.workloads:
+        if any(one is workload for one, _ in left):
+            learning = sum(entry.method.remembers and not entry.cold for entry in workload.entries)
+            seconds += learning * sum(map(once, workload.warm_up))
     return seconds * config.repeats
 
 

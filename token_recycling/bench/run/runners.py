@@ -77,8 +77,10 @@ class DraftedRunner(Runner):
 
     def hints(self, prediction: torch.Tensor | None, turns: int) -> Hints:
         """The prediction, where the drafter takes one, and a prefix cache that later turns begin with."""
-        target = ready(self.model)
-        prefixes = PrefixCache(target, default_budget(target)).of("") if turns > 1 else None
+        prefixes = None
+        if turns > 1:
+            target = ready(self.model)
+            prefixes = PrefixCache(target, default_budget(target)).of("")
         return Hints(prefixes=prefixes, prediction=prediction if self.drafter.traits.predictions else None)
 
     def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
