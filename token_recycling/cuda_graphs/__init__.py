@@ -142,15 +142,10 @@ def capture_common(target: TreeModel, drafter: Drafter, way: Way) -> None:
     if drafter.traits.begins_anew or not runner.take():
         return
     try:
-        runner.capture_common(target, drafter.traits.top_k, states_of(target, drafter))
+        states = drafter.traits.layers_read(target.config.num_hidden_layers)
+        runner.capture_common(target, drafter.traits.top_k, states)
     finally:
         runner.give_back()
-
-
-def states_of(target: TreeModel, drafter: Drafter) -> tuple[int, ...]:
-    """Numbers of the layers whose hidden states a drafter needs after each step."""
-    wanted = drafter.traits.states
-    return () if wanted is None else tuple(wanted(target.config.num_hidden_layers))
 
 
 def runner_of(target: TreeModel) -> StepRunner:

@@ -53,7 +53,7 @@ class CapturedStepper:
         drafts = self._draft(going)
         clock.lap("retrieve")
         lengths = [row.sequence.length - 1 for row in batch.requests]
-        states = () if traits.states is None else tuple(traits.states(batch.target.config.num_hidden_layers))
+        states = traits.layers_read(batch.target.config.num_hidden_layers)
         plan = runner.plan(drafts, lengths, traits.top_k, states)
         clock.lap("prepare")
         report, found = runner.run(batch.target, plan, drafts, lengths, self._choice)

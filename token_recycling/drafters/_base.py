@@ -53,6 +53,10 @@ class DrafterTraits:
     the prompt is read alike whether the first token is waited for or not.
     """
 
+    def layers_read(self, layers: int) -> tuple[int, ...]:
+        """Return the numbers of the hidden states that it needs of a target of so many layers; () if it needs none."""
+        return () if self.states is None else tuple(self.states(layers))
+
 
 class TextDrafter:
     """Drafts for one text, in one thread at a time: from what it knows and the context alone, without touching the

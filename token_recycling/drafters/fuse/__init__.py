@@ -82,7 +82,7 @@ class Fuse(Drafter):
 
     def states_of(self, layers: int) -> list[int]:
         """The hidden states that the parts need of a target of so many layers, those of one part after another."""
-        return [number for part in self.drafters if part.traits.states for number in part.traits.states(layers)]
+        return [number for part in self.drafters for number in part.traits.layers_read(layers)]
 
     def fork(self) -> Fuse:
         """Forks every part: what they share with their own forks stays shared."""
@@ -120,7 +120,7 @@ class FuseText(TextDrafter):
         """What passes cost, where nodes are to pay."""
         self._most = len(costs.by_nodes) - 1 if drafter.nodes == "auto" else drafter.nodes
         layers = target.config.num_hidden_layers
-        needs = [len(part.traits.states(layers)) if part.traits.states else 0 for part in drafter.drafters]
+        needs = [len(part.traits.layers_read(layers)) for part in drafter.drafters]
         self._states = np.cumsum([0, *needs]).tolist()
         """Where each part's hidden states begin among those that are shown, and the number of all."""
         self._chosen: _Selection | None = None
