@@ -54,6 +54,13 @@ MUTANTS = [
         "loop/test_text.py hf/test_equality.py loop",
     ),
     Mutant(
+        "draws-not-given-back",
+        "a seeded run depends on what was drafted, where all nodes are sampled at once",
+        "            self._left[tokens - 1]()",
+        "            self._left[-1]()",
+        "cuda_graphs/test_step.py",
+    ),
+    Mutant(
         "eos-ignored",
         "decoding goes on after the end of sequence",
         "ended = token in self._eos or ",

@@ -20,6 +20,17 @@ def llama(**options):
     return tiny.llama(num_attention_heads=4, **options)
 
 
+class Repeating(tr.Drafter):
+    """Drafts the token before the last one."""
+
+    def draft(self, context):
+        return tr.Draft(tr.Tree((-1, 0), (0, 0)), context.tokens[-2:].flip(0))
+
+    @property
+    def traits(self):
+        return tr.DrafterTraits(on_host=True)
+
+
 @pytest.fixture
 def attended(monkeypatch):
     """Queries, keys and masks of every attention on the card."""
@@ -57,25 +68,42 @@ def test_a_greedy_step_crosses_twice_and_gives_the_sequence(nodes, options, dtyp
         assert mask.stride(2) % 8 == mask.storage_offset() % 8 == 0
 
 
-def test_a_batch_crosses_twice_a_step_whatever_its_size():
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 9, "top_p": 0.9}
+
+
+def test_a_seeded_sampled_step_crosses_twice_and_gives_the_sequence():
+    model, ids, each = llama(), tiny.prompt(0, 12), []
+
+    class Counted(Repeating):
+        def draft(self, context):
+            each.append(Counter(card.crossed))
+            return super().draft(context)
+
+    wanted, left = tiny.seeded(model.generate, ids, max_new_tokens=24, **SAMPLED)
+    with PretendCard() as card:
+        how = {"drafter": Counted(), "max_new_tokens": 24, **SAMPLED}
+        ours, left_by_us = tiny.seeded(tr.generate, model.to(CARD), ids.to(CARD), **how)
+        ours = ours.cpu()
+    assert torch.equal(ours, wanted)
+    assert torch.equal(left, left_by_us)
+    for earlier, later in pairwise(each[1:]):
+        assert later - earlier == {"to card": 1, "to host": 1}
+
+
+@pytest.mark.parametrize("way", [{"do_sample": False}, SAMPLED], ids=["greedy", "sampled"])
+def test_a_batch_crosses_twice_a_step_whatever_its_size(way):
     model, ids = llama(), torch.cat([tiny.prompt(seed, 12) for seed in range(3)])
     wanted = model.generate(ids, max_new_tokens=20, do_sample=False)
     with PretendCard() as card:
         seen = []
 
-        class Counted(tr.Drafter):
-            """Notes how much has crossed when the first sequence asks for a draft."""
-
+        class Counted(Repeating):
             def draft(self, context):
                 seen.append(Counter(card.crossed))
-                return tr.Draft(tr.Tree((-1, 0), (0, 0)), context.tokens[-2:].flip(0))
+                return super().draft(context)
 
-            @property
-            def traits(self):
-                return tr.DrafterTraits(on_host=True)
-
-        ours = tr.generate(model.to(CARD), ids.to(CARD), drafter=Counted(), max_new_tokens=20, do_sample=False).cpu()
-    assert torch.equal(ours, wanted)
+        ours = tr.generate(model.to(CARD), ids.to(CARD), drafter=Counted(), max_new_tokens=20, **way).cpu()
+    assert way["do_sample"] or torch.equal(ours, wanted)
     firsts = seen[3::3]
     for earlier, later in pairwise(firsts):
         assert later - earlier == {"to card": 1, "to host": 1}

@@ -7,14 +7,17 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 from support import strategies, tiny
 from torch.testing import assert_close
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as warpers
+from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from token_recycling import Draft, Tree
 from token_recycling._util.topk import grouped_topk
 from token_recycling.cuda_graphs.noise import _GAMMA, _mixed, gumbel
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.step import Choice, Report, StepPlan, _move
-from token_recycling.loop.accept import GreedySteps, accept_walk
+from token_recycling.loop.accept import TreeSteps, accept_walk
+from token_recycling.loop.state import Sequence, TokenSelector
 from token_recycling.model.architectures import Reach
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
@@ -90,7 +93,7 @@ def test_acceptance_of_a_batch_is_that_of_each_walk(drafts, seed):
     numbers = torch.Generator().manual_seed(seed)
     n = max(len(draft.tree) for draft in drafts) + seed % 6
     logits = torch.rand(len(drafts), n, 16, generator=numbers)
-    found = GreedySteps(drafts, logits, send(drafts, [0] * len(drafts), n, CPU), k=2)
+    found = TreeSteps(drafts, logits, send(drafts, [0] * len(drafts), n, CPU), logits.argmax(dim=-1), k=2)
     for row, draft in enumerate(drafts):
         own = logits[row, : len(draft.tree)]
         wanted = accept_walk(draft, own, lambda token: False, lambda scores: int(scores.argmax()))
@@ -100,6 +103,47 @@ def test_acceptance_of_a_batch_is_that_of_each_walk(drafts, seed):
         ids, shares = step.top(2)
         assert (ids == own.topk(2).indices.numpy()).all()
         assert_close(torch.from_numpy(shares), own.softmax(-1).topk(2).values)
+
+
+PROCESSORS = [[], [warpers.TemperatureLogitsWarper(0.7), warpers.TopKLogitsWarper(9), warpers.TopPLogitsWarper(0.8)]]
+
+
+@given(strategies.drafts(distinct_siblings=True), st.sampled_from(PROCESSORS), st.integers(0, 2**32 - 1))
+def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed):
+    """The same tokens of the same random numbers, of which those behind the path are given back."""
+    logits = 3 * torch.rand(1, len(draft.tree), 16, generator=torch.Generator().manual_seed(seed))
+    trees, steps, states = send([draft], [0], len(draft.tree), CPU), [], []
+    for at_once in (True, False):
+        numbers = torch.Generator().manual_seed(seed)
+        sequence = Sequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
+        selector = TokenSelector(sequence, LogitsProcessorList(processors), sample=True, generator=numbers)
+        if at_once:
+            choices = selector.every_node(logits[0], trees.depths[0], draft.tree.depth)
+            steps.append(TreeSteps([draft], logits, trees, choices[None]).step(0, lambda token: token == 7))
+            selector.sampled(len(steps[0].tokens))
+        else:
+            steps.append(accept_walk(draft, logits[0], lambda token: token == 7, selector))
+        states.append(numbers.get_state())
+    assert steps[0].tokens == steps[1].tokens
+    assert steps[0].accepted == steps[1].accepted
+    assert torch.equal(*states)
+
+
+def test_sampling_without_a_distribution_fails_where_it_is_reached():
+    draft, logits = Draft(Tree.from_paths([(0,)]), torch.tensor([1, 2])), torch.zeros(1, 2, 4)
+    logits[0, 1] = torch.nan
+    trees = send([draft], [0], 2, CPU)
+    sequence = Sequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
+    for likeliest, fails in ((2, True), (3, False)):
+        logits[0, 0, likeliest] = 99
+        choices = TokenSelector(sequence, LogitsProcessorList(), sample=True).every_node(logits[0], trees.depths[0], 1)
+        logits[0, 0, likeliest] = 0
+        steps = TreeSteps([draft], logits, trees, choices[None])
+        if fails:
+            with pytest.raises(RuntimeError, match="nan"):
+                steps.step(0, lambda token: False)
+        else:
+            assert steps.step(0, lambda token: False).tokens == [3]
 
 
 def test_noise_is_never_infinite_and_draws_the_distribution():

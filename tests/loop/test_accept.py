@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from support.strategies import drafts
 
 from token_recycling import Draft
-from token_recycling.loop.accept import GreedySteps, accept_walk
+from token_recycling.loop.accept import TreeSteps, accept_walk
 from token_recycling.trees.packed import send
 from token_recycling.trees.templates import paper, parse_paths
 
@@ -33,7 +33,7 @@ def draft(paths, tokens):
 
 def accept_greedy(draft, logits, append):
     trees = send([draft], [0], len(draft.tree), logits.device)
-    return GreedySteps([draft], logits[None], trees).step(0, append)
+    return TreeSteps([draft], logits[None], trees, logits.argmax(dim=-1)[None]).step(0, append)
 
 
 WALKS = [accept_greedy, lambda draft, logits, append: accept_walk(draft, logits, append, argmax)]

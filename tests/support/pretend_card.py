@@ -17,6 +17,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 _setup_privateuseone_for_python_backend("card")
 CARD = torch.device("card", 0)
 aten = torch.ops.aten
+# Its random numbers are those of the host.
+torch.card.get_rng_state = lambda device: torch.get_rng_state()
+torch.card.set_rng_state = lambda state, device: torch.set_rng_state(state)
 _READING = {aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select, aten.is_nonzero}
 
 

@@ -1,4 +1,4 @@
-"""Waits for a device, and says how much memory it has and which dtypes a CPU computes in."""
+"""Devices: synchronization, states of random generators, memory, and the dtypes that a CPU computes in."""
 
 from __future__ import annotations
 
@@ -24,6 +24,30 @@ def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         with CAPTURING:
             torch.accelerator.synchronize(device)
+
+
+def random_state(device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
+    """Return the state of a generator, or of the device's own. Nothing waits for the device."""
+    if generator is not None:
+        return generator.get_state()
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.get_device_module(device).get_rng_state(*_named(device))
+
+
+def set_random_state(device: torch.device, generator: torch.Generator | None, state: torch.Tensor) -> None:
+    """Set what `random_state` returned."""
+    if generator is not None:
+        generator.set_state(state)
+    elif device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, *_named(device))
+
+
+def _named(device: torch.device) -> tuple[torch.device, ...]:
+    """Arguments that name a device, where there may be several of its type."""
+    return () if device.type == "mps" else (device,)
 
 
 def memory(device: torch.device) -> int:

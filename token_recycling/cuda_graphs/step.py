@@ -23,7 +23,7 @@ from transformers import LogitsProcessor
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from .._util.topk import as_candidates, packed_candidates
-from ..loop.accept import greedy_path
+from ..loop.accept import longest_path
 from ..loop.processors import Scope, scope
 from ..model.inspection import layer_states
 from ..model.kv_cache import Frame, TreeCache
@@ -150,7 +150,7 @@ def verify(
     with layer_states(target.model, lambda _: plan.states) if plan.states else nullcontext([None]) as states:
         logits = target.forward({**inputs, "frame": frame}, slots.cache)
     scores = choice.scores(logits, trees, said)
-    found = greedy_path(trees, choice.tokens(scores, trees, seeds, plan.depths), plan.depths)
+    found = longest_path(trees, choice.tokens(scores, trees, seeds, plan.depths), plan.depths)
     _move(slots, trees.lengths, found.path)
     parts = [torch.cat(found, dim=1).to(torch.int32)]
     if plan.k:

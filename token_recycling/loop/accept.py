@@ -1,9 +1,9 @@
 """Which drafted nodes the target agrees with, and where the text ends.
 
 Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
-choice. `GreedySteps` judges all nodes at once, in tensor operations that captured steps share (`greedy_path`);
-`accept_walk` follows the target's choices node by node, however they are made. Both accept the longest path, and of
-several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
+choice. `TreeSteps` judges all nodes at once, in tensor operations that captured steps share (`longest_path`), and reads
+the device once; `accept_walk` follows the target's choices node by node, however they are made. Both accept the longest
+path, and of several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
 
 A deterministic draft is verified without loss under sampling too: one token is sampled from the target's distribution
 at every node visited, and the children that carry it are followed, so that a seeded run equals `model.generate`.
@@ -24,6 +24,9 @@ from .._util.topk import as_candidates, packed_candidates
 from ..trees.draft import Draft, Step
 from ..trees.packed import PackedTrees
 
+IMPOSSIBLE = -2
+"""The choice at a node whose scores are no distribution; neither a token nor the filling of a tree."""
+
 Append = Callable[[int], bool]
 """Appends a token to the text; True if the text ends with it."""
 
@@ -42,7 +45,7 @@ class Selector(Protocol):
     def distribution(self, logits: torch.Tensor, /) -> torch.Tensor: ...
 
 
-class GreedyPath(NamedTuple):
+class LongestPath(NamedTuple):
     """The accepted paths of b sequences, on the device. The arrays are as long as a path can be."""
 
     number: torch.Tensor  # (b, 1) int64: accepted nodes, the root among them, which is as many as emitted tokens
@@ -50,7 +53,7 @@ class GreedyPath(NamedTuple):
     tokens: torch.Tensor  # (b, longest) int64: the emitted tokens, then unspecified padding
 
 
-def greedy_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> GreedyPath:
+def longest_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> LongestPath:
     """The longest path of each tree on which every token is the choice (b, n) int64 at its parent (Token Recycling,
     section 3.3), in operations of known shapes; of paths of equal length the one whose end comes first wins.
     """
@@ -65,19 +68,23 @@ def greedy_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> Gree
     places = torch.where(lineage, trees.depths, longest)
     path = torch.zeros(batch, longest + 1, dtype=nodes.dtype, device=nodes.device).scatter(1, places, nodes)
     path = path[:, :longest]
-    return GreedyPath(trees.depths.gather(1, end) + 1, path, choices.gather(1, path))
+    return LongestPath(trees.depths.gather(1, end) + 1, path, choices.gather(1, path))
 
 
-class GreedySteps:
-    """The steps of greedy sequences: all nodes of all of them are judged at once, and one copy brings to the host what
-    was accepted and, if wanted, the k likeliest tokens after every node.
+class TreeSteps:
+    """The steps of sequences whose choice at every node is known on the device: all nodes are judged at once, and one
+    copy brings to the host what was accepted and, if wanted, the k likeliest tokens after every node.
     """
 
-    def __init__(self, drafts: Sequence[Draft], logits: torch.Tensor, trees: PackedTrees, k: int = 0) -> None:
-        """`logits` (b, n, vocabulary) after the nodes of `trees`, which are those of `drafts` on their device."""
+    def __init__(
+        self, drafts: Sequence[Draft], logits: torch.Tensor, trees: PackedTrees, choices: torch.Tensor, k: int = 0
+    ) -> None:
+        """`logits` (b, n, vocabulary) and `choices` (b, n) int64 after the nodes of `trees`, which are those of
+        `drafts` on their device. A choice of `IMPOSSIBLE` fails its sequence if the node is reached.
+        """
         self._drafts, self._logits, self._k = drafts, logits, k
         self._longest = max(draft.tree.depth for draft in drafts) + 1
-        found = torch.cat(greedy_path(trees, logits.argmax(dim=-1), self._longest), dim=1).to(torch.int32)
+        found = torch.cat(longest_path(trees, choices, self._longest), dim=1).to(torch.int32)
         parts = [found, *packed_candidates(logits, k)] if k else [found]
         numbers = torch.cat([part.reshape(len(logits), -1) for part in parts], dim=1)
         self._numbers = numbers.cpu().numpy()
@@ -87,6 +94,8 @@ class GreedySteps:
         draft, logits, (number, *_) = self._drafts[row], self._logits[row], self._numbers[row]
         end = 1 + 2 * self._longest
         path, tokens = self._numbers[row, 1:end].reshape(2, self._longest)[:, :number].tolist()
+        if IMPOSSIBLE in tokens:
+            raise RuntimeError("probabilities to sample from must be finite, got inf or nan in the target's scores")
         own, candidates = len(draft.tree), None
         if self._k:
             candidates = as_candidates(self._numbers[row, end:], len(logits), self._k, own)

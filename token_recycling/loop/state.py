@@ -6,10 +6,11 @@ token, with the tokens that they would see there, the padding before a prompt in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
@@ -21,6 +22,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
+from .._util.device import random_state, set_random_state
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
 from ..drafters._pruning import prune
@@ -30,6 +32,7 @@ from ..model.tree_model import TreeModel
 from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import root_only
+from .accept import IMPOSSIBLE
 from .constraints import constraint_of
 from .hints import NO_HINTS, Hints
 from .processors import Scope, scope
@@ -154,6 +157,14 @@ class TokenSelector:
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
         """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
+        keeps = keep_scores or keep_logits
+        self.at_every_node = self.greedy or (
+            sample and not keeps and all(scope(one) == Scope.EACH_ROW for one in processors)
+        )
+        """Whether the choice can be made at all nodes of a tree at once."""
+        self._left: list[Callable[[], None]] = []
+        """For each length of the path that `every_node` sampled: sets the generator to its state after so many tokens.
+        """
 
     def __call__(self, logits: torch.Tensor) -> int:
         """The next token after the text so far, from logits (vocabulary,)."""
@@ -168,11 +179,32 @@ class TokenSelector:
         """The probabilities (vocabulary,) that the next token is sampled with; called once for every emitted token."""
         return torch.softmax(self.scored(logits), dim=-1)[0]
 
+    def every_node(self, logits: torch.Tensor, depths: torch.Tensor, deepest: int) -> torch.Tensor:
+        """Sample the token (n,) after every node of a tree, from logits (n, vocabulary) and depths (n,) on the device,
+        with the random numbers that calls along any path would draw; `IMPOSSIBLE` where there is no distribution. The
+        caller then says by `sampled` how many tokens were emitted. Nothing waits for the device.
+        """
+        probabilities = torch.softmax(self.warp(logits), dim=-1)
+        # As `torch.multinomial` samples one token; nodes of one depth, of which one at most is visited, share numbers.
+        noise, self._left = torch.empty_like(probabilities[: deepest + 1]), []
+        for row in noise:
+            row.exponential_(generator=self.generator)
+            state = random_state(logits.device, self.generator)
+            self._left.append(partial(set_random_state, logits.device, self.generator, state))
+        choices = (probabilities / noise.index_select(0, depths)).argmax(dim=-1)
+        return choices.where(probabilities.isfinite().all(dim=-1), IMPOSSIBLE)
+
+    def sampled(self, tokens: int) -> None:
+        """Give back the random numbers behind the `tokens` that were emitted of the path that `every_node` sampled."""
+        if self._left:
+            self._left[tokens - 1]()
+        self._left = []
+
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocabulary) of any model as those that tokens are sampled from, as far as texts do not matter."""
         scores = logits.to(copy=True, dtype=torch.float32)
         for warper in self._warpers:
-            scores = warper(self.sequence.padded, scores)
+            scores = warper(None, scores)
         return scores
 
     def scored(self, logits: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from ..model.prefill import Reading, cross_border
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.packed import PackedTrees, send
-from .accept import GreedySteps, accept_walk
+from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
 from .prompt import first_logits, give_states, prefill, reads_alone, reads_along
 from .state import BatchState, RequestState, Sequence, TokenSelector, check_cached, places_left
@@ -124,19 +124,31 @@ class TreeStepper:
             batch.clock.lap("prepare")
             logits = target.forward(inputs, cache)
         # Acceptance node by node is faster in float32.
-        return logits if self._at_once(logits, going) else logits.float()
+        return logits if self._at_once(drafts, going) else logits.float()
 
-    def _at_once(self, logits: torch.Tensor, going: list[int]) -> bool:
-        """Whether whole trees are verified at once: synchronizing costs more than all rows of logits."""
-        return logits.device.type != "cpu" and all(self.batch.requests[row].selector.greedy for row in going)
+    def _at_once(self, drafts: list[Draft], going: list[int]) -> bool:
+        """Whether trees are verified at once: on an accelerator a read costs more than choosing at every node."""
+        return self.batch.target.device.type != "cpu" and all(
+            self.batch.requests[row].selector.at_every_node and not drafts[row].sampled_from for row in going
+        )
+
+    def _steps_at_once(self, drafts: list[Draft], seen: _Pass, going: list[int]) -> TreeSteps:
+        """Choose the token after every node and accept, without waiting for the device until the end."""
+        logits, requests = seen.logits, self.batch.requests
+        trees = self._trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
+        choices = logits.argmax(dim=-1)
+        for row in going:
+            if not requests[row].selector.greedy:
+                with requests[row].guarded():
+                    n = len(drafts[row].tree)
+                    choices[row, :n] = requests[row].selector.every_node(
+                        logits[row, :n], trees.depths[row, :n], drafts[row].tree.depth
+                    )
+        return TreeSteps(drafts, logits, trees, choices, max(requests[row].traits.top_k for row in going))
 
     def _accept(self, drafts: list[Draft], seen: _Pass, going: list[int]) -> list[Step]:
         """Return the steps of the sequences in `going`, without those that failed."""
-        steps, at_once = [], None
-        if self._at_once(seen.logits, going):
-            logits = seen.logits
-            trees = self._trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
-            at_once = GreedySteps(drafts, logits, trees, max(self.batch.requests[row].traits.top_k for row in going))
+        at_once, steps = self._steps_at_once(drafts, seen, going) if self._at_once(drafts, going) else None, []
         for row in going:
             text, draft, n = self.batch.requests[row], drafts[row], len(drafts[row].tree)
             if text.error is not None:
@@ -145,6 +157,7 @@ class TreeStepper:
                 append = text.sequence.append
                 if at_once is not None:
                     step = at_once.step(row, append)
+                    text.selector.sampled(len(step.tokens))
                 else:
                     step = accept_walk(draft, seen.logits[row, :n], append, text.selector, row)
                 if seen.states is not None:
