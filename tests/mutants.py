@@ -474,8 +474,8 @@ MUTANTS = [
     Mutant(
         "acceptance-head-forgets",
         "SpecDec++ stops by the newest token alone, not by all so far",
-        "chance *= head.acceptance(text.reader.states[-1])",
-        "chance = head.acceptance(text.reader.states[-1])",
+        "chance *= head.acceptance(sequence.reader.states[-1])",
+        "chance = head.acceptance(sequence.reader.states[-1])",
         "drafters/test_specdec_pp.py drafters",
     ),
     # transformers' generate.

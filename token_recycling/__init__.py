@@ -12,7 +12,7 @@ from ._util.versions import warn_outside
 if TYPE_CHECKING:
     from ._util.display import mat_over_time, text_by_step
     from .cuda_graphs import NoFastPathError
-    from .drafters._base import Drafter, DrafterTraits, TextDrafter
+    from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
     from .hf.accelerate import accelerate, accelerated, custom_generate, decelerate, generate
     from .hf.acceleration import Acceleration
@@ -44,9 +44,9 @@ __all__ = [
     "MatrixFileError",
     "ModelInfo",
     "NoFastPathError",
+    "SequenceDrafter",
     "Stats",
     "Step",
-    "TextDrafter",
     "Tree",
     "UnsupportedModelError",
     "accelerate",
@@ -70,7 +70,7 @@ __all__ = [
 _MODULES = {
     "_util.display": ("mat_over_time", "text_by_step"),
     "cuda_graphs": ("NoFastPathError",),
-    "drafters._base": ("Drafter", "DrafterTraits", "TextDrafter"),
+    "drafters._base": ("Drafter", "DrafterTraits", "SequenceDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),
     "hf.accelerate": ("accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "hf.acceleration": ("Acceleration",),

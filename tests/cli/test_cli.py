@@ -92,15 +92,15 @@ def test_matrix_as_text_and_particular_rows(loaded, tiny_model_dir, matrix_file)
 
 
 def test_matrix_says_how_much_it_holds_besides(matrix_file, tmp_path):
-    learned = NgramMatrix(257, 2, orders=2, memory=0.01, past=32)
+    learned = NgramMatrix(257, 2, orders=2, memory=0.01, history=32)
     learned.learn(np.array([[5, 4], [6, 5]]), np.array([[7, 8], [8, 9]]), np.full((2, 2), 0.5))
-    learned.past.extend([1, 2, BREAK, 3])
+    learned.history.extend([1, 2, BREAK, 3])
     learned.save(tmp_path / "learned")
     found = run_json("matrix", tmp_path / "learned")
-    assert (found["longer_contexts"], found["past_tokens"]) == (2, 3)
+    assert (found["longer_contexts"], found["history_tokens"]) == (2, 3)
     assert "earlier outputs: 3 tokens" in run("matrix", tmp_path / "learned").stdout
     alone = run_json("matrix", matrix_file)
-    assert (alone["longer_contexts"], alone["past_tokens"]) == (0, 0)
+    assert (alone["longer_contexts"], alone["history_tokens"]) == (0, 0)
 
 
 def test_busiest_rows_are_filled_ones():

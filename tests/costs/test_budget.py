@@ -94,8 +94,8 @@ def small():
     return tiny.llama(0, num_hidden_layers=1)
 
 
-def run(model, draft, texts=1, **options):
-    stats, ids = tr.Stats(), tiny.prompt(0, 6).repeat(texts, 1)
+def run(model, draft, sequences=1, **options):
+    stats, ids = tr.Stats(), tiny.prompt(0, 6).repeat(sequences, 1)
     model.generation_config.pad_token_id = 0
     drafter = tr.make_drafter("draft_model", model=draft, **options)
     ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=20)
@@ -119,8 +119,8 @@ def test_where_nothing_pays_nothing_is_drafted(model, small, machine):
     assert (stats.steps, stats.drafted) == (20, 0)
     assert stats.drafter.endswith("nothing drafted, since a drafting step costs what it may save")
     machine[0] = 0.25
-    assert run(model, small, texts=4).drafted == 0
-    assert run(model, small, texts=2).drafted > 0
+    assert run(model, small, sequences=4).drafted == 0
+    assert run(model, small, sequences=2).drafted > 0
 
 
 def test_a_disabled_draft_model_probes(model, small, machine):
@@ -142,13 +142,13 @@ def test_a_disabled_draft_model_probes(model, small, machine):
 
 def test_sequences_and_drawn_drafts_have_fixed_sizes(model, small, machine):
     """Whatever the machine: a seed gives the same text everywhere."""
-    texts = []
+    sequences = []
     for cost in (0.1, 5.0):
         machine[0] = cost
         assert max(run(model, small, mode="sequence", depth=3).nodes) == 4
         drafter, stats = tr.make_drafter("draft_model", model=small, sampled=True), tr.Stats()
         torch.manual_seed(0)
         sampling = {"do_sample": True, "max_new_tokens": 20}
-        texts.append(tr.generate(model, tiny.prompt(0, 6), drafter=drafter, stats=stats, **sampling))
+        sequences.append(tr.generate(model, tiny.prompt(0, 6), drafter=drafter, stats=stats, **sampling))
         assert stats.drafted
-    assert torch.equal(*texts)
+    assert torch.equal(*sequences)

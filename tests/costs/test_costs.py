@@ -14,8 +14,8 @@ def curves():
     """One for each number of texts and band of length, as asked for."""
     known = {}
 
-    def curve_of(texts, length):
-        return known.setdefault((texts, band(length)), OnlineCurve(shared_by(texts, TIMES)))
+    def curve_of(sequences, length):
+        return known.setdefault((sequences, band(length)), OnlineCurve(shared_by(sequences, TIMES)))
 
     return curve_of
 
@@ -34,7 +34,7 @@ def test_bands_are_four_times_as_long_each():
 
 
 def test_texts_of_a_batch_share_a_pass():
-    costs = Costs(curves(), texts=2, length=10)
+    costs = Costs(curves(), sequences=2, length=10)
     assert costs.by_nodes.tolist() == [1, 2, 4]
     assert [costs.of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
     assert costs.in_passes(0.75) == 1
@@ -42,7 +42,7 @@ def test_texts_of_a_batch_share_a_pass():
 
 def test_costs_follow_what_steps_take():
     """Passes take twice as long as expected, then as long; three nodes cost as two."""
-    costs = Costs(curves(), texts=2, length=10)
+    costs = Costs(curves(), sequences=2, length=10)
     costs.took(2, 100.0, 10)  # nobody has asked yet
     assert not costs.asked
     assert costs.by_nodes.tolist() == [1, 2, 4]
@@ -55,7 +55,7 @@ def test_costs_follow_what_steps_take():
 
 
 def test_texts_come_and_go():
-    costs = Costs(curves(), texts=1, length=10)
+    costs = Costs(curves(), sequences=1, length=10)
     costs.share(2, 10)
     assert costs.by_nodes.tolist() == [1, 2, 4]
     costs.share(1, 10)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.measured
 
 
 def new_costs():
-    return Costs(lambda texts, length: OnlineCurve(np.linspace(1, 3, 8)), 1, 10)
+    return Costs(lambda sequences, length: OnlineCurve(np.linspace(1, 3, 8)), 1, 10)
 
 
 def test_work_is_so_much_a_step_and_so_much_a_node():

@@ -9,7 +9,7 @@ from support.runs import check_same, check_texts, drafts_of, fix_costs, fix_work
 from transformers import DynamicCache, cache_utils
 
 import token_recycling as tr
-from token_recycling.drafters.dflash import DFlash, DFlashText, _without_norm
+from token_recycling.drafters.dflash import DFlash, DFlashSequence, _without_norm
 from token_recycling.trees.templates import best_paths
 
 
@@ -79,14 +79,14 @@ def test_texts_are_those_of_the_target(case):
 
 def test_texts_of_a_batch_are_drafted_for_as_if_alone(monkeypatch):
     """Also of a model that reads its prompts together, filled up on the left."""
-    read, blocks = DFlashText._read, []
+    read, blocks = DFlashSequence._read, []
 
     def note(text, tokens):
         logits = read(text, tokens)
         blocks.append((tokens.tolist(), logits))
         return logits
 
-    monkeypatch.setattr(DFlashText, "_read", note)
+    monkeypatch.setattr(DFlashSequence, "_read", note)
     (case,) = (one for one in RECURRENT if one.family == "qwen3_5_text")
     for model in (tiny.llama(1, vocab_size=VOCABULARY), model_of(case)):
         drafter, long = DFlash(assistants.dflash(model), tree=6), tiny.prompt(3, 9, VOCABULARY)

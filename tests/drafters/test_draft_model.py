@@ -18,7 +18,7 @@ from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
-from token_recycling.drafters._shared.base import ModelText
+from token_recycling.drafters._shared.base import ModelSequence
 from token_recycling.loop.state import Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import root_only
@@ -90,7 +90,7 @@ def test_the_draft_models_cache_is_that_of_the_text(way, monkeypatch):
     options = {"k": 4, "theta_prob": 0.0, "theta_sib": 0.0, "nodes": 60, "depth": 5, "tau": 1}
     drafter, stats = tr.make_drafter("draft_model", model=draft, mode=way, **options), tr.Stats()
     text = []
-    observe = ModelText.observe
+    observe = ModelSequence.observe
 
     def observed(self, step):
         observe(self, step)
@@ -102,7 +102,7 @@ def test_the_draft_models_cache_is_that_of_the_text(way, monkeypatch):
             torch.testing.assert_close(ours.keys, layer.keys, atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(ours.values, layer.values, atol=1e-5, rtol=1e-4)
 
-    monkeypatch.setattr(ModelText, "observe", observed)
+    monkeypatch.setattr(ModelSequence, "observe", observed)
     for seed in range(4):
         ids = tiny.prompt(seed, 6, 8)
         text[:] = ids[0].tolist()

@@ -20,7 +20,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 import token_recycling as tr
 from token_recycling._util.topk import top_candidates
 from token_recycling.costs.costs import Overhead
-from token_recycling.drafters.recycling import text
+from token_recycling.drafters.recycling import sequence
 from token_recycling.model import pass_times
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngram_matrix import NgramMatrix
@@ -37,11 +37,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{f"orders of {orders}": {"orders": orders, "tree": 12} for orders in (1, 2, 3, 4)},
     "no suffix": {"suffix": False, "tree": 12},
     "little memory": {"memory": 0.0005, "tree": 12},
-    "no past": {"past": 0, "tree": 12},
-    "a short past": {"past": 20, "tree": 12},
+    "no past": {"history": 0, "tree": 12},
+    "a short past": {"history": 20, "tree": 12},
     "16 candidates": {"k": 16, "tree": 12},
     "one candidate": {"k": 1, "tree": 12},
-    "all at once": {"k": 16, "orders": 4, "past": 64, "tree": 30},
+    "all at once": {"k": 16, "orders": 4, "history": 64, "tree": 30},
 }
 
 
@@ -125,14 +125,14 @@ def test_a_copy_learns_for_itself(model):
 def test_what_a_fork_wrote_is_not_in_the_past_of_another(model):
     base = tr.make_drafter("recycling", tree=8)
     tr.generate(model, tiny.prompt(0, 8), drafter=base, max_new_tokens=12)
-    held = base.matrix.past.tokens.tolist()
+    held = base.matrix.history.tokens.tolist()
     forks = base.fork(), base.fork()
     for seed, fork in enumerate(forks, start=1):
         ids = tiny.prompt(seed, 8)
         wanted = model.generate(ids, max_new_tokens=12)
         assert torch.equal(tr.generate(model, ids, drafter=fork, max_new_tokens=12), wanted)
-        assert fork.matrix.past.tokens.tolist() == [*held, -1, *wanted[0, 8:].tolist()]
-    assert base.matrix.past.tokens.tolist() == held
+        assert fork.matrix.history.tokens.tolist() == [*held, -1, *wanted[0, 8:].tolist()]
+    assert base.matrix.history.tokens.tolist() == held
 
 
 def test_texts_of_a_batch_are_apart_in_the_past(model):
@@ -140,7 +140,7 @@ def test_texts_of_a_batch_are_apart_in_the_past(model):
     wanted = model.generate(**given, max_new_tokens=40)[:, 9:].tolist()
     tr.generate(model, **given, drafter=drafter, max_new_tokens=40)
     places = [str(text)[1:-1] for text in wanted]
-    pieces = str(drafter.matrix.past.tokens.tolist())[1:-1].split("-1, ")[1:]
+    pieces = str(drafter.matrix.history.tokens.tolist())[1:-1].split("-1, ")[1:]
     assert all(any(piece.rstrip(", ") in text for text in places) for piece in pieces)
     assert len(pieces) >= 3
 
@@ -204,7 +204,7 @@ def clock(monkeypatch):
     learning look twice each.
     """
     looks = []
-    monkeypatch.setattr(text, "_now", lambda: (looks.append(1), len(looks) / 20)[1])
+    monkeypatch.setattr(sequence, "_now", lambda: (looks.append(1), len(looks) / 20)[1])
     return looks
 
 
@@ -268,7 +268,7 @@ def test_a_given_number_of_nodes_asks_for_no_times(model, monkeypatch):
         ({"orders": 5}, "orders .*got 5"),
         ({"memory": -1.0}, "memory .*got -1"),
         ({"memory": math.nan}, "memory .*got nan"),
-        ({"past": -1}, "past .*got -1"),
+        ({"history": -1}, "history .*got -1"),
         ({"update": "first"}, "'update'"),
         ({"matrix": None}, "'matrix'"),
     ],
@@ -282,7 +282,7 @@ def test_options_may_be_written():
     drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,memory=1")
     assert (drafter.tree, drafter.k, drafter.orders, drafter.suffix) == (12, 4, 2, False)
     assert drafter.describe() == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, earlier outputs"
-    assert "earlier" not in tr.make_drafter("recycling:past=0").describe()
+    assert "earlier" not in tr.make_drafter("recycling:history=0").describe()
     assert tr.make_drafter("recycling").describe().startswith("recycling: tree as large as pays; 8 candidates")
     assert "80 nodes" in tr.make_drafter("recycling:tree=paper").describe()
 
@@ -299,7 +299,7 @@ def test_what_was_foreseen_is_not_learned_again(monkeypatch):
         write(self, ngrams, *more)
 
     monkeypatch.setattr(NgramMatrix, "learn", learned)
-    model, drafter = tiny.llama(seed=6), tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)
+    model, drafter = tiny.llama(seed=6), tr.make_drafter("recycling", tree="chain:6", history=0, suffix=False)
     for _ in range(2):
         taught.clear()
         stats = tr.Stats()

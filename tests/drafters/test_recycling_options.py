@@ -78,12 +78,12 @@ def test_the_suffix_is_drafted():
 
 def test_what_earlier_texts_wrote_is_drafted(model):
     """Not their prompts; and without rows and suffix nothing else is known."""
-    for past, wanted in ((64, True), (0, False)):
-        drafter = tr.make_drafter("recycling", tree="chain:3", k=1, orders=1, suffix=False, past=past)
+    for history, wanted in ((64, True), (0, False)):
+        drafter = tr.make_drafter("recycling", tree="chain:3", k=1, orders=1, suffix=False, history=history)
         target = TreeModel(model)
         said = tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=24)[0].tolist()
         written = said[5:]
-        assert drafter.matrix.past.tokens.tolist() == ([BREAK, *written] if wanted else [])
+        assert drafter.matrix.history.tokens.tolist() == ([BREAK, *written] if wanted else [])
         drafter.matrix.shares[:] = 0
         begun = runs.begun(drafter, written[:10], target)
         found = begun.draft(Context(torch.tensor(written[:10]), 9)).tokens[1:].tolist()
@@ -101,7 +101,7 @@ def test_k_candidates_are_kept():
 
 def test_the_memory_of_a_drafter_is_bounded(model):
     for memory in (0.0, 0.001, 0.1):
-        drafter = tr.make_drafter("recycling", k=4, orders=4, memory=memory, past=128, tree=8)
+        drafter = tr.make_drafter("recycling", k=4, orders=4, memory=memory, history=128, tree=8)
         for seed in range(3):
             tr.generate(model, tiny.prompt(seed, 60), drafter=drafter, max_new_tokens=10)
         assert 0 <= drafter.matrix.nbytes - 64 * 4 * 6 - (20 * 128 + 8) <= memory * 1e6

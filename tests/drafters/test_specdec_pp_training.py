@@ -40,7 +40,7 @@ def test_labels_of_greedy_decoding_say_whether_both_agree():
     """The text is 3, 4, 5, 6 | 7, 8, 9, ...; after 8 the draft model says 11."""
     (found,) = labelled(*pair(), counted(), SpecDecTraining(draft_temperature=0))
     assert found.start == 4
-    assert found.text[4:].tolist() == [7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2]
+    assert found.sequence[4:].tolist() == [7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2]
     assert found.drafted.tolist() == [7, 8, 11, 12, 13, 14, 15, 0, 1, 2, 1, 2]
     assert found.labels.tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
 
@@ -51,7 +51,7 @@ def test_labels_of_drawn_tokens_are_min_1_p_by_q():
     how = SpecDecTraining(draft_temperature=2, seed=5)
     for found in labelled(target, draft, counted(8), how):
         for place, (drafted, label) in enumerate(zip(found.drafted.tolist(), found.labels.tolist(), strict=True)):
-            before = int(found.text[found.start + place - 1])
+            before = int(found.sequence[found.start + place - 1])
             p, q = (torch.softmax(4 * one.model.lm_head.weight[:, before] / 2, dim=0) for one in (target, draft))
             assert label == pytest.approx(min(1.0, float(p[drafted] / q[drafted])), rel=1e-4)
     again, other = (labelled(target, draft, counted(8), SpecDecTraining(draft_temperature=2, seed=s)) for s in (5, 6))

@@ -37,7 +37,7 @@ def prompts(number, shortest=3, longest=40):
 
 def always():
     """Drafts as much as it can, whatever that costs."""
-    return TokenRecycling(token_cost=0.0, memory=0.1, past=4096)
+    return TokenRecycling(token_cost=0.0, memory=0.1, history=4096)
 
 
 def plain(model, prompt, max_tokens=LENGTH, **options):

@@ -33,7 +33,7 @@ def llama():
 
 
 def drafter(**options):
-    return TokenRecycling(**{"token_cost": 0.0, "memory": 0.1, "past": 4096, **options})
+    return TokenRecycling(**{"token_cost": 0.0, "memory": 0.1, "history": 4096, **options})
 
 
 def said(model, draft_model, max_tokens=40, **options):
@@ -102,7 +102,7 @@ def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
     monkeypatch.setattr(type(llama), "__call__", working)
     monkeypatch.setattr(time, "perf_counter", reading)
     monkeypatch.setattr(mlx_model.compiling, "seconds", 0.0)
-    draft, taken = TokenRecycling(memory=0.1, past=4096), []
+    draft, taken = TokenRecycling(memory=0.1, history=4096), []
     monkeypatch.setattr(draft, "took", lambda *took: taken.append(took) or TokenRecycling.took(draft, *took))
     for _ in range(3):
         for _ in stream_generate(llama, TOKENIZER, PROMPT, 40, draft):
@@ -135,18 +135,18 @@ def test_the_longest_draft_may_be_set(llama, monkeypatch):
 
 def test_a_cache_tells_what_was_said_in_it_before(llama):
     """A turn that repeats the one before it, of which mlx-lm is given the new tokens alone: all else is forgotten."""
-    draft = drafter(orders=1, past=0, learns=True)
+    draft = drafter(orders=1, history=0, learns=True)
     cache = make_prompt_cache(llama)
     said(llama, draft, prompt_cache=cache)
-    text = draft.text_of(cache)
+    text = draft.sequence_of(cache)
     assert text[: len(PROMPT)].tolist() == PROMPT
     assert len(text) == cache[0].offset
     trim_prompt_cache(cache, 7)
-    assert draft.text_of(cache).tolist() == text[:-7].tolist()
+    assert draft.sequence_of(cache).tolist() == text[:-7].tolist()
     drafting = mlx_model.Drafting(llama, cache, draft, 31, 10, None)
     assert len(drafting._text) == len(text) - 7
-    assert len(drafter().text_of(cache)) == 0
-    assert len(draft.text_of(make_prompt_cache(llama))) == 0
+    assert len(drafter().sequence_of(cache)) == 0
+    assert len(draft.sequence_of(make_prompt_cache(llama))) == 0
     del cache, drafting
     gc.collect()
     assert len(draft._texts) == 0

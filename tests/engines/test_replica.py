@@ -34,7 +34,7 @@ def chains(**options):
 def chain(recycler, record, tokens, depth=6):
     """What is drafted for a request."""
     read = np.array(tokens)
-    return recycler.draft_one(recycler.text_of(record, read), read, depth).tokens[1:].tolist()
+    return recycler.draft_one(recycler.sequence_of(record, read), read, depth).tokens[1:].tolist()
 
 
 def taught(trees=False, **options):
@@ -103,7 +103,7 @@ def test_a_matrix_that_does_not_learn_stays_as_it_is():
     chain(frozen, request, [1, 2, 1, 2])
     assert not frozen.matrix.filled.any()
     assert not frozen.matrix.calibration.any()
-    assert not len(frozen.matrix.past)
+    assert not len(frozen.matrix.history)
 
 
 class Event:
@@ -249,12 +249,12 @@ def test_numbers_without_a_point_are_numbers():
     assert EngineOptions.parse({"memory": 1, "token_cost": 0}) == EngineOptions(memory=1, token_cost=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"suffix": False, "orders": 1}, {"memory": 0.0, "past": 0}])
+@pytest.mark.parametrize("options", [{}, {"suffix": False, "orders": 1}, {"memory": 0.0, "history": 0}])
 def test_warming_up_compiles_and_leaves_no_trace(options, tmp_path):
     recycler = Replica(VOCABULARY, 6, EngineOptions.parse({**options, "matrix": str(tmp_path / "m")}))
     recycler.warm_up(np.int32)
     assert not recycler.matrix.filled.any()
-    assert not len(recycler.matrix.past)
+    assert not len(recycler.matrix.history)
     assert not list(tmp_path.iterdir())
 
 

@@ -69,7 +69,7 @@ def test_requests_that_are_not_drafted_for_add_their_tokens_to_the_history_in_pi
         ask(batches, records, [PROMPT + output[:length] for output in outputs], room=0)
     records.clear()
     ask(batches, [SimpleNamespace()], [[1]])
-    history = batches.recycler.matrix.past.tokens.tolist()
+    history = batches.recycler.matrix.history.tokens.tolist()
     assert set(outputs[0]) <= set(history)
     assert len(history) < 2 * sum(32 + len(output) for output in outputs)
 
@@ -79,7 +79,7 @@ def test_prompts_are_never_drafted_in_other_requests():
     write(batches, PROMPT, SAID)
     assert ask(batches, [SimpleNamespace()], [PROMPT[:20]]) == [[]]
     assert ask(batches, [SimpleNamespace()], [PROMPT[-8:-1]]) == [[]]
-    kept = batches.recycler.matrix.past.tokens.tolist()
+    kept = batches.recycler.matrix.history.tokens.tolist()
     assert kept[:33] == [BREAK, *masked(np.array(PROMPT[-32:]))]
     assert set(SAID) <= set(kept)
     assert not set(PROMPT) & set(kept)
@@ -93,16 +93,16 @@ def test_the_end_of_a_prompt_is_kept_in_the_file_too(tmp_path):
     assert ask(made(matrix=path), [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
 
 
-@pytest.mark.parametrize("options", [{"learns": False}, {"past": 0}])
+@pytest.mark.parametrize("options", [{"learns": False}, {"history": 0}])
 def test_nothing_stays_where_nothing_is_to(options):
     batches = made(**options)
     write(batches, PROMPT, SAID)
     assert ask(batches, [SimpleNamespace()], [PROMPT]) == [[]]
-    assert not len(batches.recycler.matrix.past.tokens)
+    assert not len(batches.recycler.matrix.history.tokens)
 
 
 def test_requests_change_rows_and_come_and_go():
-    batches = made(past=0)
+    batches = made(history=0)
     first, second = SimpleNamespace(), SimpleNamespace()
     loops = [[1, 2, 3, 4] * 3, [5, 6, 7] * 4]
     assert ask(batches, [first, second], loops) == [[1, 2, 3, 4] * 2, [5, 6, 7, 5, 6, 7, 5, 6]]
@@ -228,7 +228,7 @@ def test_a_full_cuda_graph_pays_where_it_is_captured_and_more_tokens_cost_little
 
 
 def test_what_follows_the_tokens_that_fill_up_a_chain_is_not_learned():
-    batches, requests = made(past=0), [asked(), asked()]
+    batches, requests = made(history=0), [asked(), asked()]
     batches._config = SimpleNamespace(
         compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
     )
@@ -243,7 +243,7 @@ def test_what_follows_the_tokens_that_fill_up_a_chain_is_not_learned():
 
 
 def test_a_step_with_a_request_that_has_no_draft_depth_is_not_filled_up():
-    batches, requests = made(past=0), [asked(), asked(seed=3, temperature=1.0)]
+    batches, requests = made(history=0), [asked(), asked(seed=3, temperature=1.0)]
     batches.passes = None
     batches._config = SimpleNamespace(
         compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)

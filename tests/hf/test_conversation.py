@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from token_recycling import Conversation, make_drafter
 from token_recycling._util.text_stream import decoded
-from token_recycling.drafters.recycling import Recycling, RecyclingText
+from token_recycling.drafters.recycling import Recycling, RecyclingSequence
 
 pytestmark = pytest.mark.core
 
@@ -129,7 +129,7 @@ def test_reset_begins_anew_and_what_was_learned_stays():
 
 
 def test_an_interrupt_keeps_what_was_said(chat, monkeypatch):
-    draft, calls = RecyclingText.draft, []
+    draft, calls = RecyclingSequence.draft, []
 
     def draft_or_interrupt(self, context):
         calls.append(context)
@@ -139,7 +139,7 @@ def test_an_interrupt_keeps_what_was_said(chat, monkeypatch):
 
     chat.say("add a, b")
     with monkeypatch.context() as patched:
-        patched.setattr(RecyclingText, "draft", draft_or_interrupt)
+        patched.setattr(RecyclingSequence, "draft", draft_or_interrupt)
         with pytest.raises(KeyboardInterrupt):
             chat.say("print it", max_new_tokens=100)
     assert chat.last is not None

@@ -37,11 +37,11 @@ def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
     assert text.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
 
 
-@pytest.mark.parametrize("past", [False, True])
-def test_its_texts_are_no_earlier_outputs_unless_asked(loaded, tmp_path, past):
-    drafter, found = warmed(loaded.model, loaded.tokenizer, past=past, output=tmp_path / "own.matrix")
+@pytest.mark.parametrize("history", [False, True])
+def test_its_texts_are_no_earlier_outputs_unless_asked(loaded, tmp_path, history):
+    drafter, found = warmed(loaded.model, loaded.tokenizer, history=history, output=tmp_path / "own.matrix")
     assert found.file == tmp_path / "own.matrix"
-    assert bool(len(drafter.matrix.past)) == past
+    assert bool(len(drafter.matrix.history)) == history
 
 
 def test_a_model_that_chats_asks_and_answers(loaded, monkeypatch):

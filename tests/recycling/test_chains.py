@@ -16,12 +16,12 @@ class Drafting:
     """A recycler of chains, asked as an engine would."""
 
     def __init__(self):
-        options = Options(k=4, memory=0.01, past=64)
+        options = Options(k=4, memory=0.01, history=64)
         self.recycler = Recycler(options.new_matrix(100), options, NODES, chains=True, corrected=True)
 
     @property
     def arrays(self):
-        return self.recycler._texts.arrays
+        return self.recycler._sequences.arrays
 
     def take(self):
         text = self.recycler.begin(np.zeros(1, np.int64))
@@ -139,7 +139,7 @@ def test_a_long_match_is_copied_and_where_it_ends_what_followed_elsewhere_is():
 def test_what_earlier_texts_said_is_copied_up_to_their_end():
     drafting = Drafting()
     slot, said, prompt = drafting.take(), list(range(20)), list(range(60, 80))
-    drafting.recycler.matrix.past.extend([*masked(np.array(prompt)).tolist(), *said, BREAK, 50, 51])
+    drafting.recycler.matrix.history.extend([*masked(np.array(prompt)).tolist(), *said, BREAK, 50, 51])
     text = [*prompt, *said[:12]]
     for end in range(1, 13):
         (made,) = drafting([text[: 20 + end]], [slot])

@@ -16,7 +16,7 @@ class Answering:
     """A text that is answered token by token, and what is drafted for it."""
 
     def __init__(self, prompt, prediction=None, nodes=12):
-        options = Options(k=4, memory=0.01, past=64)
+        options = Options(k=4, memory=0.01, history=64)
         self.recycler = Recycler(options.new_matrix(1000), options, nodes)
         self.tokens = list(prompt)
         self.text = self.recycler.begin(np.array(self.tokens))
@@ -144,7 +144,7 @@ def test_predictions_are_of_one_text_alone():
 )
 def test_any_text_is_drafted_for(chains, file, answer, prompt, pieces):
     """Drafts are trees of tokens of the vocabulary, whatever was predicted and whatever is said."""
-    options = Options(k=2, memory=0.001, past=64)
+    options = Options(k=2, memory=0.001, history=64)
     recycler = Recycler(options.new_matrix(7), options, 9, chains=chains)
     text, tokens = recycler.begin(np.array(prompt)), list(prompt)
     recycler.predict(text, np.array(file, np.int64))

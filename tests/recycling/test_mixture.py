@@ -24,9 +24,9 @@ def ordered(wanted):
     return dict(sorted(wanted.items(), key=lambda item: -item[1]))
 
 
-def with_past(past, rows, **sizes):
-    matrix = matrix_of(rows, past=256, **sizes)
-    matrix.past.extend(past)
+def with_past(history, rows, **sizes):
+    matrix = matrix_of(rows, history=256, **sizes)
+    matrix.history.extend(history)
     return matrix
 
 
@@ -52,8 +52,8 @@ def test_this_text_counts_against_the_past():
 
 def test_places_of_longer_matches_count_more_and_the_longest_says_how_much_all_do():
     """Three places of one token, one of two and one of three: 1, 1, 1, 4 and 10 of 17."""
-    past = [30, 3, 7, 31, 3, 7, 32, 3, 8, 33, 2, 3, 8, 34, 1, 2, 3, 9]
-    matrix = with_past(past, {(39,): {10: 0.5}})
+    history = [30, 3, 7, 31, 3, 7, 32, 3, 8, 33, 2, 3, 8, 34, 1, 2, 3, 9]
+    matrix = with_past(history, {(39,): {10: 0.5}})
     close(mixed(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
 
 
@@ -121,8 +121,8 @@ def test_four_are_looked_beside_and_four_after_each():
 # The calibration
 
 
-def cell(share, rank, text=0, past=0):
-    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES + 7)
+def cell(share, rank, text=0, history=0):
+    return cell_of(np.float32(share), rank, text * 4 + history, 4 * MATCHES + 7)
 
 
 @pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (2, 1), (3, 2), (5, 2), (7, 2), (8, 3), (20, 3)])
@@ -134,7 +134,7 @@ def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind
     share = grower.children()[7]
     count_chosen(grower.growing, 1, np.array([7]), grower.matrix.calibration)
     wanted = mixture_calibration()
-    wanted[cell(share, 0, past=kind)] = [1, 1]
+    wanted[cell(share, 0, history=kind)] = [1, 1]
     np.testing.assert_array_equal(matrix.calibration, wanted)
 
 
@@ -144,7 +144,7 @@ def test_support_of_both_texts_is_a_kind_of_its_own():
     grower.grow(1)
     count_chosen(grower.growing, 1, np.array([8]), grower.matrix.calibration)
     wanted = mixture_calibration()
-    wanted[cell(0.25 * 0.9 + 0.1, 0, text=1, past=2)] = [0, 1]
+    wanted[cell(0.25 * 0.9 + 0.1, 0, text=1, history=2)] = [0, 1]
     np.testing.assert_array_equal(matrix.calibration, wanted)
 
 
@@ -155,15 +155,15 @@ TEXTS = st.lists(TOKENS, min_size=1, max_size=40)
 
 
 @given(TEXTS, TEXTS, st.integers(1, 4), st.integers(0, 1000))
-def test_candidates_are_distinct_and_their_probabilities_within_one(past, text, orders, seed):
+def test_candidates_are_distinct_and_their_probabilities_within_one(history, text, orders, seed):
     """Raw ones add up to one at most; calibrated ones are at least each a probability."""
     generator = np.random.default_rng(seed)
-    matrix = NgramMatrix(6, k=3, orders=orders, memory=0.01, past=64)
-    matrix.past.extend(past)
-    for end in range(1, len(past), 2):
+    matrix = NgramMatrix(6, k=3, orders=orders, memory=0.01, history=64)
+    matrix.history.extend(history)
+    for end in range(1, len(history), 2):
         shares = np.sort(generator.dirichlet(np.ones(6)))[::-1][:3]
         row = dict(zip(generator.permutation(6)[:3].tolist(), shares.tolist(), strict=True))
-        learn(matrix, (past[:end], row))
+        learn(matrix, (history[:end], row))
     grower = Grower(matrix, text, suffix=True)
     nodes = grower.grow(6, depth=3)
     assert sum(grower.children().values()) <= 1 + 1e-4

@@ -16,16 +16,16 @@ PAST = [1, 2, 0, 3]
 
 
 def taught(**options):
-    matrix = NgramMatrix(**{"vocab_size": 50, "k": 2, "orders": 3, "memory": 0.01, "past": 8, **options})
+    matrix = NgramMatrix(**{"vocab_size": 50, "k": 2, "orders": 3, "memory": 0.01, "history": 8, **options})
     learn(matrix, ([7, 8, 9], {3: 0.5, 4: 0.25}), ([1, 2, 3], {4: 0.75, 5: 0.125}))
     matrix.calibration[3] = [2, 5]
-    matrix.past.extend([BREAK, *PAST])
+    matrix.history.extend([BREAK, *PAST])
     return matrix
 
 
 def same(matrix, wanted):
     """Whether both hold the same, and would be found the same in."""
-    ours, theirs = ([*one.rows, one.calibration, one.past.tokens] for one in (matrix, wanted))
+    ours, theirs = ([*one.rows, one.calibration, one.history.tokens] for one in (matrix, wanted))
     return all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
@@ -40,7 +40,7 @@ def saved(tmp_path):
 def test_a_saved_matrix_is_loaded_as_it_was(tmp_path, orders):
     path, wanted = tmp_path / "matrix", taught(orders=orders)
     wanted.save(path, "abc")
-    matrix = NgramMatrix(50, k=2, orders=orders, memory=0.01, past=8)
+    matrix = NgramMatrix(50, k=2, orders=orders, memory=0.01, history=8)
     arrays = matrix.rows
     matrix.load(path, "abc")
     assert same(matrix, wanted)
@@ -104,10 +104,10 @@ def test_a_file_of_another_tokenizer_is_refused(saved):
         ("calibration", lambda held: held * float("nan"), "expected counts in calibration"),
         ("calibration", lambda held: held - 1, "expected counts in calibration"),
         ("calibration", lambda held: held.flip(1), "expected counts in calibration"),
-        ("past", lambda held: held + 50, "expected past from -51 to 49, got 49 to 53"),
-        ("past", lambda held: held - 51, "expected past from -51 to 49, got -52 to -48"),
-        ("past", lambda held: held.to(torch.int64), "expected past of"),
-        ("past", lambda held: held[:, None], "expected past of"),
+        ("history", lambda held: held + 50, "expected history from -51 to 49, got 49 to 53"),
+        ("history", lambda held: held - 51, "expected history from -51 to 49, got -52 to -48"),
+        ("history", lambda held: held.to(torch.int64), "expected history of"),
+        ("history", lambda held: held[:, None], "expected history of"),
     ],
 )
 def test_a_damaged_file_is_refused(saved, name, change, message):
@@ -147,12 +147,12 @@ def test_a_matrix_of_another_memory_takes_what_fits(saved, memory):
         assert matrix.look_up(*context) == wanted.look_up(*context)
 
 
-@pytest.mark.parametrize("past", [0, 2, 4, 64])
-def test_a_matrix_of_another_past_takes_the_newest(saved, past):
-    matrix = taught(past=past)
+@pytest.mark.parametrize("history", [0, 2, 4, 64])
+def test_a_matrix_of_another_past_takes_the_newest(saved, history):
+    matrix = taught(history=history)
     matrix.load(saved, "abc")
-    assert matrix.past.tokens.tolist() == ([BREAK, *PAST][-past:] if past else [])
-    assert matrix.past.capacity == past
+    assert matrix.history.tokens.tolist() == ([BREAK, *PAST][-history:] if history else [])
+    assert matrix.history.capacity == history
 
 
 def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path):
@@ -164,8 +164,8 @@ def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path):
 
 def test_a_past_that_went_round_is_saved_in_order(tmp_path):
     first, second = taught(), taught()
-    first.past.extend([10, 11, 12, 13, 14])
+    first.history.extend([10, 11, 12, 13, 14])
     first.save(tmp_path / "matrix", "abc")
     second.load(tmp_path / "matrix", "abc")
-    assert second.past.tokens.tolist() == [2, 0, 3, 10, 11, 12, 13, 14]
-    assert second.past.tokens.tolist() == first.past.tokens.tolist()
+    assert second.history.tokens.tolist() == [2, 0, 3, 10, 11, 12, 13, 14]
+    assert second.history.tokens.tolist() == first.history.tokens.tolist()

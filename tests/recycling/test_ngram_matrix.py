@@ -84,11 +84,11 @@ def test_memory_is_bounded():
     for memory in (0.0, 0.01, 2.0, 7.5):
         longer = NgramMatrix(100, k=8, orders=4, memory=memory).nbytes - 100 * 8 * 6 - counted
         assert memory * 1e6 - 56 < longer <= memory * 1e6
-    for past in (1, 1024, 262_144):
-        held = NgramMatrix(100, k=8, orders=1, past=past)
+    for history in (1, 1024, 262_144):
+        held = NgramMatrix(100, k=8, orders=1, history=history)
         assert held.nbytes == 100 * 8 * 6 + counted, "it grows as it is filled"
-        held.past.extend(np.zeros(3 * past, np.int64))
-        assert held.nbytes == 100 * 8 * 6 + 20 * past + counted
+        held.history.extend(np.zeros(3 * history, np.int64))
+        assert held.nbytes == 100 * 8 * 6 + 20 * history + counted
 
 
 @given(st.data())
@@ -137,7 +137,7 @@ def test_what_is_surprising_is_what_no_row_or_another_says_first():
         ({"orders": 0}, "orders .*got 0"),
         ({"orders": 5}, "orders .*got 5"),
         ({"memory": -1}, "memory .*got -1"),
-        ({"past": -1}, "past .*got -1"),
+        ({"history": -1}, "history .*got -1"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(options, message):

@@ -139,10 +139,10 @@ def test_places_are_counted_anew_before_their_numbers_end(monkeypatch):
 # The past of many texts
 
 
-def texts_of(past):
+def texts_of(history):
     """What stands between breaks."""
     pieces = [[]]
-    for token in past.tokens.tolist():
+    for token in history.tokens.tolist():
         if token == BREAK:
             pieces.append([])
         else:
@@ -150,42 +150,42 @@ def texts_of(past):
     return [piece for piece in pieces if piece]
 
 
-def written(past, text, each):
-    recorder = Recorder(past)
+def written(history, text, each):
+    recorder = Recorder(history)
     for start in range(0, len(text), each):
         recorder.add(text[start : start + each], ends=start + each >= len(text))
 
 
 @pytest.mark.parametrize("each", [1, 3, 32, 100])
 def test_a_text_alone_is_stored_as_it_is(each):
-    past, text = SuffixIndex(capacity=256), list(range(100))
-    written(past, text, each)
-    assert texts_of(past) == [text]
+    history, text = SuffixIndex(capacity=256), list(range(100))
+    written(history, text, each)
+    assert texts_of(history) == [text]
 
 
 @pytest.mark.parametrize("length", [1, 5, 31])
 def test_a_short_text_is_stored_at_its_end(length):
-    past = SuffixIndex(capacity=256)
-    recorder = Recorder(past)
+    history = SuffixIndex(capacity=256)
+    recorder = Recorder(history)
     recorder.add(range(length - 1))
-    assert len(past) == 0
+    assert len(history) == 0
     recorder.add([length - 1], ends=True)
-    assert texts_of(past) == [list(range(length))]
+    assert texts_of(history) == [list(range(length))]
     recorder.add([], ends=True)
-    assert texts_of(past) == [list(range(length))], "nothing was written since"
+    assert texts_of(history) == [list(range(length))], "nothing was written since"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))
 def test_texts_that_are_written_at_once_do_not_mix(turns):
     """Each text counts up in thousands of its own: whatever stands together is a piece of one, in order."""
-    past = SuffixIndex(capacity=4096)
-    recorders, said = [Recorder(past) for _ in range(3)], [0, 0, 0]
+    history = SuffixIndex(capacity=4096)
+    recorders, said = [Recorder(history) for _ in range(3)], [0, 0, 0]
     for who, many in [*turns, (0, 1), (1, 1), (2, 1)]:
         recorders[who].add(range(1000 * who + said[who], 1000 * who + said[who] + many))
         said[who] += many
     for who, recorder in enumerate(recorders):
         recorder.add([1000 * who + said[who]], ends=True)
-    pieces = texts_of(past)
+    pieces = texts_of(history)
     for piece in pieces:
         assert piece == list(range(piece[0], piece[0] + len(piece)))
     # Nothing is left out, and a piece that stands apart begins with what came before it.
@@ -196,45 +196,45 @@ def test_texts_that_are_written_at_once_do_not_mix(turns):
 
 
 def test_a_text_that_was_there_is_not_stored_again():
-    past, text = SuffixIndex(capacity=1024), list(range(128))
+    history, text = SuffixIndex(capacity=1024), list(range(128))
     for _ in range(3):
-        written(past, text, 32)
-        assert texts_of(past) == [text]
-    written(past, [*text, *range(500, 532)], 32)
-    assert texts_of(past)[1:] == [[*text[-8:], *range(500, 532)]], "what is new is, with what it follows"
+        written(history, text, 32)
+        assert texts_of(history) == [text]
+    written(history, [*text, *range(500, 532)], 32)
+    assert texts_of(history)[1:] == [[*text[-8:], *range(500, 532)]], "what is new is, with what it follows"
 
 
 def test_a_text_that_repeats_itself_is_stored_about_once():
     """And what follows its end is known: its beginning, which stood there already."""
-    past, again = SuffixIndex(capacity=4096), list(range(64))
-    written(past, again * 20, 32)
-    assert texts_of(past) == [[*again, *again[:32]]]
-    assert found(past, again) == [(0, LONGEST)]
+    history, again = SuffixIndex(capacity=4096), list(range(64))
+    written(history, again * 20, 32)
+    assert texts_of(history) == [[*again, *again[:32]]]
+    assert found(history, again) == [(0, LONGEST)]
 
 
 def test_what_follows_a_piece_that_was_there_is_not_joined_to_another():
     """The second half of the second round is left out; what comes then begins with its end."""
-    past, again = SuffixIndex(capacity=4096), list(range(64))
-    written(past, [*again, *again, *range(200, 232)], 32)
-    assert texts_of(past) == [[*again, *again[:32]], [*again[-8:], *range(200, 232)]]
+    history, again = SuffixIndex(capacity=4096), list(range(64))
+    written(history, [*again, *again, *range(200, 232)], 32)
+    assert texts_of(history) == [[*again, *again[:32]], [*again[-8:], *range(200, 232)]]
 
 
 def test_without_room_nothing_is_stored():
-    past = SuffixIndex(capacity=0)
-    written(past, list(range(100)), 7)
-    assert len(past.tokens) == 0
-    assert not past.holds(list(range(100)))
+    history = SuffixIndex(capacity=0)
+    written(history, list(range(100)), 7)
+    assert len(history.tokens) == 0
+    assert not history.holds(list(range(100)))
 
 
 def test_only_the_end_of_a_text_is_looked_for():
-    past = SuffixIndex(range(100), capacity=128)
-    assert past.holds([7, 7, 7, *range(40)])
-    assert past.holds(list(range(60, 100)))
-    assert past.holds(list(range(LONGEST))), "all of the text"
-    assert past.holds(list(range(LONGEST + 1)))
-    assert not past.holds([7, *range(LONGEST)]), "follows another token"
-    assert not past.holds(list(range(LONGEST - 1))), "too short to tell"
-    assert not past.holds([*range(39), 50])
+    history = SuffixIndex(range(100), capacity=128)
+    assert history.holds([7, 7, 7, *range(40)])
+    assert history.holds(list(range(60, 100)))
+    assert history.holds(list(range(LONGEST))), "all of the text"
+    assert history.holds(list(range(LONGEST + 1)))
+    assert not history.holds([7, *range(LONGEST)]), "follows another token"
+    assert not history.holds(list(range(LONGEST - 1))), "too short to tell"
+    assert not history.holds([*range(39), 50])
 
 
 def test_masked_tokens_match_and_are_never_said_to_follow():

@@ -54,8 +54,8 @@ OPTIONS = [
     {"tree": 8, "orders": 2},
     {"tree": 8, "orders": 4, "k": 3},
     {"tree": "0 1 00", "memory": 0},
-    {"tree": 8, "past": 0},
-    {"tree": 8, "past": 40},
+    {"tree": 8, "history": 0},
+    {"tree": 8, "history": 40},
 ]
 
 

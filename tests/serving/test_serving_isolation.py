@@ -95,8 +95,8 @@ def learn(drafter, token):
     drafter.matrix.shares[5, 0] = 1
 
 
-def past(drafter):
-    return matrix_of(drafter).past
+def history(drafter):
+    return matrix_of(drafter).history
 
 
 def learned(drafter):
@@ -107,20 +107,20 @@ def test_a_key_begins_with_the_base_and_is_kept_beside_it(both, tmp_path):
     """Rows and past, after a restart too; the base never changes."""
     base, file = make_drafter("recycling:tree=8,orders=2"), matrix_path(tmp_path)
     learn(base, 7)
-    past(base).extend([7, 8])
+    history(base).extend([7, 8])
     base.matrix.save(file)
     written, drafters = file.read_bytes(), made(both, matrix=file)
     for name, token in (("a", 100), ("b", 200)):
         with drafters.acquire(name) as drafter:
             assert learned(drafter) == 7
             learn(drafter, token)
-            past(drafter).extend([token])
+            history(drafter).extend([token])
     drafters.save()
     for pool in (drafters, made(both, matrix=file)):
         for name, token, held in (("a", 100, [7, 8, 100]), ("b", 200, [7, 8, 200]), ("c", 7, [7, 8])):
             with pool.acquire(name) as drafter:
-                assert (learned(drafter), past(drafter).tokens.tolist()) == (token, held)
-    assert (learned(drafters.base), past(drafters.base).tokens.tolist()) == (7, [7, 8])
+                assert (learned(drafter), history(drafter).tokens.tolist()) == (token, held)
+    assert (learned(drafters.base), history(drafters.base).tokens.tolist()) == (7, [7, 8])
     assert file.read_bytes() == written
     assert drafters.file("a").parent == tmp_path / "learned.matrix.keys"
 

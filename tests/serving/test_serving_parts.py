@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 
 from token_recycling import serving
-from token_recycling.drafters._base import Drafter, DrafterTraits, TextDrafter
+from token_recycling.drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.protocol import SamplingRequest
@@ -133,7 +133,7 @@ def test_a_metrics_key_is_no_user():
 
 
 def test_a_watched_drafter_hands_everything_on():
-    methods = {name for name, value in vars(TextDrafter).items() if callable(value) and not name.startswith("_")}
+    methods = {name for name, value in vars(SequenceDrafter).items() if callable(value) and not name.startswith("_")}
 
     class Needy(Drafter):
         traits = DrafterTraits(states=lambda layers: [layers], top_k=5, samples=True)

@@ -150,7 +150,7 @@ def test_options_change_what_is_drafted(server):
         ("recycling:tree=4,tree=129", "tree must be <= 128 in a request, got 129"),
         ("recycling:tree=4,memory=1e300", "memory must be <= 128 in a request, got 1e+300"),
         ("recycling:tree=4,memory=nan", "memory must be <= 128 in a request, got nan"),
-        ("recycling:tree=4,past=1048577", "past must be <= 1,048,576 in a request, got 1048577"),
+        ("recycling:tree=4,history=1048577", "history must be <= 1,048,576 in a request, got 1048577"),
         ("published:update=best", "option update of published must be last or first or unordered, got 'best'"),
     ],
 )

@@ -192,13 +192,13 @@ def test_a_prediction_is_private_to_its_request(model, tokenizer):
         server.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
         service = server.service
         with service.pool.acquire("") as drafter:
-            before = drafter.matrix.past.tokens.tolist()
+            before = drafter.matrix.history.tokens.tolist()
         messages = [{"role": "user", "content": "swordfish is"}]
         server.client().chat.completions.create(
             model="tiny", messages=messages, max_tokens=1, prediction={"type": "content", "content": secret}
         )
         with service.pool.acquire("") as drafter:
-            learned = drafter.matrix.past.tokens.tolist()[len(before) :]
+            learned = drafter.matrix.history.tokens.tolist()[len(before) :]
         ids = tokenizer(secret, add_special_tokens=False)["input_ids"]
         assert len(learned) <= 3
         assert ids[:4] != learned[:4]

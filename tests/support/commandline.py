@@ -37,9 +37,11 @@ def reference(loaded, prompt, **arguments):
 
 def interrupt(monkeypatch, draft):
     """Ctrl-C at that draft of the next text, once."""
-    from token_recycling.drafters.recycling import RecyclingText  # with numba, which vLLM must not find as it starts
+    from token_recycling.drafters.recycling import (
+        RecyclingSequence,  # with numba, which vLLM must not find as it starts
+    )
 
-    usual, calls = RecyclingText.draft, []
+    usual, calls = RecyclingSequence.draft, []
 
     def draft_or_interrupt(self, context):
         calls.append(context)
@@ -47,4 +49,4 @@ def interrupt(monkeypatch, draft):
             raise KeyboardInterrupt
         return usual(self, context)
 
-    monkeypatch.setattr(RecyclingText, "draft", draft_or_interrupt)
+    monkeypatch.setattr(RecyclingSequence, "draft", draft_or_interrupt)

@@ -64,11 +64,11 @@ class Grower:
 
 
 def matrix_of(
-    rows: dict[tuple[int, ...], dict[int, float]], vocab_size: int = 40, orders: int = 1, past: int = 0
+    rows: dict[tuple[int, ...], dict[int, float]], vocab_size: int = 40, orders: int = 1, history: int = 0
 ) -> NgramMatrix:
     """A matrix of exactly these rows: a context (newest last) and what follows."""
     k = max(map(len, rows.values()), default=1)
-    matrix = NgramMatrix(vocab_size, k, orders, memory=0.1, past=past)
+    matrix = NgramMatrix(vocab_size, k, orders, memory=0.1, history=history)
     for context, row in sorted(rows.items(), key=lambda item: -len(item[0])):
         # A row of fewer candidates is filled up with ids of no probability.
         spare = [token for token in range(vocab_size) if token not in row][: k - len(row)]

@@ -13,7 +13,7 @@ from support.architectures import VOCABULARY
 
 import token_recycling as tr
 from token_recycling.costs.costs import Costs
-from token_recycling.drafters._base import TextDrafter
+from token_recycling.drafters._base import SequenceDrafter
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees import templates
 
@@ -33,12 +33,12 @@ class Oracle(tr.Drafter):
     wanted: Sequence[torch.Tensor]
     """Each text as plain `generate` continues it."""
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> OracleText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> OracleSequence:
         wanted = next(text for text in self.wanted if text[: len(prompt)].equal(prompt))
-        return OracleText(self, wanted, random.Random(len(prompt)))
+        return OracleSequence(self, wanted, random.Random(len(prompt)))
 
 
-class OracleText(TextDrafter):
+class OracleSequence(SequenceDrafter):
     """A text that is known."""
 
     def __init__(self, drafter: Oracle, wanted: torch.Tensor, draws: random.Random) -> None:

@@ -15,7 +15,7 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling.costs.costs import OnlineCurve, Overhead, shared_by
-from token_recycling.drafters._base import Drafter, TextDrafter
+from token_recycling.drafters._base import Drafter, SequenceDrafter
 from token_recycling.model.pass_times import PassTimes, costs_of
 from token_recycling.model.tree_model import TreeModel
 
@@ -60,13 +60,13 @@ def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
     return stats
 
 
-def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: TreeModel) -> TextDrafter:
+def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: TreeModel) -> SequenceDrafter:
     """What drafts for a text, started as the loop does."""
     prompt = torch.as_tensor(prompt)
     return drafter.start(prompt, target, costs_of(target, 1, len(prompt)))
 
 
-def texts_of(drafter: Drafter) -> list[TextDrafter]:
+def texts_of(drafter: Drafter) -> list[SequenceDrafter]:
     """What the drafter starts from now on, in order."""
     started, start = [], drafter.start
     drafter.start = lambda *given: (started.append(start(*given)), started[-1])[1]

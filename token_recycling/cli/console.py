@@ -214,7 +214,7 @@ def print_matrix(console: Console, held: dict[str, Any]) -> None:
         f"tokenizer: {held['tokenizer'] or 'not stated'}\n"
         f"rows filled: {held['rows_filled']:,} ({share})\n"
         f"contexts of two tokens and more: {held['longer_contexts']:,}\n"
-        f"earlier outputs: {held['past_tokens']:,} tokens",
+        f"earlier outputs: {held['history_tokens']:,} tokens",
     )
     if not held["rows"]:
         return

@@ -135,9 +135,9 @@ def _sizes_up_to(most: int) -> np.ndarray:
     return np.array(sizes)
 
 
-def shared_by(texts: int, times: np.ndarray) -> np.ndarray:
+def shared_by(sequences: int, times: np.ndarray) -> np.ndarray:
     """Return seconds by nodes of each sequence, (nodes,) float64, from `times` (rows,) by rows of the whole batch."""
-    return times[min(texts, len(times)) - 1 :: texts]
+    return times[min(sequences, len(times)) - 1 :: sequences]
 
 
 def band(length: int) -> int:
@@ -200,12 +200,12 @@ class Costs:
     def __init__(
         self,
         curve_of: Callable[[int, int], OnlineCurve],
-        texts: int,
+        sequences: int,
         length: int,
         agreed: Callable[[float], float] = float,
     ) -> None:
-        """`curve_of(texts, length)` returns a curve; `agreed` makes times equal in all processes of a model."""
-        self.texts, self.length = texts, length
+        """`curve_of(sequences, length)` returns a curve; `agreed` makes times equal in all processes of a model."""
+        self.sequences, self.length = sequences, length
         self.nodes = 1
         """Nodes of the largest tree of the newest pass."""
         self.seconds = 0.0
@@ -232,7 +232,7 @@ class Costs:
 
     def in_passes(self, seconds: float) -> float:
         """Convert seconds of overhead for one sequence; the sequences of a batch are drafted for one after another."""
-        return self._agreed(seconds * self.texts / float(self._now.seconds[0]))
+        return self._agreed(seconds * self.sequences / float(self._now.seconds[0]))
 
     def count(self, overhead: Overhead, nodes: int, seconds: float) -> None:
         """Learn the drafting overhead of a step of `nodes` nodes of one sequence, the root included."""
@@ -241,20 +241,20 @@ class Costs:
     @property
     def _now(self) -> OnlineCurve:
         if self._curve is None:
-            self._curve = self._curve_of(self.texts, self.length)
+            self._curve = self._curve_of(self.sequences, self.length)
         return self._curve
 
-    def share(self, texts: int, length: int) -> None:
+    def share(self, sequences: int, length: int) -> None:
         """Set how many sequences share the next passes, the longest of `length` tokens."""
-        if self._curve is not None and (texts, band(length)) != (self.texts, band(self.length)):
-            self._curve = self._curve_of(texts, length)
-        self.texts, self.length = texts, length
+        if self._curve is not None and (sequences, band(length)) != (self.sequences, band(self.length)):
+            self._curve = self._curve_of(sequences, length)
+        self.sequences, self.length = sequences, length
 
     def took(self, nodes: int, seconds: float, length: int) -> None:
         """Learn from a pass over `nodes` nodes of each sequence, the longest of `length` tokens by now."""
         self.seconds = seconds
         if self._curve is not None:
-            self.share(self.texts, max(length, self.length))
+            self.share(self.sequences, max(length, self.length))
             self._curve.took(nodes, self._agreed(seconds))
 
     def _begun(self, overhead: Overhead) -> list[float]:

@@ -10,9 +10,9 @@ from .costs import Costs, OnlineCurve, Overhead, shared_by
 class FixedCosts(Costs):
     """Costs of steps by a constant curve; no time is measured."""
 
-    def __init__(self, times: np.ndarray, texts: int, length: int) -> None:
+    def __init__(self, times: np.ndarray, sequences: int, length: int) -> None:
         """`times` (rows,) float64: of forward passes over 1, 2, ... rows of the batch, in any unit."""
-        super().__init__(lambda sharing, _: OnlineCurve(shared_by(sharing, times)), texts, length)
+        super().__init__(lambda sharing, _: OnlineCurve(shared_by(sharing, times)), sequences, length)
 
     def in_passes(self, seconds: float) -> float:
         """Return 0: no time is measured."""
@@ -23,4 +23,4 @@ class FixedCosts(Costs):
 
     def took(self, nodes: int, seconds: float, length: int) -> None:
         """Learn only the length of the sequences."""
-        self.share(self.texts, max(length, self.length))
+        self.share(self.sequences, max(length, self.length))

@@ -82,8 +82,8 @@ class CapturedStepper:
             if drafts[place].sampled_from and self._choice.sample:
                 with row.guarded():
                     raise ValueError(
-                        f"{batch.text_drafter(row).describe()} gave sampled tokens without declaring it; declare it in "
-                        "its traits, or leave fast=True out"
+                        f"{batch.sequence_drafter(row).describe()} gave sampled tokens without declaring it; declare "
+                        "it in its traits, or leave fast=True out"
                     )
                 drafts[place] = drafts[place].cut(0)
             if self._choice.penalised is not None:

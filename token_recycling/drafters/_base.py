@@ -1,7 +1,7 @@
 """The interface of drafters, which propose what the target may say next, and learn from what it said.
 
 A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it. It
-holds options and what was learned, and serves any number of calls at once; what belongs to one text is in the
+holds options and what was learned, and serves any number of calls at once; what belongs to one sequence is in the
 `TextDrafter` that it starts for it. What it needs and can do is declared in its `DrafterTraits`, so that the loop never
 asks for names.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 PREDICTED = "predicted_tokens"
-"""Among the statistics of a text: its tokens that a prediction had."""
+"""Among the statistics of a sequence: its tokens that a prediction had."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DrafterTraits:
     (`model.inspection.last_state`).
     """
     on_host: bool = False
-    """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
+    """Drafts from the sequence in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
     top_k: int = 0
     """Likeliest tokens after every node that it asks each step for, `step.top(k)`; 0 if none."""
     predictions: bool = False
@@ -45,21 +45,23 @@ class DrafterTraits:
     within_grammars: bool = False
     """Drafts within `Context.state` by itself; the drafts of others are cut and completed by the loop."""
     samples: bool = False
-    """May draw tokens at random where the text is sampled (`Draft.sampled_from`)."""
+    """May draw tokens at random where the sequence is sampled (`Draft.sampled_from`)."""
     reproducible: bool = False
-    """A `fork` that has learned nothing drafts from its text and `costs` alone: no clock decides, and no other text."""
-    begins_anew: bool = False
-    """Every text is decoded by its request alone: costs are fixed, nothing that is kept of other texts is used, and
-    the prompt is read alike whether the first token is waited for or not.
+    """A `fork` that has learned nothing drafts from its sequence and `costs` alone: no clock decides, and no other
+    sequence.
     """
+    begins_anew: bool = False
+    """Every sequence is decoded by its request alone: costs are fixed, nothing that is kept of other sequences is used,
+    and the prompt is read alike whether the first token is waited for or not.
+"""
 
     def layers_read(self, layers: int) -> tuple[int, ...]:
         """Return the numbers of the hidden states that it needs of a target of so many layers; () if it needs none."""
         return () if self.states is None else tuple(self.states(layers))
 
 
-class TextDrafter:
-    """Drafts for one text, in one thread at a time: from what it knows and the context alone, without touching the
+class SequenceDrafter:
+    """Drafts for one sequence, in one thread at a time: from what it knows and the context alone, without touching the
     target's cache, and with the context's last token as root.
     """
 
@@ -97,7 +99,7 @@ class TextDrafter:
         """
 
     def statistics(self) -> Mapping[str, float]:
-        """Counts since the last call, to be added up in `Stats.drafter_statistics`; called when a text ends."""
+        """Counts since the last call, to be added up in `Stats.drafter_statistics`; called when a sequence ends."""
         return {}
 
     def describe(self) -> str:
@@ -105,12 +107,12 @@ class TextDrafter:
         return self.drafter.describe()
 
 
-class Drafter(TextDrafter):
+class Drafter(SequenceDrafter):
     """Proposes what the target may say next, and learns from what it said.
 
-    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from text to text
-    (*hot start*); calls in several threads may learn at once. One that keeps nothing of a text defines `draft` itself
-    and serves every text; any other defines `start`.
+    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from sequence to
+    sequence (*hot start*); calls in several threads may learn at once. One that keeps nothing of a sequence defines
+    `draft` itself and serves every sequence; any other defines `start`.
     """
 
     name: ClassVar[str] = ""
@@ -135,9 +137,9 @@ class Drafter(TextDrafter):
     def warm_up(self, device: torch.device) -> None:
         """Compile what drafting needs for a target on `device`: called when a model is accelerated."""
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
-        """Return what drafts for a new text: `prompt` (length,) int64 on the target's device. Here options are checked
-        against the target. `costs` says what the steps of this call cost; the texts of a batch share it.
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
+        """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Here options are
+        checked against the target. `costs` says what the steps of this call cost; the sequences of a batch share it.
         """
         return self
 

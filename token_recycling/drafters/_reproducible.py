@@ -1,8 +1,9 @@
-"""A drafter that begins anew with every text, so that equal requests give equal texts in 16 bits too.
+"""A drafter that begins again with every sequence, so that equal requests give equal outputs in 16 bits too.
 
 What shares a pass with a node decides how its sums are rounded: how many rows there are, and in which columns its
-ancestors stand. In 16 bits nearly equal candidates then change places. So whatever is drafted must follow from the text
-alone: nothing that others have taught, nothing that was measured (`costs.fixed`). Cost: what would have been known.
+ancestors stand. In 16 bits nearly equal candidates then change places. So whatever is drafted must follow from the
+sequence alone: nothing that others have taught, nothing that was measured (`costs.fixed`). Cost: what would have been
+known.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import torch
 
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
-from ._base import Drafter, DrafterTraits, TextDrafter
+from ._base import Drafter, DrafterTraits, SequenceDrafter
 
 
 @dataclass
 class Reproducible(Drafter):
-    """Starts another one with what it had learned at first, for every text."""
+    """Starts another one with what it had learned at first, for every sequence."""
 
     base: Drafter
 
@@ -37,7 +38,7 @@ class Reproducible(Drafter):
     def warm_up(self, device: torch.device) -> None:
         self.base.warm_up(device)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
         return self.base.fork().start(prompt, target, costs)
 
     def fork(self) -> Reproducible:

@@ -2,8 +2,8 @@
 
 Timor et al., *Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies*
 (2502.05202): of what the draft model says, the tokens that both vocabularies have are drafted (token-level
-intersection). transformers drafts chains so, for one text; here sequences, trees and graphs are drafted by the rules of
-`draft_model`, as far as they pay, and for every text of a batch. The translation is transformers' own.
+intersection). transformers drafts chains so, for one sequence; here sequences, trees and graphs are drafted by the
+rules of `draft_model`, as far as they pay, and for every sequence of a batch. The translation is transformers' own.
 
 Cost: that of `draft_model`, and a row of the target's vocabulary for each node that is followed.
 """
@@ -30,7 +30,7 @@ class Translation:
     """Between the tokens of a target and those of a draft model, by `AssistantToTargetTranslator` of transformers.
 
     The tokens that it finds in both are translated one to one: every drafted token is one of them. A token of the
-    target's that the other vocabulary lacks is read as the tokens of its letters; a prompt is tokenised anew.
+    target's that the other vocabulary lacks is read as the tokens of its letters; a prompt is tokenised again.
     """
 
     def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: TreeModel) -> None:
@@ -49,14 +49,14 @@ class Translation:
         self._begin = begin[:1] if begin[:1] == [ours.bos_token_id] else []
 
     def prompt(self, tokens: torch.Tensor) -> list[int]:
-        """A text from its beginning on (length,), tokenised anew."""
+        """A sequence from its beginning on (length,), tokenised again."""
         return self._begin + self._spelt(self._letters(tokens.tolist()))
 
     def one(self, before: int, token: int) -> list[int]:
         """A token of the target's behind another one: its like, or those of its letters, if it has any."""
         if token in self.shared:
             return [self.shared[token]]
-        # Some tokenizers take away the space with which a text begins.
+        # Some tokenizers take away the space with which a sequence begins.
         first, both = self._letters([before]), self._letters([before, token])
         return self._spelt(both[len(first) :] if both.startswith(first) else self._letters([token]))
 
@@ -74,7 +74,7 @@ class Translation:
 
 
 class TranslatedReader(Reader):
-    """A draft model that reads a text of another tokenizer, and the nodes below it, which are of shared tokens."""
+    """A draft model that reads a sequence of another tokenizer, and the nodes below it, which are of shared tokens."""
 
     def __init__(self, model: TreeModel, translation: Translation) -> None:
         super().__init__(model)
@@ -86,27 +86,27 @@ class TranslatedReader(Reader):
         self._translated = 0
         """How many of the target's tokens these are."""
 
-    def _own(self, text: torch.Tensor) -> torch.Tensor:
-        """`text` (length,), which is or begins with what was translated before."""
+    def _own(self, sequence: torch.Tensor) -> torch.Tensor:
+        """`sequence` (length,), which is or begins with what was translated before."""
         translation, new = self._translation, list[int]()
         if self._translated:
-            for before, token in pairwise(text[self._translated - 1 :].tolist()):
+            for before, token in pairwise(sequence[self._translated - 1 :].tolist()):
                 new += translation.one(before, token)
         else:
-            new = translation.prompt(text)
-        self._translated = len(text)
+            new = translation.prompt(sequence)
+        self._translated = len(sequence)
         begin, self._length = self._length, self._length + len(new)
         if self._length > len(self._buffer):
             self._buffer = torch.cat([self._buffer[:begin], self._buffer.new_empty(self._length + 256)])
         self._buffer[begin : self._length] = torch.tensor(new, dtype=torch.long)
         return self._buffer[: self._length]
 
-    def reach(self, text: torch.Tensor) -> int:
-        """0 too where nothing of the text can be read, such as marks without letters."""
-        return super().reach(text) if len(self._own(text)) else 0
+    def reach(self, sequence: torch.Tensor) -> int:
+        """0 too where nothing of the sequence can be read, such as marks without letters."""
+        return super().reach(sequence) if len(self._own(sequence)) else 0
 
-    def read(self, text: torch.Tensor) -> torch.Tensor:
-        return self._translation.logits(super().read(text))
+    def read(self, sequence: torch.Tensor) -> torch.Tensor:
+        return self._translation.logits(super().read(sequence))
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         return self._translation.logits(

@@ -3,7 +3,7 @@
 The assistant reads hidden states of some of the target's layers, and of a block that is the newest token followed by
 masks it says what stands at every place, all places at once. So they do not depend on each other: beside transformers'
 own chain of best tokens there is a tree, the candidates of a place below every candidate of the place before, grown
-best first. What is drafted is chosen and not drawn, so that sampled texts are exact.
+best first. What is drafted is chosen and not drawn, so that sampled outputs are exact.
 
 Cost per step: one pass of the assistant over a block, and the target's output layer on it.
 """
@@ -30,7 +30,7 @@ from ..trees.templates import root_only, template_from
 from ._base import DrafterTraits, check_at_least
 from ._shared.pairing import config_of, loaded
 from ._shared.placed import placed_copy
-from ._shared.states import StatesDrafter, StatesText, UnreadStates, best_product, product_draft
+from ._shared.states import StatesDrafter, StatesSequence, UnreadStates, best_product, product_draft
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
@@ -67,8 +67,8 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         """What leaves the layers that the assistant names."""
         return [number + 1 for number in self.config.target_layer_ids]
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> DFlashText:
-        return DFlashText(self, prompt, target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> DFlashSequence:
+        return DFlashSequence(self, prompt, target, costs)
 
     def place(self, target: TreeModel) -> PreTrainedModel:
         if isinstance(self.model, str):
@@ -120,8 +120,8 @@ def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
     return other
 
 
-class DFlashText(StatesText):
-    """What the assistant predicts for one text."""
+class DFlashSequence(StatesSequence):
+    """What the assistant predicts for one sequence."""
 
     drafter: DFlash
 
@@ -149,13 +149,15 @@ class DFlashText(StatesText):
         tree = best_product(probabilities.tolist(), nodes, times) if given is None else given.cut(places)
         return product_draft(tree, context.root, candidates, probabilities)
 
-    def _read(self, text: torch.Tensor) -> torch.Tensor:
-        """Logits (places, vocabulary) of a block after `text` (length,): what is new of it is read in the same pass."""
+    def _read(self, sequence: torch.Tensor) -> torch.Tensor:
+        """Logits (places, vocabulary) of a block after `sequence` (length,): what is new of it is read in the same
+        pass.
+        """
         states, begin = self._unread.taken(), self._unread.begin
         numbers = self.drafter.states_of(0)
         by_layer = dict(zip(numbers, states[None].chunk(len(numbers), dim=-1), strict=True))
-        known = text[None, begin:]
-        places = torch.arange(begin, len(text), device=text.device)[None]
+        known = sequence[None, begin:]
+        places = torch.arange(begin, len(sequence), device=sequence.device)[None]
         _, logits = self._generator.get_candidates(
             known,
             {"position_ids": places, "attention_mask": None},

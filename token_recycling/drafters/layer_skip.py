@@ -22,7 +22,7 @@ from ..model.info import UnsupportedModelError, model_info
 from ..model.inspection import decoder_layers
 from ..model.prefill import continued
 from ..model.tree_model import TreeModel
-from ._shared.base import CausalDrafter, Mode, ModelText
+from ._shared.base import CausalDrafter, Mode, ModelSequence
 from ._shared.pairing import Pairs
 
 _SAMPLE, _LONGEST = 64, 512
@@ -60,21 +60,21 @@ class LayerSkip(CausalDrafter):
         self._choosing = Lock()
 
     def fork(self) -> LayerSkip:
-        """The same: nothing is learned from texts, once the first one has chosen the layers."""
+        """The same: nothing is learned from sequences, once the first one has chosen the layers."""
         return replace(self) if self._skipped is None else self
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelSequence:
         with self._choosing:
             if self._skipped is None:
                 self.choose(target, prompt)
         return super().start(prompt, target, costs)
 
     def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
-        """Chooses the layers by how the target continues `prompt` (length,); they are kept for all later texts."""
+        """Chooses the layers by how the target continues `prompt` (length,); they are kept for all later sequences."""
         _check(target)
         room = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
-        text = continued(target, prompt, max(0, room))
-        self._skipped, self._expected = best_layers(target.model, text[-_LONGEST:], self.depth)
+        sequence = continued(target, prompt, max(0, room))
+        self._skipped, self._expected = best_layers(target.model, sequence[-_LONGEST:], self.depth)
         return self._skipped
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
@@ -181,17 +181,17 @@ def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
 
 
 @torch.no_grad()
-def best_layers(model: PreTrainedModel, text: torch.Tensor, depth: int) -> tuple[list[int], float]:
+def best_layers(model: PreTrainedModel, sequence: torch.Tensor, depth: int) -> tuple[list[int], float]:
     """Which layers to skip for the most tokens by cost, and the expected speed as a multiple of plain decoding.
 
-    Layers are ranked by how seldom the model's choices in `text` (length,) change without each; of the sets of the
+    Layers are ranked by how seldom the model's choices in `sequence` (length,) change without each; of the sets of the
     first 1, 2, ... layers the best is taken, at the best length of draft up to `depth`.
     """
     _, layers = decoder_layers(model)
-    wanted = _choices(model, text)
+    wanted = _choices(model, sequence)
 
     def agreement(skipped: Sequence[int]) -> float:
-        return float((_choices(without_layers(model, skipped), text) == wanted).float().mean())
+        return float((_choices(without_layers(model, skipped), sequence) == wanted).float().mean())
 
     ranked = sorted(range(1, len(layers)), key=lambda number: -agreement([number]))
     sets = [ranked[:size] for size in range(1, len(layers))]
@@ -200,8 +200,8 @@ def best_layers(model: PreTrainedModel, text: torch.Tensor, depth: int) -> tuple
     return sorted(sets[speeds.index(fastest)]), fastest
 
 
-def _choices(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=text[None], use_cache=False).logits[0].argmax(dim=-1)
+def _choices(model: PreTrainedModel, sequence: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=sequence[None], use_cache=False).logits[0].argmax(dim=-1)
 
 
 def cost_without(model: PreTrainedModel, skipped: Collection[int]) -> float:

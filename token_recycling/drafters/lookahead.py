@@ -5,10 +5,10 @@ l-th iteration made for the position i + l after the root. Every step makes a ne
 n-gram a column, and drops the oldest level; the window moves on by one position. A pool keeps, for each token, the G
 n-grams beginning with it that were seen last; those of the newest token are verified in the same forward pass.
 
-The published mask is a tree. A cell sees the text, level 0 up to its own column, and its column up to its own level:
-its parent is the cell that the iteration before made for the position before, and that of a cell of level 0 is the cell
-to its left, column 0 of level 0 being the root. A guess is a branch of the root. A window cell may be accepted like any
-node, if its path is what the target emits.
+The published mask is a tree. A cell sees the sequence, level 0 up to its own column, and its column up to its own
+level: its parent is the cell that the iteration before made for the position before, and that of a cell of level 0 is
+the cell to its left, column 0 of level 0 being the root. A guess is a branch of the root. A window cell may be accepted
+like any node, if its path is what the target emits.
 
 Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where they agree.
 """
@@ -24,7 +24,7 @@ import torch
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft, DraftBuilder, Step
-from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 Ngram = tuple[int, ...]
 _MOST_NODES = 1024
@@ -42,7 +42,7 @@ class Lookahead(Drafter):
     guesses: int = 7
     """G: n-grams kept for each token, and drafted after it."""
     pool_from_prompt: bool = False
-    """Put the n-grams of the prompt and of the emitted text into the pool too."""
+    """Put the n-grams of the prompt and of the output into the pool too."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "window", "guesses")
@@ -55,28 +55,28 @@ class Lookahead(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(reproducible=True)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> LookaheadText:
-        return LookaheadText(self, prompt.tolist())
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> LookaheadSequence:
+        return LookaheadSequence(self, prompt.tolist())
 
     def describe(self) -> str:
         more = ", and those of the text" if self.pool_from_prompt else ""
         return f"lookahead: window {self.window}, n-grams of {self.ngram_size}, at most {self.guesses} guesses{more}"
 
 
-class LookaheadText(TextDrafter):
-    """The window and the pool of one text."""
+class LookaheadSequence(SequenceDrafter):
+    """The window and the pool of one sequence."""
 
     drafter: Lookahead
 
     def __init__(self, drafter: Lookahead, prompt: list[int]) -> None:
         super().__init__(drafter)
         # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
-        # run, and no number is taken from those that decide about the text.
+        # run, and no number is taken from those that decide about the sequence.
         columns = drafter.window + drafter.ngram_size - 3
         self.pool = Pool(drafter.guesses)
         self._window = Window(drafter.ngram_size, random.Random(0).choices(prompt, k=columns))
         self._learned = 0
-        """Where the first n-gram of the text begins that is not in the pool."""
+        """Where the first n-gram of the sequence begins that is not in the pool."""
         self._draft: Draft | None = None
 
     def draft(self, context: Context) -> Draft:
@@ -96,7 +96,7 @@ class LookaheadText(TextDrafter):
             return
         places, newest = draft.places_in(step.draft), self._window.newest
         found = [place for place in (places[node] for node in newest) if place is not None]
-        # Cut off at a limit of the text, or left out where this drafter is a part of another.
+        # Cut off at a limit of the sequence, or left out where this drafter is a part of another.
         if len(found) < len(newest):
             return
         for gram in self._window.advance(_choices(step.logits, found)):
@@ -127,7 +127,7 @@ class Pool:
             del kept[next(iter(kept))]
 
     def learn(self, tokens: list[int], size: int) -> None:
-        """Adds all n-grams of `size` tokens of a text."""
+        """Adds all n-grams of `size` tokens of a sequence."""
         for end in range(size, len(tokens) + 1):
             self.add(tuple(tokens[end - size : end]))
 

@@ -2,8 +2,8 @@
 
 The first layer reads the target's last hidden state and the token that came of it, and predicts the token after; each
 further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
-transformers drafts one token a layer, for one text; here there are, below the best token of every place, the next best
-ones beside it, as many as pay. What is drafted is chosen and not drawn, so that sampled texts are exact.
+transformers drafts one token a layer, for one sequence; here there are, below the best token of every place, the next
+best ones beside it, as many as pay. What is drafted is chosen and not drawn, so that sampled outputs are exact.
 
 Cost per step: a pass of every layer and of the target's output layer, and one more for each further place.
 """
@@ -29,7 +29,7 @@ from ..trees.templates import root_only
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._pruning import prune
 from ._shared.placed import placed_copy
-from ._shared.states import REMOVED, StatesDrafter, StatesText, UnreadStates
+from ._shared.states import REMOVED, StatesDrafter, StatesSequence, UnreadStates
 
 _OWN = "own"
 _PIECE = 512
@@ -64,8 +64,8 @@ class Mtp(StatesDrafter[MtpModel]):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=last_state)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MtpText:
-        return MtpText(self, MtpReader(self.placed(target), len(prompt)), costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MtpSequence:
+        return MtpSequence(self, MtpReader(self.placed(target), len(prompt)), costs)
 
     def place(self, target: TreeModel) -> MtpModel:
         made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
@@ -111,7 +111,7 @@ def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
 
 
 class MtpReader(UnreadStates):
-    """One text as the layers read it, and the chain that they predict behind it.
+    """One sequence as the layers read it, and the chain that they predict behind it.
 
     A row is a state of the target and the token after it; every further layer reads the same rows with the tokens one
     place later, the last of which are drafted. So what a cache holds of the last rows, one less than there are layers,
@@ -130,13 +130,13 @@ class MtpReader(UnreadStates):
         """Rows in the cache that do not stay, and those of the last layer after them."""
 
     @torch.no_grad()
-    def read(self, text: torch.Tensor) -> torch.Tensor:
-        """Logits (layers, vocabulary) of the tokens after `text` (length,), each if the best ones stand before it."""
+    def read(self, sequence: torch.Tensor) -> torch.Tensor:
+        """Return logits (layers, vocabulary) of the tokens after `sequence` (length,), each after the best before."""
         states = self.taken()
         while True:
             self._forget()
             piece = states[:_PIECE]
-            logits = self._pass(piece, text[self._next + 1 :][: len(piece)])
+            logits = self._pass(piece, sequence[self._next + 1 :][: len(piece)])
             self._surplus = min(len(piece), len(self._layers.layers) - 1)
             self._next += len(piece) - self._surplus
             self._unread = [states[len(piece) - self._surplus :]]
@@ -178,8 +178,8 @@ class MtpReader(UnreadStates):
         return self._layer(len(self._layers.layers) - 1)
 
 
-class MtpText(StatesText):
-    """What the layers predict for one text."""
+class MtpSequence(StatesSequence):
+    """What the layers predict for one sequence."""
 
     drafter: Mtp
 

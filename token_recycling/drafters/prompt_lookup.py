@@ -16,7 +16,7 @@ from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
-from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _MOST = 16
 """Tokens of an n-gram at most: every size has an entry per token."""
@@ -43,15 +43,15 @@ class PromptLookup(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(on_host=True, reproducible=True)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PromptLookupText:
-        return PromptLookupText(self)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PromptLookupSequence:
+        return PromptLookupSequence(self)
 
     def describe(self) -> str:
         sizes = f"{self.max_matching_ngram_size} to 1" if self.max_matching_ngram_size > 1 else "1"
         return f"prompt_lookup: at most {self.num_tokens} tokens after a match of the last {sizes}"
 
 
-class PromptLookupText(TextDrafter):
+class PromptLookupSequence(SequenceDrafter):
     """The n-grams of one sequence, by where each ended first."""
 
     drafter: PromptLookup

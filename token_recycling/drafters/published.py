@@ -2,7 +2,7 @@
 
 Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2); after it, the top-k
 candidates at every node, the rejected ones too, overwrite the rows of their tokens (section 3.3). Nothing is trained,
-and the matrix stays from text to text.
+and the matrix stays from sequence to sequence.
 
 Cost per step: one gather per tree layer, one top-k over the logits of all nodes, one write of n rows.
 """
@@ -22,7 +22,7 @@ from ..recycling.matrix_file import check_vocabulary
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import template_from
 from ..trees.tree import Tree
-from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Published(Drafter):
     update: UpdateRule = "last"
     """Which node wins where a token stands at several: last, first or unordered."""
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
-    """What has been learned; made at the first text."""
+    """What has been learned; made at the first sequence."""
 
     def __post_init__(self) -> None:
         if self.update not in get_args(UpdateRule):
@@ -61,8 +61,8 @@ class Published(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(reproducible=True)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedText:
-        return PublishedText(self, self.prepare(target))
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedSequence:
+        return PublishedSequence(self, self.prepare(target))
 
     def prepare(self, target: TreeModel) -> AdjacencyMatrix:
         """The matrix for this target; raises ValueError if it was learned from another vocabulary."""
@@ -77,8 +77,8 @@ class Published(Drafter):
         return f"published: k = {self.k}, {self.template}, update rule {self.update}"
 
 
-class PublishedText(TextDrafter):
-    """One of the texts that fill the matrix and draft from it."""
+class PublishedSequence(SequenceDrafter):
+    """One of the sequences that fill the matrix and draft from it."""
 
     drafter: Published
 

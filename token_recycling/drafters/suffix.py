@@ -1,7 +1,7 @@
-"""What followed the longest suffix of the text that stands in it before.
+"""What followed the longest suffix of the sequence that stands in it before.
 
 The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
-(2411.04975): a long match is rarely chance. Prompt and output are one text; where a match ends in a loop, the draft
+(2411.04975): a long match is rarely chance. Prompt and output are one sequence; where a match ends in a loop, the draft
 repeats it.
 
 Cost per step: some nanoseconds for every new token, and a look-up of some microseconds, in compiled code.
@@ -20,7 +20,7 @@ from ..model.tree_model import TreeModel
 from ..recycling.suffix_index import LONGEST, SuffixIndex, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
-from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _WALKED = 256
 """Places with the same last tokens among which the longest match is looked for, the newest."""
@@ -30,7 +30,7 @@ _COMPARED = 2**20
 
 @dataclass
 class Suffix(Drafter):
-    """Drafts what followed the longest repeated suffix of the text; the longer the match, the longer the draft."""
+    """Drafts what followed the longest repeated suffix of the sequence; the longer the match, the longer the draft."""
 
     num_tokens: int = 40
     """Drafted tokens at most."""
@@ -53,17 +53,17 @@ class Suffix(Drafter):
     def warm_up(self, device: torch.device) -> None:
         warm_up()
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SuffixText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SuffixSequence:
         self.warm_up(target.device)
-        return SuffixText(self)
+        return SuffixSequence(self)
 
     def describe(self) -> str:
         drafted = f"{self.factor:g} tokens for each of a match of {self.min_match} or more"
         return f"suffix: {drafted}, {self.num_tokens} at most"
 
 
-class SuffixText(TextDrafter):
-    """One text and its index."""
+class SuffixSequence(SequenceDrafter):
+    """One sequence and its index."""
 
     drafter: Suffix
 

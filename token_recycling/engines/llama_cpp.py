@@ -33,7 +33,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from ..recycling.matrix_file import vocabulary_fingerprint
 from ..recycling.ngrams import ngrams_at
-from ..recycling.recycler import Text
+from ..recycling.recycler import SequenceState
 from .replica import EngineOptions, PassCosts, Replica
 from .versions import check_signature, check_version
 
@@ -51,7 +51,7 @@ class TokenRecycling(LlamaDraftModel):
     and RuntimeError for a llama-cpp-python that is not known.
     """
 
-    _text: Text | None = None
+    _text: SequenceState | None = None
     _read: np.ndarray
     """The ids of the text so far."""
     _evaluated_next: np.ndarray

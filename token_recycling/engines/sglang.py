@@ -200,7 +200,7 @@ class Trees:
         ngrams, rows = [self._ngrams[:0]], [self._rows[:0]]
         for place, (request, more) in enumerate(zip(requests, accepted, strict=True)):
             whole = _tokens_of(request, more)
-            text = self.recycler.text_of(request, whole)
+            text = self.recycler.sequence_of(request, whole)
             tree = self.recycler.draft_one(text, whole, _DEEPEST)
             lay_out(tree, tokens[place], masks[place])
             if not _changes_logits(request):

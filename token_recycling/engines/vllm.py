@@ -154,7 +154,7 @@ class TokenRecycling:
         self._tokens, self._began = 0, now
         ends = zip(requests, rows.tolist(), lengths.tolist(), strict=True)
         texts = [
-            self.recycler.text_of(
+            self.recycler.sequence_of(
                 request,
                 tokens[row, :length],
                 functools.partial(self._predicted, request),

@@ -35,7 +35,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
-from ..loop.matchers import for_text
+from ..loop.matchers import for_sequence
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
@@ -188,7 +188,7 @@ class GenerateCall:
         """Why several texts cannot be accelerated where one could, or None."""
         if self.streamer is not None:
             return f"a streamer takes one sequence, got {len(self.input_ids)}"
-        others = (one for one in self.processors if scope(one) < Scope.EACH_TEXT and for_text(one, 0) is None)
+        others = (one for one in self.processors if scope(one) < Scope.EACH_TEXT and for_sequence(one, 0) is None)
         unknown = sorted({_name(one) for one in others})
         if unknown:
             return f"logits processors that may look across sequences need a batch of 1: {', '.join(unknown)}"
@@ -255,7 +255,7 @@ def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     if type(processor) is processors.PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
-    return for_text(processor, row) or processor
+    return for_sequence(processor, row) or processor
 
 
 @dataclass

@@ -61,11 +61,11 @@ def warm(
     *,
     seed: int = 0,
     output: Path | None = None,
-    past: bool = False,
+    history: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Warmed:
     """Let the model write for so many minutes, teach the drafter, and keep what it learned in the file `output`; by
-    default where the option `warmed=true` finds it. `past`: keep the texts among earlier outputs too. Raises
+    default where the option `warmed=true` finds it. `history`: keep the texts among earlier outputs too. Raises
     ValueError.
     """
     if not minutes > 0:
@@ -82,8 +82,8 @@ def warm(
             written = _written(model, tokenizer, drafter, before, after)
             texts, tokens = texts + _AT_ONCE, tokens + written
             progress(tokens)
-    if not past:
-        matrix.past = SuffixIndex(capacity=matrix.past.capacity)
+    if not history:
+        matrix.history = SuffixIndex(capacity=matrix.history.capacity)
     file = drafter.warmed_file(target) if output is None else output
     file.parent.mkdir(parents=True, exist_ok=True)
     matrix.save(file, fingerprint(tokenizer))

@@ -1,4 +1,4 @@
-"""Which drafted nodes the target agrees with, and where the text ends.
+"""Which drafted nodes the target agrees with, and where the sequence ends.
 
 Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
 choice. `TreeSteps` judges all nodes at once, in tensor operations that captured steps share (`longest_path`), and reads
@@ -28,7 +28,7 @@ IMPOSSIBLE = -2
 """The choice at a node whose scores are no distribution; neither a token nor the filling of a tree."""
 
 Append = Callable[[int], bool]
-"""Appends a token to the text; True if the text ends with it."""
+"""Appends a token to the sequence; True if the sequence ends with it."""
 
 
 class Selector(Protocol):
@@ -111,7 +111,7 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
     """
     drafted, children = draft.tokens.tolist(), draft.tree.children
     sampled_from = draft.sampled_from or {}
-    nodes, emitted = [0], []  # several nodes carry the text so far where siblings carry equal tokens
+    nodes, emitted = [0], []  # several nodes carry the sequence so far where siblings carry equal tokens
     while True:
         node = nodes[0]
         sampled = [child for child in children[node] if child in sampled_from] if sampled_from else []
@@ -177,7 +177,7 @@ def step_of(
     row: int = 0,
     candidates: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Step:
-    """The step that emits `tokens`, one for each node of the accepted `path`, as far as the text goes on."""
+    """The step that emits `tokens`, one for each node of the accepted `path`, as far as the sequence goes on."""
     emitted: list[int] = []
     finished = False
     while len(emitted) < len(path) and not finished:

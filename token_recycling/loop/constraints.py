@@ -1,4 +1,4 @@
-"""The grammar that a text is held to: where in it the text is, and drafts that keep to it.
+"""The grammar that a sequence is held to: where in it the sequence is, and drafts that keep to it.
 
 Masks never change which token is taken: that is for the processors of the call, as in `generate`. They say which
 drafted nodes are lost already. A drafter may grow its tree within them (`DrafterTraits.within_grammars`); from the
@@ -26,7 +26,7 @@ _FIRST, _NEXT = 0.6, 0.4
 
 
 class Constraint:
-    """The grammar of one text, and what the target took of what it allowed."""
+    """The grammar of one sequence, and what the target took of what it allowed."""
 
     def __init__(self, state: State, length: int) -> None:
         """`state` follows the prompt, of `length` tokens."""
@@ -34,11 +34,11 @@ class Constraint:
         self._read = length
         self._statistics = GrammarStatistics()
 
-    def at(self, text: np.ndarray) -> State | None:
-        """What may follow a text (length,), which goes on with the one before; None where it is not known."""
-        for token in text[self._read :].tolist():
+    def at(self, sequence: np.ndarray) -> State | None:
+        """What may follow a sequence (length,), which goes on with the one before; None where it is not known."""
+        for token in sequence[self._read :].tolist():
             self._state = None if self._state is None else self._state.after(token)
-        self._read = max(self._read, len(text))
+        self._read = max(self._read, len(sequence))
         return self._state
 
     def fitted(self, draft: Draft, state: State, room: int) -> Draft:
@@ -84,7 +84,7 @@ class Constraint:
 
 
 def constraint_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, length: int) -> Constraint | None:
-    """The grammar that `processors` hold a text to, or None where none is known.
+    """The grammar that `processors` hold a sequence to, or None where none is known.
 
     `padded` (1, columns) is what the processors are shown of the prompt, which has `length` tokens.
     """

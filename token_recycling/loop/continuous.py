@@ -218,7 +218,7 @@ class RunningBatch:
         batch.clock.restart()
         alone = begin(batch, TreeStepper)
         _step(batch, alone, [joining.on_step])
-        _keep_text(batch, 0)
+        _keep_sequence(batch, 0)
         if not request.going:
             return
         if self._stepper is None:
@@ -237,7 +237,7 @@ class RunningBatch:
         for place, request in enumerate(batch.requests):
             request.stats.spend(spent)
             if not request.going:
-                _keep_text(batch, place)
+                _keep_sequence(batch, place)
 
     def _drop(self) -> list[RequestState]:
         """Remove the requests that have ended, and return them."""
@@ -267,7 +267,7 @@ def _step(batch: BatchState, stepper: TreeStepper, callbacks: Sequence[OnStep]) 
     learn(batch, stepper)
 
 
-def _keep_text(batch: BatchState, place: int) -> None:
+def _keep_sequence(batch: BatchState, place: int) -> None:
     """Keep the slots of a sequence in the prefix cache, unless its last step failed."""
     request = batch.requests[place]
     if request.hints.prefixes is not None and request.whole:

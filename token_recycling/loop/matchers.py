@@ -1,4 +1,4 @@
-"""Recognises logits processors that hold a text to a grammar, so that drafts keep to it too.
+"""Recognises logits processors that hold a sequence to a grammar, so that drafts keep to it too.
 
 Known are xgrammar's own (Dong et al., 2411.15100); those of outlines, with whatever library it asks: xgrammar,
 llguidance or outlines-core; the function of lm-format-enforcer; and any that says so itself (`Matching`), as that of
@@ -27,7 +27,7 @@ _SLOW = 0.02
 
 @dataclass
 class _Watch:
-    """Whether a mask of this text was slow: a draft asks for one at every node, the processor for one a token."""
+    """Whether a mask of this sequence was slow: a draft asks for one at every node, the processor for one a token."""
 
     slow: bool = False
 
@@ -102,11 +102,13 @@ class Matching(Protocol):
     """A logits processor of any library that says what it will allow."""
 
     def first_matcher(self) -> tuple[Matcher, int] | None:
-        """Its place at the beginning of a text, and how many tokens of the vocabulary it knows; None if it was used."""
+        """Its place at the beginning of a sequence, and how many tokens of the vocabulary it knows; None if it was
+        used.
+        """
 
 
 class GrammarProcessor(LogitsProcessor):
-    """Holds one text to a grammar that xgrammar has compiled; make a new one for every text."""
+    """Holds one sequence to a grammar that xgrammar has compiled; make a new one for every sequence."""
 
     def __init__(self, compiled: Any) -> None:
         import xgrammar
@@ -115,7 +117,7 @@ class GrammarProcessor(LogitsProcessor):
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
         self._read: int | None = None
-        """Tokens of the text that it has seen; None before it is called."""
+        """Tokens of the sequence that it has seen; None before it is called."""
 
     def first_matcher(self) -> tuple[Matcher, int] | None:
         return _of_xgrammar(self._compiled) if self._read is None else None
@@ -144,7 +146,7 @@ class GrammarProcessor(LogitsProcessor):
         return allowed
 
     def dead_end(self) -> None:
-        """Called where no token may follow; then the text ends."""
+        """Called where no token may follow; then the sequence ends."""
 
 
 def _of_xgrammar(compiled: Any) -> tuple[Matcher, int]:
@@ -172,11 +174,11 @@ def _of_outlines_core(index: Any) -> tuple[Matcher, int]:
     return _Listed(allowed, index.get_next_state, index.get_initial_state()), most + 1
 
 
-def _of_enforcer(enforcer: Any, text: Sequence[int]) -> tuple[Matcher, int]:
+def _of_enforcer(enforcer: Any, sequence: Sequence[int]) -> tuple[Matcher, int]:
     return _Listed(
         lambda tokens: enforcer.get_allowed_tokens(tokens).allowed_tokens,
         lambda tokens, token: [*tokens, token],
-        [*text],
+        [*sequence],
     ), enforcer.vocab_size
 
 
@@ -208,8 +210,8 @@ def _name(one: object) -> str:
     return f"{type(one).__module__}.{type(one).__qualname__}"
 
 
-def for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
-    """The same for one text of a batch alone, if it is of a known library and unused; None if not."""
+def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
+    """The same for one sequence of a batch alone, if it is of a known library and unused; None if not."""
     kind = _KINDS.get(_name(processor))
     if kind is None or not kind.unused(processor):
         return None

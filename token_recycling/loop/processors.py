@@ -1,7 +1,7 @@
 """One table of what each of transformers' logits processors looks at.
 
-A processor that is not in it is called as `generate` calls it, for one text at a time; where that cannot be, the call
-is left to transformers. A new processor of transformers is one entry here.
+A processor that is not in it is called as `generate` calls it, for one sequence at a time; where that cannot be, the
+call is left to transformers. A new processor of transformers is one entry here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Scope(IntEnum):
     """What a processor looks at; each kind can do all that the kinds before it can."""
 
     UNKNOWN = 0
-    """Anything: it may compare the texts of a batch."""
+    """Anything: it may compare the sequences of a batch."""
     EACH_TEXT = 1
-    """Each text of a batch alone."""
+    """Each sequence of a batch alone."""
     SCORES = 2
-    """The scores alone; it remembers nothing, so that it may be called for any text."""
+    """The scores alone; it remembers nothing, so that it may be called for any sequence."""
     EACH_ROW = 3
     """The same for any row of scores, in tensor operations of known shapes: it can be part of a captured step."""
 

@@ -20,8 +20,8 @@ _SHORT_PROMPT = 32
 
 
 def reads_along(batch: BatchState) -> bool:
-    """Whether the first step reads the prompt too: of one text, where the model computes alike at every length, or of
-    any, where states over the text must be what `generate` has then.
+    """Whether the first step reads the prompt too: of one sequence, where the model computes alike at every length, or
+    of any, where states over the sequence must be what `generate` has then.
     """
     return batch.target.info.recurrent or (len(batch.requests) == 1 and batch.target.info.border is None)
 
@@ -34,14 +34,14 @@ def reads_alone(batch: BatchState) -> bool:
 
 
 def prefill(batch: BatchState, most: int | None = None) -> None:
-    """Put all of each text but its last token into the cache; of a single text at most `most` tokens more."""
-    texts, held = batch.texts, [row.cached for row in batch.requests]
+    """Put all of each sequence but its last token into the cache; of a single sequence at most `most` tokens more."""
+    sequences, held = batch.sequences, [row.cached for row in batch.requests]
     if most is not None:
-        texts = [text[: there + most + 1] for text, there in zip(texts, held, strict=True)]
+        sequences = [sequence[: there + most + 1] for sequence, there in zip(sequences, held, strict=True)]
     with batch.states() as passes:
-        fill(batch.target, texts, batch.cache, held, batch.reading)
-    unread = [len(text) - 1 - there for text, there in zip(texts, held, strict=True)]
-    # Of all that was read, and no more: a family may leave states out, or read a long prompt anew.
+        fill(batch.target, sequences, batch.cache, held, batch.reading)
+    unread = [len(sequence) - 1 - there for sequence, there in zip(sequences, held, strict=True)]
+    # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
     if passes and sum(states.shape[1] for states in passes) == max(unread):
         states = torch.cat(passes, dim=1).to(batch.target.device)
         if most is not None:
@@ -57,9 +57,9 @@ def first_logits(batch: BatchState, drafts: list[Draft], alone: bool) -> torch.T
     all is cached. `alone`: nothing is drafted.
     """
     if alone and batch.target.info.recurrent:
-        return read_prompts(batch.target, batch.texts, batch.cache)
+        return read_prompts(batch.target, batch.sequences, batch.cache)
     if len(drafts) == 1 and batch.cache.get_seq_length() < batch.requests[0].sequence.length - 1:
-        return first_pass(batch.target, batch.texts[0], drafts[0], batch.cache, batch.reading)
+        return first_pass(batch.target, batch.sequences[0], drafts[0], batch.cache, batch.reading)
     return None
 
 
@@ -67,5 +67,5 @@ def give_states(batch: BatchState, states: list[torch.Tensor]) -> None:
     """Give each drafter the hidden states (n, states * hidden) of its prompt: of earlier pieces, then `states`."""
     for row, last in zip(batch.requests, states, strict=True):
         with row.guarded():
-            batch.text_drafter(row).read_prompt(torch.cat([*batch.states_read, last]))
+            batch.sequence_drafter(row).read_prompt(torch.cat([*batch.states_read, last]))
     batch.states_read.clear()

@@ -24,7 +24,7 @@ from transformers.generation.stopping_criteria import (
 
 from .._util.device import random_state, set_random_state
 from ..costs.costs import Costs
-from ..drafters._base import Drafter, DrafterTraits, TextDrafter
+from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from ..drafters._pruning import prune
 from ..model.inspection import layer_states
 from ..model.prefill import Reading
@@ -39,7 +39,7 @@ from .processors import Scope, scope
 from .stats import Clock, Stats
 
 _LEAST_ROOM = 256
-"""Tokens that memory grows by at least: the limit of a text may be far beyond what any memory holds."""
+"""Tokens that memory grows by at least: the limit of a sequence may be far beyond what any memory holds."""
 
 
 class Sequence:
@@ -101,12 +101,12 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens of the text, without padding."""
+        """Tokens of the sequence, without padding."""
         return self._end - self.padding
 
     @property
     def columns(self) -> int:
-        """Tokens of the text and the padding before it."""
+        """Tokens of the sequence and the padding before it."""
         return self._end
 
     @property
@@ -115,7 +115,7 @@ class Sequence:
         return max(1, self.max_length - self._end)
 
     def append(self, token: int) -> bool:
-        """Append a token; return True if the text ends with it."""
+        """Append a token; return True if the sequence ends with it."""
         self.push(token)
         ended = token in self._eos or self._end >= self.max_length
         scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
@@ -132,7 +132,7 @@ class Sequence:
         self._end += 1
 
     def end_at(self, columns: int) -> None:
-        """End the text at that column; withdraw what follows."""
+        """End the sequence at that column; withdraw what follows."""
         self._end, self.ended = columns, True
         self._copied = min(self._copied, columns)
 
@@ -167,7 +167,7 @@ class TokenSelector:
         """
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The next token after the text so far, from logits (vocabulary,)."""
+        """The next token after the sequence so far, from logits (vocabulary,)."""
         if self.greedy:
             fast = logits.device.type == "cpu" and logits.dtype == torch.float32
             return int(logits.numpy().argmax() if fast else logits.argmax())
@@ -201,14 +201,14 @@ class TokenSelector:
         self._left = []
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (n, vocabulary) of any model as those that tokens are sampled from, as far as texts do not matter."""
+        """Return logits (n, vocabulary) of any model after the warpers that do not depend on the sequence."""
         scores = logits.to(copy=True, dtype=torch.float32)
         for warper in self._warpers:
             scores = warper(None, scores)
         return scores
 
     def scored(self, logits: torch.Tensor) -> torch.Tensor:
-        """The processed scores (1, vocabulary) after the text so far, which are kept where they are wanted."""
+        """The processed scores (1, vocabulary) after the sequence so far, which are kept where they are wanted."""
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.sequence.padded.device)
         scores = self.processors(self.sequence.padded, raw)
         if self.sequence.scores is not None:
@@ -218,7 +218,7 @@ class TokenSelector:
         return scores
 
     def forget(self, tokens: int) -> None:
-        """Drop the scores and logits of all but the first `tokens`: the text has ended before."""
+        """Drop the scores and logits of all but the first `tokens`: the sequence has ended before."""
         for kept in (self.sequence.scores, self.logits):
             if kept is not None:
                 del kept[tokens:]
@@ -242,7 +242,7 @@ class RequestState:
     """The error that ended it early, if one did."""
     whole: bool = field(default=False, init=False)
     """Whether its last step was accepted and its slots were kept; set in continuous batching."""
-    text_drafter: TextDrafter | None = field(default=None, init=False)
+    sequence_drafter: SequenceDrafter | None = field(default=None, init=False)
     """Its drafter; None until started."""
 
     def __post_init__(self) -> None:
@@ -269,13 +269,13 @@ class RequestState:
                 raise
             self.error = error
 
-    def started(self, target: TreeModel, costs: Costs) -> TextDrafter:
+    def started(self, target: TreeModel, costs: Costs) -> SequenceDrafter:
         """Return its drafter, started when first needed."""
-        if self.text_drafter is None:
-            self.text_drafter = self.drafter.start(self.prompt.to(target.device), target, costs)
+        if self.sequence_drafter is None:
+            self.sequence_drafter = self.drafter.start(self.prompt.to(target.device), target, costs)
             if self.hints.prediction is not None:
-                self.text_drafter.predict(self.hints.prediction)
-        return self.text_drafter
+                self.sequence_drafter.predict(self.hints.prediction)
+        return self.sequence_drafter
 
     def draft(self, target: TreeModel, costs: Costs) -> Draft:
         """Return a draft, without nodes beyond the length limit or that the target cannot verify exactly."""
@@ -325,10 +325,10 @@ class RequestState:
 
     def finish(self) -> None:
         """Add the drafter's counts to the statistics; called once, after the last step."""
-        if self.text_drafter is not None:
+        if self.sequence_drafter is not None:
             with self.guarded():
-                self.stats.drafter_statistics.update(self.text_drafter.statistics())
-                self.stats.drafter = self.stats.drafter or self.text_drafter.describe()
+                self.stats.drafter_statistics.update(self.sequence_drafter.statistics())
+                self.stats.drafter = self.stats.drafter or self.sequence_drafter.describe()
 
 
 @dataclass
@@ -352,11 +352,11 @@ class BatchState:
     """(tokens, states * hidden) each: of the pieces of a prompt read so far, where its drafter needs them."""
 
     @property
-    def texts(self) -> list[torch.Tensor]:
+    def sequences(self) -> list[torch.Tensor]:
         """(length,) each: the sequences so far."""
         return [row.sequence.tokens for row in self.requests]
 
-    def text_drafter(self, row: RequestState) -> TextDrafter:
+    def sequence_drafter(self, row: RequestState) -> SequenceDrafter:
         """Return a request's drafter, started when first needed."""
         return row.started(self.target, self.costs)
 

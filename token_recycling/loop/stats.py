@@ -34,7 +34,7 @@ class Stats:
     """Decoding steps: forward passes that verified a draft, or a lone root; a prompt's pass may be one."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of prompts whose keys and values were kept of earlier texts, and not read again."""
+    """Tokens of prompts whose keys and values were kept of earlier sequences, and not read again."""
     prefill_seconds: float = 0.0
     """Seconds up to the first tokens: of the pass that reads the prompt and verifies the first draft."""
     first_tokens: int = 0
@@ -145,7 +145,7 @@ class Stats:
             self.accepted[tree.depths[node], tree.ranks[node]] += 1
 
     def spend(self, other: Stats) -> None:
-        """Add the time of passes that this text shared with others."""
+        """Add the time of passes that this sequence shared with others."""
         self.compile_seconds += other.compile_seconds
         for part in PARTS:
             self.seconds[part] += other.seconds[part]

@@ -96,7 +96,7 @@ class TreeStepper:
         """One forward pass over all trees. Finished rows may have no position left: they are fully masked."""
         batch, rows = self.batch, self.batch.requests
         if batch.target.info.border is not None:
-            cross_border(batch.target, batch.texts, batch.cache)
+            cross_border(batch.target, batch.sequences, batch.cache)
         lengths = [row.sequence.length - 1 for row in rows]
         held = batch.cache.get_seq_length()
         with batch.states() as states:
@@ -104,7 +104,7 @@ class TreeStepper:
         if states is None:
             return _Pass(lengths, logits)
         n, read = logits.shape[1], torch.cat(states, dim=1).to(batch.target.device)
-        if 0 < read.shape[1] - n == max(lengths) - held:  # shorter texts stand behind padding
+        if 0 < read.shape[1] - n == max(lengths) - held:  # shorter sequences stand behind padding
             self._prompt_states = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
         return _Pass(lengths, logits, read[:, -n:])
 
@@ -150,16 +150,16 @@ class TreeStepper:
         """Return the steps of the sequences in `going`, without those that failed."""
         at_once, steps = self._steps_at_once(drafts, seen, going) if self._at_once(drafts, going) else None, []
         for row in going:
-            text, draft, n = self.batch.requests[row], drafts[row], len(drafts[row].tree)
-            if text.error is not None:
+            request, draft, n = self.batch.requests[row], drafts[row], len(drafts[row].tree)
+            if request.error is not None:
                 continue
-            with text.guarded():
-                append = text.sequence.append
+            with request.guarded():
+                append = request.sequence.append
                 if at_once is not None:
                     step = at_once.step(row, append)
                     text.selector.sampled(len(step.tokens))
                 else:
-                    step = accept_walk(draft, seen.logits[row, :n], append, text.selector, row)
+                    step = accept_walk(draft, seen.logits[row, :n], append, request.selector, row)
                 if seen.states is not None:
                     step = replace(step, states=seen.states[row, :n])
                 steps.append(step)
@@ -276,7 +276,7 @@ def begin(batch: BatchState, stepper: Callable[[BatchState], S]) -> S:
         request.stats.prompt_tokens += request.sequence.length
     stats = batch.requests[0].stats
     batch.prompt_alone = reads_alone(batch)
-    stats.drafter = "" if batch.prompt_alone else batch.text_drafter(batch.requests[0]).describe()
+    stats.drafter = "" if batch.prompt_alone else batch.sequence_drafter(batch.requests[0]).describe()
     made = stepper(batch)
     stats.path = made.describe()
     return made

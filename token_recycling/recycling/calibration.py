@@ -1,7 +1,7 @@
 """How often a candidate of a kind is what the target chooses, learned while decoding.
 
-A stored probability is from another place in the text, and greedy decoding takes the likeliest token however likely it
-is. So candidates are divided into kinds by mixed probability, rank and match length, and counted at accepted nodes,
+A stored probability is from another place in the sequence, and greedy decoding takes the likeliest token however likely
+it is. So candidates are divided into kinds by mixed probability, rank and match length, and counted at accepted nodes,
 drafted or not. Until there are observations of a kind, the probability itself is believed.
 """
 

@@ -47,7 +47,7 @@ class GrammarStatistics:
         self._learning = Lock()
 
     def learn(self, state: State, token: int) -> None:
-        """Count a token of the text."""
+        """Count a token of the sequence."""
         with self._learning:
             taken = self._taken.pop(state.key, {})
             if sum(taken.values()) >= _TAKEN:
@@ -91,7 +91,7 @@ class GrammarStatistics:
 
 
 def states_of(root: State, parents: Sequence[int], tokens: Sequence[int]) -> list[State | None]:
-    """The state at each node of a tree (n,), None where the grammar forbids it or the text has ended."""
+    """The state at each node of a tree (n,), None where the grammar forbids it or the sequence has ended."""
     states: list[State | None] = [root]
     for parent, token in zip(parents[1:], tokens[1:], strict=True):
         above = states[parent]

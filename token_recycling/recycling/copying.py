@@ -39,16 +39,16 @@ _RULES, _LONGEST_RULE = 16, 8
 """Newest rules that are kept, and most tokens of either side."""
 
 _PLACE, _RUN, _GAP, _RULE, _DONE, _MADE, _PREDICTED, _PREDICTION, _FROM = range(9)
-"""Of a text: the next place to copy, or the first that was not copied; tokens copied in a row; tokens since then; the
-rule that is being followed, and how many of its tokens; rules so far; tokens that a prediction had, its length, and how
-many tokens are the prompt.
+"""Of a sequence: the next place to copy, or the first that was not copied; tokens copied in a row; tokens since then;
+the rule that is being followed, and how many of its tokens; rules so far; tokens that a prediction had, its length, and
+how many tokens are the prompt.
 """
 _OLD, _NEW, _RIGHT, _WRONG, _TOKENS = range(5)
 """Of a rule: numbers of tokens, how often it held and did not, its tokens."""
 
 
 class Copying(NamedTuple):
-    """Of one text, or of many with a dimension of slots in front."""
+    """Of one sequence, or of many with a dimension of slots in front."""
 
     state: np.ndarray  # (9,) int64
     rules: np.ndarray  # (_RULES, 20) int64
@@ -58,25 +58,25 @@ class Copying(NamedTuple):
         return cls(np.zeros((*slots, 9), np.int64), np.zeros((*slots, _RULES, _TOKENS + 2 * _LONGEST_RULE), np.int64))
 
     def begin(self, slot: int, prompt: int, prediction: int = 0) -> None:
-        """A text begins, with numbers of tokens: copied is first what stands at the beginning of the index."""
+        """A sequence begins, with numbers of tokens: copied is first what stands at the beginning of the index."""
         self.state[slot] = 0
         self.state[slot, _PLACE], self.state[slot, _FROM] = 0 if prediction else ABSENT, prompt
         self.state[slot, _PREDICTION] = prediction
 
     def predicted(self, slot: int) -> int:
-        """How many tokens of a text the prediction had."""
+        """How many tokens of a sequence the prediction had."""
         return int(min(self.state[slot, _PREDICTED], self.state[slot, _PREDICTION]))
 
 
 @compiled_part
 def follows_from(copying: Copying) -> int:
-    """How many tokens of a text are its prompt, which is never copied from anything."""
+    """How many tokens of a sequence are its prompt, which is never copied from anything."""
     return copying.state[_FROM]
 
 
 @compiled_part
 def follow(copying: Copying, index: IndexArrays, token: int) -> None:
-    """The text goes on with `token`, which is not in its index yet."""
+    """The sequence goes on with `token`, which is not in its index yet."""
     state, rules = copying
     if state[_PLACE] < 0:
         return

@@ -1,12 +1,13 @@
-"""Trees, chains and templates for one text or many, grown best first under one budget in one call of compiled code.
+"""Trees, chains and templates for one sequence or many, grown best first under one budget in one call of compiled code.
 
 A node's value is the product of the probabilities from the root, and its gain in expected tokens (Sequoia, 2402.12374,
 section 4.1; here at every step, as in EAGLE-2). Of all sequences that share a pass the most valuable node comes next,
 until more would not pay (`costs.budget`). A chain is a tree of one child a node. Some sequences of a batch are easier
 than others: probabilities along their chains are corrected by accepted and rejected tokens against expected ones.
 
-Texts have slots: rows of shared arrays, and the addresses of a text's index. One call for all of them costs 3
-microseconds a text besides its nodes (`nodes`); a call for each would cost 12 more, 0.4 ms in a step of 32 texts.
+Sequences have slots: rows of shared arrays, and the addresses of a sequence's index. One call for all of them costs 3
+microseconds a sequence besides its nodes (`nodes`); a call for each would cost 12 more, 0.4 ms in a step of 32
+sequences.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from .nodes import GrowingTree, attach, consider, keep_allowed, put_below, tree_
 from .suffix_index import LONGEST, IndexArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
-"""Verified tokens of all texts that a text begins with; what a text and all texts keep with every step."""
+"""Verified tokens that a new sequence starts with; decay per step of one sequence, and of all."""
 
 
-class TextArrays(NamedTuple):
-    """What is kept of texts, for compiled functions; s slots."""
+class SequenceArrays(NamedTuple):
+    """What is kept of sequences, for compiled functions; s slots."""
 
     trees: GrowingTree
     made: np.ndarray  # (s,) int64: nodes of a tree; 0 where what followed was counted
     read: np.ndarray  # (s,) int64: tokens that were read
     wrong: np.ndarray
-    """(s + 1, 3) float64: drafted tokens verified of late, wrong, and expected to be wrong; at last of all texts."""
+    """(s + 1, 3) float64: drafted tokens verified recently, wrong, and expected to be wrong; the last row: of all."""
     addresses: np.ndarray  # (s, 4) int64: of the arrays of an index
-    capacities: np.ndarray  # (s,) int64: of the index; 0 where the text is not searched
-    copying: Copying  # where texts are copied from
+    capacities: np.ndarray  # (s,) int64: of the index; 0 where the sequence is not searched
+    copying: Copying  # where sequences are copied from
 
     @classmethod
-    def empty(cls, slots: int, *sizes: int) -> TextArrays:
+    def empty(cls, slots: int, *sizes: int) -> SequenceArrays:
         """`sizes`: nodes, orders and k, as of `GrowingTree.empty`."""
         made, read, capacities = np.zeros((3, slots), np.int64)
         trees, wrong = GrowingTree.empty(slots, *sizes), np.zeros((slots + 1, 3))
@@ -51,14 +52,14 @@ class TextArrays(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The texts of a step, in any order; n of them."""
+    """The sequences of a step, in any order; n of them."""
 
-    tokens: np.ndarray  # (rows, longest) integers: texts in rows
-    rows: np.ndarray  # (n,) int64: which row is a text's
+    tokens: np.ndarray  # (rows, longest) integers: sequences in rows
+    rows: np.ndarray  # (n,) int64: which row is a sequence's
     slots: np.ndarray  # (n,) int64
     lengths: np.ndarray  # (n,) int64: tokens
     rooms: np.ndarray  # (n,) int64: how deep nodes may stand
-    learns: bool  # whether the calibration of all texts counts what was right
+    learns: bool  # whether the calibration of all sequences counts what was right
 
 
 class Shape(NamedTuple):
@@ -67,9 +68,9 @@ class Shape(NamedTuple):
     parents: np.ndarray
     """(n,) int64: of a template, whose nodes are the candidates of their ranks; none where trees grow."""
     ranks: np.ndarray  # (n,) int64
-    nodes: int  # of a text at most, besides the root
+    nodes: int  # of a sequence at most, besides the root
     children: int  # of a node at most; 1 for chains
-    corrected: bool  # whether the probabilities along chains are corrected by text
+    corrected: bool  # whether the probabilities along chains are corrected by sequence
 
 
 def _pointers(dtype: Any) -> Any:
@@ -89,21 +90,21 @@ _int32s, _int64s = _pointers(types.int32), _pointers(types.int64)
 
 
 @compiled_part(allocates=True)
-def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
-    """What is known, with the index of a text."""
-    capacity, addresses = texts.capacities[slot], texts.addresses
+def _sources_of(sequences: SequenceArrays, slot: int, known: Sources) -> Sources:
+    """What is known, with the index of a sequence."""
+    capacity, addresses = sequences.capacities[slot], sequences.addresses
     index = IndexArrays(
         carray(_int32s(addresses[slot, 0]), (capacity,)),
         carray(_int32s(addresses[slot, 1]), (2, capacity)),
         carray(_int32s(addresses[slot, 2]), (2, capacity)),
         carray(_int64s(addresses[slot, 3]), (1,)),
     )
-    copying = Copying(texts.copying.state[slot], texts.copying.rules[slot])
-    return Sources(known.rows, index, known.past, known.calibration, copying)
+    copying = Copying(sequences.copying.state[slot], sequences.copying.rules[slot])
+    return Sources(known.rows, index, known.history, known.calibration, copying)
 
 
 class Following(NamedTuple):
-    """The candidate that each of n texts would add next."""
+    """The candidate that each of n sequences would add next."""
 
     parents: np.ndarray  # (n,) int64: nodes
     ranks: np.ndarray  # (n,) int64: places among the candidates of the parent
@@ -114,7 +115,7 @@ class Following(NamedTuple):
 
 @compiled
 def draft(
-    texts: TextArrays,
+    sequences: SequenceArrays,
     asked: Asked,
     known: Sources,
     shape: Shape,
@@ -122,29 +123,30 @@ def draft(
     ratio: float,
     counts: np.ndarray,
 ) -> None:
-    """Read what is new of n texts, grow their trees, and fill in `counts` (n,) int64: how many nodes of each pay, the
-    root included. `known.text` is empty. `costs` (m,) float64: what passes over 1, 2, ... nodes of all texts take, in
-    any unit; none where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
+    """Read what is new of n sequences, grow their trees, and fill in `counts` (n,) int64: how many nodes of each pay,
+    the root included. `known.sequence` is empty. `costs` (m,) float64: what passes over 1, 2, ... nodes of all
+    sequences take, in any unit; none where every node pays. `ratio`: accepted / predicted tokens of earlier drafts,
+    which scales gains.
     """
     n = len(asked.rows)
     placed = np.zeros((n, len(shape.parents) + 1), np.int64)
     following = Following(np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n), np.ones((n, 2)), placed)
     for one in range(n):
         slot = asked.slots[one]
-        tree, sources = tree_of(texts.trees, slot), _sources_of(texts, slot, known)
-        _read(texts, asked, one, tree, sources)
+        tree, sources = tree_of(sequences.trees, slot), _sources_of(sequences, slot, known)
+        _read(sequences, asked, one, tree, sources)
         if shape.corrected:
-            following.corrections[one] = _corrections(texts.wrong, slot)
-        _follow(texts, asked, one, np.int64(0), shape, tree, sources, following)
+            following.corrections[one] = _corrections(sequences.wrong, slot)
+        _follow(sequences, asked, one, np.int64(0), shape, tree, sources, following)
         counts[one] = 1
-    grown, kept = _grow(texts, asked, known, shape, costs, ratio, following)
+    grown, kept = _grow(sequences, asked, known, shape, costs, ratio, following)
     for place in range(kept):
         counts[grown[place]] += 1
 
 
 @compiled_part(allocates=True)
 def _grow(
-    texts: TextArrays,
+    sequences: SequenceArrays,
     asked: Asked,
     known: Sources,
     shape: Shape,
@@ -152,16 +154,16 @@ def _grow(
     ratio: float,
     following: Following,
 ) -> tuple[np.ndarray, int]:
-    """Add the most valuable candidate of all texts, as long as more may pay. Returns the text of each added node, and
-    how many of these nodes pay.
+    """Add the most valuable candidate of all sequences, as long as more may pay. Returns the sequence of each added
+    node, and how many of these nodes pay.
     """
     n, most, gains = len(asked.rows), np.int64(len(asked.rows) * shape.nodes), following.gains
     if len(costs):
         most = max(np.int64(0), min(most, np.int64(len(costs)) - n))
     grown, kept, expected = np.empty(most, np.int64), np.int64(0), n / ratio  # in units of the gains as they are
     best = expected / costs[n - 1] if most > 0 and len(costs) else 0.0
-    current, tree = np.int64(0), tree_of(texts.trees, asked.slots[0])
-    sources = _sources_of(texts, asked.slots[0], known)
+    current, tree = np.int64(0), tree_of(sequences.trees, asked.slots[0])
+    sources = _sources_of(sequences, asked.slots[0], known)
     for total in range(most):
         one = np.int64(0)
         for other in range(1, n):
@@ -171,8 +173,8 @@ def _grow(
             break
         slot = asked.slots[one]
         if one != current:
-            current, tree, sources = one, tree_of(texts.trees, slot), _sources_of(texts, slot, known)
-        node = texts.made[slot]
+            current, tree, sources = one, tree_of(sequences.trees, slot), _sources_of(sequences, slot, known)
+        node = sequences.made[slot]
         attach(tree, node, following.parents[one], following.ranks[one], sources)
         if shape.children == 1:
             tree.values[node] = gains[one]
@@ -180,13 +182,13 @@ def _grow(
         rate = expected / costs[n + total] if len(costs) else 1.0
         if rate >= best:
             best, kept = rate, np.int64(total + 1)
-        _follow(texts, asked, one, node, shape, tree, sources, following)
+        _follow(sequences, asked, one, node, shape, tree, sources, following)
     return grown, kept
 
 
 @compiled_part
 def _follow(
-    texts: TextArrays,
+    sequences: SequenceArrays,
     asked: Asked,
     one: int,
     node: int,
@@ -195,9 +197,9 @@ def _follow(
     sources: Sources,
     following: Following,
 ) -> None:
-    """Find what may follow the newest node of a text, and which candidate of its tree is the next."""
+    """Find what may follow the newest node of a sequence, and which candidate of its tree is the next."""
     consider(tree, node, sources)
-    texts.made[asked.slots[one]] = node + 1
+    sequences.made[asked.slots[one]] = node + 1
     if len(shape.parents):
         found = _next_of_template(tree, node, following.placed[one], shape, asked.rooms[one])
     else:
@@ -206,11 +208,13 @@ def _follow(
 
 
 @compiled
-def put(texts: TextArrays, slot: int, known: Sources, parent: int, token: int, chance: float, mask: np.ndarray) -> None:
-    """Puts a token below a node of a text's draft, and finds what may follow it within `mask`, as of `keep_allowed`;
-    nothing where that has no words.
+def put(
+    sequences: SequenceArrays, slot: int, known: Sources, parent: int, token: int, chance: float, mask: np.ndarray
+) -> None:
+    """Puts a token below a node of a sequence's draft, and finds what may follow it within `mask`, as of
+    `keep_allowed`; nothing where that has no words.
     """
-    tree, node, sources = tree_of(texts.trees, slot), texts.made[slot], _sources_of(texts, slot, known)
+    tree, node, sources = tree_of(sequences.trees, slot), sequences.made[slot], _sources_of(sequences, slot, known)
     put_below(tree, node, parent, token, chance, sources)
     tree.ranks[node] = tree.drafted[parent]
     tree.drafted[parent] += 1
@@ -218,44 +222,44 @@ def put(texts: TextArrays, slot: int, known: Sources, parent: int, token: int, c
     if len(mask):
         consider(tree, node, sources)
         keep_allowed(tree, node, mask)
-    texts.made[slot] = node + 1
+    sequences.made[slot] = node + 1
 
 
 @compiled_part(allocates=True)
-def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
+def _read(sequences: SequenceArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
     """Counts what of the last tree was right, adds what is new to the index, and begins a new tree."""
     slot, row, length = asked.slots[one], asked.rows[one], asked.lengths[one]
-    read = texts.read[slot]
+    read = sequences.read[slot]
     written = np.empty(length - read, np.int64)
     for place in range(len(written)):
         written[place] = asked.tokens[row, read + place]
-    if texts.made[slot]:
+    if sequences.made[slot]:
         if asked.learns:
-            count_chosen(tree, texts.made[slot], written, sources.calibration)
-        _count_wrong(texts, slot, tree, written)
-    if len(sources.text.tokens):
+            count_chosen(tree, sequences.made[slot], written, sources.calibration)
+        _count_wrong(sequences, slot, tree, written)
+    if len(sources.sequence.tokens):
         _append(written, read, sources)
-        begin_draft(sources.copying, sources.text, tree.places[0])
+        begin_draft(sources.copying, sources.sequence, tree.places[0])
     for place in range(LONGEST):
         tree.recent[place] = np.int64(asked.tokens[row, length - 1 - place]) if place < length else np.int64(ABSENT)
     tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
-    texts.read[slot] = length
+    sequences.read[slot] = length
 
 
 @compiled_part
 def _append(written: np.ndarray, read: int, sources: Sources) -> None:
-    """Adds tokens to the index of a text behind `read` of them, and follows where they are copied from."""
+    """Adds tokens to the index of a sequence behind `read` of them, and follows where they are copied from."""
     for place in range(len(written)):
         if read + place >= follows_from(sources.copying):
-            follow(sources.copying, sources.text, written[place])
-        append_one(sources.text, written[place])
+            follow(sources.copying, sources.sequence, written[place])
+        append_one(sources.sequence, written[place])
 
 
 @compiled
-def read_on(texts: TextArrays, slot: int, written: np.ndarray, known: Sources) -> None:
-    """Reads the last tokens of a text, which no draft follows."""
-    _append(written, texts.read[slot], _sources_of(texts, slot, known))
-    texts.read[slot] += len(written)
+def read_on(sequences: SequenceArrays, slot: int, written: np.ndarray, known: Sources) -> None:
+    """Reads the last tokens of a sequence, which no draft follows."""
+    _append(written, sequences.read[slot], _sources_of(sequences, slot, known))
+    sequences.read[slot] += len(written)
 
 
 @compiled_part
@@ -296,7 +300,7 @@ def _next_of_template(
 
 @compiled
 def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
-    """Counts which kinds of candidates were right along `chosen`, the tokens of the text after the root."""
+    """Counts which kinds of candidates were right along `chosen`, the tokens of the sequence after the root."""
     node = 0
     for token in chosen:
         for rank in range(tree.known[node]):
@@ -311,25 +315,25 @@ def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration:
 
 
 @compiled_part
-def _count_wrong(texts: TextArrays, slot: int, chain: GrowingTree, written: np.ndarray) -> None:
-    """Counts, for its text and for all, the verified tokens of the chain, whether one was wrong, and the expected."""
+def _count_wrong(sequences: SequenceArrays, slot: int, chain: GrowingTree, written: np.ndarray) -> None:
+    """Count, for its sequence and for all, verified tokens of the chain, whether one was wrong, and the expectation."""
     verified, wrong, expected = 0.0, 0.0, 0.0
-    for place in range(min(len(written), texts.made[slot] - 1)):
+    for place in range(min(len(written), sequences.made[slot] - 1)):
         verified += 1
         expected += 1 - chain.probabilities[place, 0]
         if chain.tokens[place + 1] != written[place]:
             wrong = 1.0
             break
-    of_all = len(texts.wrong) - 1
+    of_all = len(sequences.wrong) - 1
     for row, keeps in ((slot, _OF_TEXT), (of_all, _OF_ALL)):
-        texts.wrong[row, 0] = texts.wrong[row, 0] * keeps + verified
-        texts.wrong[row, 1] = texts.wrong[row, 1] * keeps + wrong
-        texts.wrong[row, 2] = texts.wrong[row, 2] * keeps + expected
+        sequences.wrong[row, 0] = sequences.wrong[row, 0] * keeps + verified
+        sequences.wrong[row, 1] = sequences.wrong[row, 1] * keeps + wrong
+        sequences.wrong[row, 2] = sequences.wrong[row, 2] * keeps + expected
 
 
 @compiled_part
 def _corrections(wrong: np.ndarray, slot: int) -> tuple[float, float]:
-    """Wrong tokens of a text against the expected ones, and right ones; both begin as those of all texts."""
+    """Wrong tokens of a sequence against the expected ones, and right ones; both begin as those of all sequences."""
     verified, missed, expected = wrong[len(wrong) - 1]
     all_wrong = (missed + 1) / (expected + 1)
     all_right = (verified - missed + 1) / (verified - expected + 1)

@@ -2,7 +2,7 @@
 
 `candidates` (vocabulary, k) int32 is the adjacency matrix, all that `published` keeps. `NgramMatrix` adds `shares` of
 the same shape (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`,
-`context_keys`), `calibration`, and `past`: the newest tokens of all sequences, -1 between two, lower ones masked
+`context_keys`), `calibration`, and `history`: the newest tokens of all sequences, -1 between two, lower ones masked
 (`suffix_index`). The header has the fingerprint of the tokenizer whose ids these are. Without a file nothing here needs
 safetensors.
 """
@@ -32,7 +32,7 @@ _NGRAMS = {
     "context_shares",
     "context_keys",
     "calibration",
-    "past",
+    "history",
 }
 """The tensors of the two kinds of matrices."""
 
@@ -141,8 +141,8 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
     }
     if "calibration" in tensors:
         wanted["calibration"] = ("float32", (len(tensors["calibration"]), 2))
-    if "past" in tensors:
-        wanted["past"] = ("int32", (tensors["past"].size,))
+    if "history" in tensors:
+        wanted["history"] = ("int32", (tensors["history"].size,))
     for name in wanted.keys() & tensors.keys():
         found = (str(tensors[name].dtype), tensors[name].shape)
         if found != wanted[name]:
@@ -153,7 +153,7 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
 def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
     """What is wrong with token ids or the counts of the calibration, or None."""
     vocab_size = len(tensors["candidates"])
-    for name, least in (("candidates", 0), ("context_candidates", 0), ("past", -1 - vocab_size)):
+    for name, least in (("candidates", 0), ("context_candidates", 0), ("history", -1 - vocab_size)):
         if name in tensors and tensors[name].size:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:

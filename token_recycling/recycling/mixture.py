@@ -1,11 +1,12 @@
 """What may follow a place, and how likely: everything that is known about it, mixed and calibrated.
 
 Known are the rows of the last one to four tokens (`ngrams`); what followed where these tokens stood before, in this
-text and in those before it (`suffix_index`); and what the target said at the place before. What it held likely there
-besides the token that came is likely to come next (LogitSpec, 2507.01449), and so is what follows these other tokens.
+sequence and in those before it (`suffix_index`); and what the target said at the place before. What it held likely
+there besides the token that came is likely to come next (LogitSpec, 2507.01449), and so is what follows these other
+tokens.
 
 They are mixed as in an interpolated n-gram model (Jelinek and Mercer 1980): each source has a fixed weight against all
-before it, a text one that rises with the length of the match. The mixture is then calibrated (`calibration`). Cost:
+before it, a sequence one that rises with the length of the match. The mixture is then calibrated (`calibration`). Cost:
 about two microseconds a place, in compiled code.
 """
 
@@ -25,9 +26,9 @@ from .suffix_index import FOUND, LONGEST, IndexArrays, find_matches, token_at
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)
 """Of the shortest n-gram that is known, against nothing, and of every longer one, against the shorter ones."""
 _MATCH_WEIGHTS = np.array([0.0, 0.1, 0.15, 0.25, 0.35, 0.5, 0.6, 0.8], np.float32)
-"""Of what followed in a text, by the kind of the longest match: `calibration.match_kind`."""
+"""Of what followed in a sequence, by the kind of the longest match: `calibration.match_kind`."""
 _PLACE_WEIGHTS = np.array([0.0, 1.0, 4.0, 10.0, 25.0, 80.0, 300.0, 1000.0], np.float32)
-"""Of each place of a text among the others, by the kind of its match."""
+"""Of each place of a sequence among the others, by the kind of its match."""
 _BESIDE_WEIGHT, _AFTER_WEIGHT = np.float32(0.1), np.float32(0.3)
 """Of the candidates beside the newest token, and of what follows each of them."""
 _BESIDE, _AFTER = 4, 4
@@ -50,10 +51,10 @@ class Sources(NamedTuple):
     """What candidates come from."""
 
     rows: Rows
-    text: IndexArrays  # Of the text so far; empty where it is not to be searched
-    past: IndexArrays  # Of the texts before it; may be empty
+    sequence: IndexArrays  # Of the sequence so far; empty where it is not to be searched
+    history: IndexArrays  # Of the sequences before it; may be empty
     calibration: np.ndarray  # `mixture_calibration`
-    copying: Copying  # where the text is copied from
+    copying: Copying  # where the sequence is copied from
 
 
 class Mixture(NamedTuple):
@@ -64,13 +65,13 @@ class Mixture(NamedTuple):
     beside: np.ndarray  # (orders,) int64: an n-gram with another newest token, to look up
     tokens: np.ndarray  # (c,) int64: the candidates, each once
     shares: np.ndarray  # (c,) float32: of the mixture
-    matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this text and the past
+    matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this sequence and the history
     copied: np.ndarray  # (c,) int64: kinds of copies, -1 for none
     cells: np.ndarray  # (c,) int64: kinds, for the calibration
     probabilities: np.ndarray  # (c,) float32: calibrated probabilities
-    places: np.ndarray  # (FOUND,) int64: of what followed in a text
+    places: np.ndarray  # (FOUND,) int64: of what followed in a sequence
     lengths: np.ndarray  # (FOUND,) int64: how many tokens match there
-    longest: np.ndarray  # (2, 2) int64: in this text and the past, the longest match and its newest place
+    longest: np.ndarray  # (2, 2) int64: in this sequence and the history, the longest match and its newest place
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:
@@ -111,8 +112,8 @@ def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
         weight, known = _LONGER_WEIGHT if known else _SHORTEST_WEIGHT, True
         _fade(mixture, found, weight)
         found = _mix_row(mixture, found, rows, row, weight, rows.candidates.shape[1], np.int64(-1))
-    found = _mix_text(mixture, found, sources.past, np.int64(1))
-    found = _mix_text(mixture, found, sources.text, np.int64(0))
+    found = _mix_sequence(mixture, found, sources.history, np.int64(1))
+    found = _mix_sequence(mixture, found, sources.sequence, np.int64(0))
     found = _mix_copied(mixture, found, sources, places)
     for place in range(found):
         rank = 0
@@ -120,9 +121,9 @@ def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
             if rank == RANKS - 1:
                 break
             rank += shares[other] > shares[place] or (shares[other] == shares[place] and other < place)
-        past = mixture.matches[1, place]
-        past_kind = 0 if past == 0 else 1 if past < 3 else 2 if past < 6 else 3
-        kind = mixture.matches[0, place] * _PAST_KINDS + past_kind
+        history = mixture.matches[1, place]
+        history_kind = 0 if history == 0 else 1 if history < 3 else 2 if history < 6 else 3
+        kind = mixture.matches[0, place] * _PAST_KINDS + history_kind
         if mixture.copied[place] >= 0 and mixture.matches[0, place] < _LONG_MATCH:
             kind = _MATCHED + mixture.copied[place]
         mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
@@ -178,9 +179,9 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
 
 
 @compiled_part
-def _mix_text(mixture: Mixture, found: int, text: IndexArrays, which: int) -> int:
-    """Adds what followed in a text; returns the number of candidates."""
-    places, total = find_matches(text, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
+def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: int) -> int:
+    """Adds what followed in a sequence; returns the number of candidates."""
+    places, total = find_matches(sequence, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
     mixture.longest[which, 0] = 0
     for one in range(places):
         total += _PLACE_WEIGHTS[match_kind(mixture.lengths[one])]
@@ -191,7 +192,7 @@ def _mix_text(mixture: Mixture, found: int, text: IndexArrays, which: int) -> in
     for one in range(places):
         kind = match_kind(mixture.lengths[one])
         share = weight * _PLACE_WEIGHTS[kind] / total
-        place = _add(mixture, found, token_at(text, mixture.places[one]), share)
+        place = _add(mixture, found, token_at(sequence, mixture.places[one]), share)
         mixture.matches[which, place] = max(mixture.matches[which, place], kind)
         found = max(found, place + 1)
     return found
@@ -202,14 +203,14 @@ def _mix_copied(mixture: Mixture, found: int, sources: Sources, places: np.ndarr
     """Add what is to be copied; return the number of candidates."""
     most, total = np.float32(0), np.float32(0)
     for row in range(HYPOTHESES):
-        token, kind = candidate(sources.copying, sources.text, places[row])
+        token, kind = candidate(sources.copying, sources.sequence, places[row])
         if token >= 0:
             most, total = max(most, weight(kind)), total + weight(kind)
     if total <= 0:
         return found
     _fade(mixture, found, most)
     for row in range(HYPOTHESES):
-        token, kind = candidate(sources.copying, sources.text, places[row])
+        token, kind = candidate(sources.copying, sources.sequence, places[row])
         if token >= 0:
             place = _add(mixture, found, token, most * weight(kind) / total)
             if mixture.copied[place] < 0:

@@ -26,7 +26,7 @@ MAX_ORDER = 4
 _NO_TEXT, _NOT_COPIED = IndexArrays.empty(0), Copying.empty()
 
 
-def check_options(k: int, orders: int, memory: float, past: int) -> None:
+def check_options(k: int, orders: int, memory: float, history: int) -> None:
     """Raises ValueError unless some matrix can have these sizes; `NgramMatrix` says what they are."""
     if k < 1:
         raise ValueError(f"k must be >= 1, got {k}")
@@ -34,17 +34,18 @@ def check_options(k: int, orders: int, memory: float, past: int) -> None:
         raise ValueError(f"orders must be from 1 to {MAX_ORDER}, got {orders}")
     if not 0 <= memory < math.inf:
         raise ValueError(f"memory must be >= 0 MB, got {memory}")
-    if past < 0:
-        raise ValueError(f"past must be >= 0, got {past}")
+    if history < 0:
+        raise ValueError(f"history must be >= 0, got {history}")
 
 
 class NgramMatrix:
     """What was learned from verified drafts: candidates and probabilities after the last one to `orders` tokens."""
 
-    def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 16.0, past: int = 0) -> None:
-        """`memory`: megabytes for longer n-grams; `past`: tokens of earlier texts, 20 bytes each. Raises ValueError."""
+    def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 16.0, history: int = 0) -> None:
+        """`memory`: megabytes for longer n-grams; `history`: tokens of earlier outputs, 20 bytes each. Raises
+        ValueError."""
         check_sizes(vocab_size, k)
-        check_options(k, orders, memory, past)
+        check_options(k, orders, memory, history)
         self.vocab_size, self.k, self.orders = vocab_size, k, orders
         hashed = int(memory * 1_000_000) // (8 + 6 * k) if orders > 1 else 0
         self.rows = Rows(
@@ -53,8 +54,8 @@ class NgramMatrix:
             keys=np.zeros(hashed, np.int64),
         )
         self.calibration = mixture_calibration()
-        self.past = SuffixIndex(capacity=past)
-        """The newest tokens of all texts."""
+        self.history = SuffixIndex(capacity=history)
+        """The newest tokens of all sequences."""
 
     @property
     def candidates(self) -> np.ndarray:
@@ -78,7 +79,7 @@ class NgramMatrix:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (*self.rows, *self.past.arrays))
+        return sum(array.nbytes for array in (*self.rows, *self.history.arrays))
 
     def __repr__(self) -> str:
         return (
@@ -87,7 +88,7 @@ class NgramMatrix:
         )
 
     def look_up(self, *ngram: int) -> list[tuple[int, float]]:
-        """Candidates and probabilities after a text's last tokens, newest last. Raises ValueError beyond `orders`."""
+        """Return candidates and probabilities after the last tokens, newest last; raises ValueError beyond `orders`."""
         if not 1 <= len(ngram) <= self.orders:
             raise ValueError(f"an n-gram must have 1 to {self.orders} tokens, got {len(ngram)}")
         newest_first = np.array(ngram[::-1], np.int64)
@@ -100,7 +101,7 @@ class NgramMatrix:
     def learn(self, ngrams: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray) -> None:
         """Overwrite the rows of n n-grams, in order, so that of equal ones the last stays.
 
-        `ngrams` is (n, orders) int64, the newest token first, -1 before the beginning of a text; `candidates` and
+        `ngrams` is (n, orders) int64, the newest token first, -1 before the beginning of a sequence; `candidates` and
         `probabilities` (n, k), best first. Raises ValueError for another number of rows or of candidates.
         """
         wanted = (len(ngrams), self.k)
@@ -124,8 +125,8 @@ class NgramMatrix:
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
     def sources(self) -> Sources:
-        """What candidates come from, without a text."""
-        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration, _NOT_COPIED)
+        """What candidates come from, without a sequence."""
+        return Sources(self.rows, _NO_TEXT, self.history.arrays, self.calibration, _NOT_COPIED)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""
@@ -137,12 +138,12 @@ class NgramMatrix:
             "context_shares": self.rows.shares[self.vocab_size + known],
             "context_keys": self.rows.keys[known],
             "calibration": self.calibration,
-            "past": self.past.tokens,
+            "history": self.history.tokens,
         }
         write_matrix(path, held, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """As `AdjacencyMatrix.load`, and of the same orders; keeps what contexts and past tokens there is room for."""
+        """As `AdjacencyMatrix.load`, and of the same orders; keeps what contexts and history there is room for."""
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         read = read_ngram_matrix(path, ours, self.calibration)
         self.calibration[:] = read["calibration"]
@@ -154,7 +155,7 @@ class NgramMatrix:
             self.rows.keys[places] = keys
             self.rows.candidates[self.vocab_size + places] = read["context_candidates"]
             self.rows.shares[self.vocab_size + places] = read["context_shares"]
-        self.past = SuffixIndex(read["past"], capacity=self.past.capacity)
+        self.history = SuffixIndex(read["history"], capacity=self.history.capacity)
 
 
 @compiled(allocates=False)

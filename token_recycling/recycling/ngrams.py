@@ -1,8 +1,8 @@
 """n-grams and their rows: what is read where trees are grown.
 
-An n-gram is the last tokens up to a place of a text or a tree, the newest first. A row holds the candidates after one
-and their probabilities in 16 bits. Rows of single tokens stand at their place; those of longer n-grams in a table of
-fixed size, at a hash of their tokens. Cost of a look-up: that hash, in compiled code.
+An n-gram is the last tokens up to a place of a sequence or a tree, the newest first. A row holds the candidates after
+one and their probabilities in 16 bits. Rows of single tokens stand at their place; those of longer n-grams in a table
+of fixed size, at a hash of their tokens. Cost of a look-up: that hash, in compiled code.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from .._util.compiled import compiled, compiled_part
 
 ABSENT = -1
-"""No token: in an n-gram before the beginning of the text, elsewhere one that is not known."""
+"""No token: in an n-gram before the beginning of the sequence, elsewhere one that is not known."""
 FULL = 65_535
 """The probability 1 in 16 bits."""
 
 
 def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
-    """(orders,) int64: the n-gram that ends with the last token of a text (length,)."""
+    """(orders,) int64: the n-gram that ends with the last token of a sequence (length,)."""
     ngram = np.full(orders, ABSENT, np.int64)
     last = tokens[-orders:]
     ngram[: len(last)] = last[::-1]
@@ -29,7 +29,7 @@ def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
 
 @compiled
 def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: int) -> np.ndarray:
-    """(n, orders) int64: the last `counts` (rows,) n-grams of texts (rows, longest) up to `ends` (rows,)."""
+    """(n, orders) int64: the last `counts` (rows,) n-grams of sequences (rows, longest) up to `ends` (rows,)."""
     total = np.int64(0)
     for row in range(len(counts)):
         total += counts[row]

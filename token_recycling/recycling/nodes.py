@@ -20,7 +20,7 @@ CHILDREN = 16
 
 
 class GrowingTree(NamedTuple):
-    """Nodes of a tree in order of growth, and what may follow; of many texts with a dimension of slots in front."""
+    """Nodes of a tree in order of growth, and what may follow; of many sequences with a dimension of slots in front."""
 
     tokens: np.ndarray
     parents: np.ndarray
@@ -38,7 +38,7 @@ class GrowingTree(NamedTuple):
 
     @classmethod
     def empty(cls, slots: int, nodes: int, orders: int, k: int) -> GrowingTree:
-        """For `slots` texts of `nodes` nodes each, the root included; for rows of `orders` and k."""
+        """For `slots` sequences of `nodes` nodes each, the root included; for rows of `orders` and k."""
         ints = ("tokens", "parents", "depths", "ranks", "known", "drafted")
         return cls(
             **{name: np.zeros((slots, nodes), np.int64) for name in ints},
@@ -54,7 +54,7 @@ class GrowingTree(NamedTuple):
 
 @compiled_part(allocates=True)
 def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
-    """The nodes of one text; views."""
+    """The nodes of one sequence; views."""
     return GrowingTree(
         trees.tokens[slot],
         trees.parents[slot],
@@ -84,7 +84,7 @@ def put_below(tree: GrowingTree, node: int, parent: int, token: int, chance: flo
     """Puts a token below a node, as the newest one."""
     tree.tokens[node], tree.parents[node], tree.depths[node] = token, parent, tree.depths[parent] + 1
     tree.values[node] = tree.values[parent] * chance
-    go_on(sources.copying, sources.text, tree.places[parent], tree.tokens[node], tree.places[node])
+    go_on(sources.copying, sources.sequence, tree.places[parent], tree.tokens[node], tree.places[node])
 
 
 @compiled_part

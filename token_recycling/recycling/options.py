@@ -18,13 +18,13 @@ class Options:
     memory: float = 16.0
     """Megabytes for contexts of two tokens and more: some 290,000 of them."""
     suffix: bool = True
-    """Draft what followed where the last tokens stood in the text before."""
-    past: int = 1_048_576
+    """Draft what followed where the last tokens stood in the sequence before."""
+    history: int = 1_048_576
     """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB."""
 
     def __post_init__(self) -> None:
-        check_options(self.k, self.orders, self.memory, self.past)
+        check_options(self.k, self.orders, self.memory, self.history)
 
     def new_matrix(self, vocab_size: int) -> NgramMatrix:
         """An empty matrix of these sizes; raises ValueError for more candidates than tokens."""
-        return NgramMatrix(vocab_size, self.k, self.orders, self.memory, self.past)
+        return NgramMatrix(vocab_size, self.k, self.orders, self.memory, self.history)

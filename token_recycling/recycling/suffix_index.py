@@ -1,4 +1,4 @@
-"""Where tokens stood before, and what followed: an index of a text, or of many, by hash chains.
+"""Where tokens stood before, and what followed: an index of a sequence, or of many, by hash chains.
 
 As in LZ77 compressors every place points back to the one before it that has the same hash of its last tokens, in two
 chains, of one token and of three. A look-up walks the newest few places of both and compares backwards, so it finds the
@@ -6,7 +6,7 @@ longest matches and how often each continuation followed. SuffixDecoding (2411.0
 Tokens that are only to be matched, never drafted, stand `masked`.
 
 An index grows with its tokens up to a number of them, and keeps the newest: 20 bytes each, up to 80 while it grows.
-Cost, in compiled code: nanoseconds for a token added; a microsecond for a look-up in a text, four among a million
+Cost, in compiled code: nanoseconds for a token added; a microsecond for a look-up in a sequence, four among a million
 tokens.
 """
 
@@ -27,13 +27,13 @@ LONGEST = 32
 FOUND = 32
 """Most places that a look-up for a draft that grows finds: 16 of each chain."""
 BREAK = -1
-"""Stands between two texts: nothing matches across it."""
+"""Stands between two sequences: nothing matches across it."""
 _MASK = BREAK - 1
 """A masked token is this less the token."""
 _LONG = 3
 """Tokens of the longer chain; that of the shorter one is 1."""
 _RENUMBERED = 2**31 - 2
-"""Places have 32 bits: after so many tokens they are counted anew."""
+"""Places have 32 bits: after so many tokens they are counted again."""
 
 
 class IndexArrays(NamedTuple):
@@ -105,7 +105,7 @@ def append_one(index: IndexArrays, token: int) -> None:
 
 @compiled_part
 def token_at(index: IndexArrays, place: int) -> int:
-    """Token number `place`; -1 or less where none is to be drafted: at the end, between texts, of a masked one."""
+    """Token number `place`; -1 or less where none is to be drafted: at the end, between sequences, of a masked one."""
     return np.int64(index.tokens[place % len(index.tokens)]) if place < index.added[0] else np.int64(BREAK)
 
 
@@ -165,7 +165,7 @@ def warm_up() -> None:
 
 
 class SuffixIndex:
-    """The newest tokens of one text or many, and where each of them stood before."""
+    """The newest tokens of one sequence or many, and where each of them stood before."""
 
     def __init__(self, tokens: Iterable[int] = (), capacity: int | None = None) -> None:
         """`capacity`: for how many tokens at most, rounded up to a power of two; as many as are added if not given."""
@@ -188,7 +188,7 @@ class SuffixIndex:
         return np.roll(self.arrays.tokens, -(count % capacity))
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Appends tokens, those of one text in order; a `BREAK` ends a text."""
+        """Appends tokens, those of one sequence in order; a `BREAK` ends a sequence."""
         added = np.ascontiguousarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), np.int64)
         self.reserve(len(added))
         if len(added) and len(self.arrays.tokens):
@@ -205,7 +205,7 @@ class SuffixIndex:
             self._rebuild(len(self.arrays.tokens))
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token stands here already after the `LONGEST` before it; False for a shorter text."""
+        """Whether the last token stands here already after the `LONGEST` before it; False for a shorter sequence."""
         if len(tokens) < LONGEST:
             return False
         before = np.array(tokens[-LONGEST - 1 : -1], np.int64)

@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from ..costs.costs import Costs
-from ..drafters._base import Drafter, DrafterTraits, TextDrafter
+from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from ..model.tree_model import TreeModel
 from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
@@ -125,17 +125,17 @@ class StepReporter(Drafter):
     def traits(self) -> DrafterTraits:
         return self._inner.traits
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
         return _ReportedText(self, self._inner.start(prompt, target, costs), self._on_step)
 
     def describe(self) -> str:
         return self._inner.describe()
 
 
-class _ReportedText(TextDrafter):
+class _ReportedText(SequenceDrafter):
     """One sequence of a wrapped drafter."""
 
-    def __init__(self, drafter: Drafter, inner: TextDrafter, on_step: OnStep) -> None:
+    def __init__(self, drafter: Drafter, inner: SequenceDrafter, on_step: OnStep) -> None:
         super().__init__(drafter)
         self._inner, self._on_step = inner, on_step
         self._state: State | None = None

@@ -1,6 +1,6 @@
-"""What may follow a text of a given form: a JSON schema, a regular expression, a grammar.
+"""What may follow a sequence of a given form: a JSON schema, a regular expression, a grammar.
 
-A `State` is one place of a text, real or drafted, and never changes. Behind it stands the matcher of a library
+A `State` is one place of a sequence, real or drafted, and never changes. Behind it stands the matcher of a library
 (`loop.constraints` knows which), forked for every place: a microsecond, and another for the mask of the tokens that may
 follow. So the places of a tree may be visited in any order.
 """
@@ -23,7 +23,7 @@ class Matcher(Protocol):
         """Fill in which tokens may follow: (words,) int32, a bit a token, the lowest first."""
 
     def after(self, token: int) -> Matcher | None:
-        """The place after an allowed token; None where the text has ended."""
+        """The place after an allowed token; None where the sequence has ended."""
 
     @property
     def forced(self) -> str:
@@ -31,7 +31,7 @@ class Matcher(Protocol):
 
 
 class State:
-    """One place of a text: which tokens may follow, and what state each leads to."""
+    """One place of a sequence: which tokens may follow, and what state each leads to."""
 
     def __init__(self, matcher: Matcher, words: int) -> None:
         """`words`: 32-bit words of a mask, one bit for each token of the vocabulary."""
@@ -81,7 +81,7 @@ class State:
         return known & (self.mask[tokens >> 5] >> (tokens & 31) & 1).astype(bool)
 
     def after(self, token: int) -> State | None:
-        """The state after a token that may follow; None where the text has ended or the token may not."""
+        """The state after a token that may follow; None where the sequence has ended or the token may not."""
         if token not in self._after:
             allowed = token < 32 * self._words and self.mask[token >> 5] >> (token & 31) & 1
             matcher = self._matcher.after(token) if allowed else None

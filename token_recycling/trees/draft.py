@@ -18,7 +18,7 @@ from .tree import Tree, by_depth, shape
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree and its tokens (n,) int64, on any device; `tokens[0]` is the root, the newest token of the text."""
+    """A tree and its tokens (n,) int64, on any device; `tokens[0]` is the root, the newest token of the sequence."""
 
     tree: Tree
     tokens: torch.Tensor
@@ -28,7 +28,7 @@ class Draft:
     be left out because of the tokens that were sampled.
     """
     confidence: np.ndarray | None = None
-    """(n,) float32: the chance of each node if its parent is accepted; texts share passes by it."""
+    """(n,) float32: the chance of each node if its parent is accepted; sequences share passes by it."""
     needed: frozenset[int] = frozenset()
     """Nodes that the drafter learns from even if rejected; kept in a fused draft if there is room for all."""
 
@@ -172,16 +172,16 @@ class DraftBuilder:
 
 @dataclass(frozen=True)
 class Context:
-    """The text so far, and what else a draft may depend on."""
+    """The sequence so far, and what else a draft may depend on."""
 
     tokens: torch.Tensor
-    """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
+    """(length,) int64: the whole sequence so far, prompt included; the last one is the root of the draft."""
     remaining: int
     """Number of tokens that may still be emitted; a node deeper than `remaining - 1` cannot be of use."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Shapes logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
     state: State | None = None
-    """What may follow the text, where its form is given; None where anything may, or nothing is known of it."""
+    """What may follow the sequence, where its form is given; None where anything may, or nothing is known of it."""
     generator: torch.Generator | None = None
     """Random numbers of this sequence, for drafters that sample; None for torch's own generator."""
 
@@ -193,7 +193,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """One verified draft: logits, accepted nodes and emitted tokens, trimmed at the end of the text."""
+    """One verified draft: logits, accepted nodes and emitted tokens, trimmed at the end of the sequence."""
 
     draft: Draft
     """The verified draft; other drafters may have a part in it."""
@@ -204,11 +204,11 @@ class Step:
     tokens: list[int]
     """Emitted tokens, one per accepted node: those of the accepted nodes after the root, then the last one."""
     finished: bool
-    """True for the last step of a text."""
+    """True for the last step of a sequence."""
     beyond: int | None = None
-    """The first node that carries the last token of the text; it and what follows are no part of any text."""
+    """The first node that carries the last token of the sequence; it and what follows are no part of any sequence."""
     row: int = 0
-    """Which text of a batch it is, counted from 0."""
+    """Which sequence of a batch it is, counted from 0."""
     candidates: tuple[np.ndarray, np.ndarray] | None = None
     """The result of `top`, where the device has found it already."""
     states: torch.Tensor | None = None
@@ -223,7 +223,7 @@ class Step:
 
     @property
     def learnable(self) -> list[int] | slice:
-        """Index of the nodes to learn from: all, without those beyond the end of the text."""
+        """Index of the nodes to learn from: all, without those beyond the end of the sequence."""
         if self.beyond is None:
             return slice(None)
         ends = self.draft.carrying(self.tokens)

@@ -2,7 +2,7 @@
 
 A draft tree is verified in one forward pass by *tree attention*: every node sees the whole context and its own
 ancestors, nothing else (Token Recycling, section 2.3). A `Tree` is that shape without the tokens, so one object serves
-every step and its tensors are made once. Node 0 is the root: the newest token of the text, not yet in the key/value
+every step and its tensors are made once. Node 0 is the root: the newest token of the sequence, not yet in the key/value
 cache. A chain is a tree with one branch, and a lone root is plain autoregressive decoding.
 
 A template names each node by its *path of ranks* from the root: `(0, 2)` is the third candidate after the best

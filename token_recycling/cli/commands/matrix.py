@@ -49,7 +49,7 @@ def matrix(
         "tokenizer": header["tokenizer"] or None,
         "rows_filled": int(found.filled.sum()),
         "longer_contexts": int((tensors["context_keys"] > 0).sum()) if "context_keys" in tensors else 0,
-        "past_tokens": int((tensors["past"] >= 0).sum()) if "past" in tensors else 0,
+        "history_tokens": int((tensors["history"] >= 0).sum()) if "history" in tensors else 0,
         "rows": listing.matrix_rows(found, shown, tokenizer),
     }
     if as_json:

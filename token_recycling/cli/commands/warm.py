@@ -18,7 +18,7 @@ def warm(
         Path | None, typer.Option(help="Matrix file to write; default where `recycling:warmed=true` finds it.")
     ] = None,
     drafter: Drafting = "recycling",
-    past: Annotated[bool, typer.Option("--past", help="Keep the texts among earlier outputs too.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Keep the texts among earlier outputs too.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
     dtype: DType = None,
     device: Device = None,
@@ -36,7 +36,7 @@ def warm(
     from ...hf.warm import warm as warmed
 
     with console.working(f"{loaded.model.config.model_type} writes for {minutes:g} minutes"):
-        found = warmed(loaded.model, loaded.tokenizer, made, minutes, seed=seed, output=output, past=past)
+        found = warmed(loaded.model, loaded.tokenizer, made, minutes, seed=seed, output=output, history=history)
     if as_json:
         console.print_json({**found._asdict(), "file": str(found.file)})
     else:

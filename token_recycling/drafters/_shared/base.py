@@ -1,7 +1,7 @@
-"""The drafter behind every draft model: one model reads each text, and drafts ahead of it by one set of rules.
+"""The drafter behind every draft model: one model reads each sequence, and drafts ahead of it by one set of rules.
 
 Cost per step: a forward pass of the draft model for every drafting step, over the nodes that are followed. What became
-text stays in its cache; an accepted node that was never read on its own path is read with the next step.
+sequence stays in its cache; an accepted node that was never read on its own path is read with the next step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
-from .._base import Drafter, DrafterTraits, TextDrafter, check_at_least, check_auto_or_nodes
+from .._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
 from .expand import Graph, Rules, Stop, grow, verified
 from .reader import Reader
 
@@ -26,7 +26,7 @@ _PROBED = 16
 """Where drafting is disabled, one of so many sequences measures the overhead again."""
 Mode = Literal["sequence", "tree", "graph"]
 _SAMPLED_NODES = 16
-"""Nodes of a sampled draft: the same number on every machine, so that a seed gives the same text."""
+"""Nodes of a sampled draft: the same number on every machine, so that a seed gives the same output."""
 
 
 @dataclass(kw_only=True)
@@ -37,34 +37,34 @@ class ModelDrafter(Drafter):
     """Whether `stop` needs the drafting model's hidden states."""
 
     sampled: bool = False
-    """Where the text is sampled, draw the draft too, instead of taking the most likely tokens."""
+    """Where the sequence is sampled, draw the draft too, instead of taking the most likely tokens."""
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
         """The model that drafts for this target; raises ValueError if there is none that can."""
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
     def reader(self, target: TreeModel, model: TreeModel) -> Reader:
-        """Create what reads a text of the target with the drafting model."""
+        """Create what reads a sequence of the target with the drafting model."""
         return Reader(model, self.reads_states)
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
-        """Choose what is drafted for a new text; None for nothing at all."""
+        """Choose what is drafted for a new sequence; None for nothing at all."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
-    def stop(self, text: ModelText) -> Stop | None:
+    def stop(self, sequence: ModelSequence) -> Stop | None:
         """Create what may end the draft that is about to begin."""
         return None
 
     def depth_for(self, context: Context, rules: Rules) -> int:
-        """Drafting steps at most for a text as it is."""
+        """Drafting steps at most for a sequence as it is."""
         return rules.depth
 
     @property
     def traits(self) -> DrafterTraits:
         return DrafterTraits(samples=self.sampled)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelText:
-        return ModelText(self, prompt, target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelSequence:
+        return ModelSequence(self, prompt, target, costs)
 
     def describe(self) -> str:
         return f"{self.name}: {self.what()}"
@@ -78,8 +78,8 @@ class ModelDrafter(Drafter):
         raise NotImplementedError(f"{type(self).__name__} must define shape()")
 
 
-class ModelText(TextDrafter):
-    """One text as the drafting model reads it, and the draft ahead of it."""
+class ModelSequence(SequenceDrafter):
+    """One sequence as the drafting model reads it, and the draft ahead of it."""
 
     drafter: ModelDrafter
 
@@ -100,18 +100,18 @@ class ModelText(TextDrafter):
         self._graph = None
         if rules is None:
             return Draft(root_only(), context.root)
-        text, warp = context.tokens, context.warp if drafter.sampled else None
-        depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(text))
+        sequence, warp = context.tokens, context.warp if drafter.sampled else None
+        depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(sequence))
         if rules.times is not None and rules.overhead.step >= 1:
             return Draft(root_only(), context.root)
         # Whether the loop can use a sampled draft must not depend on what is sampled: how many nodes there are is.
-        if depth < 1 or (warp and not self._target.info.fits(len(text) - 1, rules.nodes + 1)):
+        if depth < 1 or (warp and not self._target.info.fits(len(sequence) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
         rules, began = replace(rules, depth=depth), time.perf_counter()
         if rules.times is not None:
             rules = replace(rules, times=self._costs.by_nodes)
         graph = self._graph = grow(
-            reader, text, rules, self._target.vocab_size, warp, drafter.stop(self), context.generator
+            reader, sequence, rules, self._target.vocab_size, warp, drafter.stop(self), context.generator
         )
         if rules.times is not None and graph.steps:
             seconds = (time.perf_counter() - began) / graph.steps
@@ -126,7 +126,7 @@ class ModelText(TextDrafter):
         return draft
 
     def observe(self, step: Step) -> None:
-        """Keep in the draft model's cache, of the nodes that were read, those of the text."""
+        """Keep in the draft model's cache, of the nodes that were read, those of the sequence."""
         graph, self._graph = self._graph, None
         if graph is None:
             return
@@ -184,7 +184,7 @@ class CausalDrafter(ModelDrafter):
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         check_auto_or_nodes(self, "nodes")
         self._overheads: dict[int, Overhead] = {}
-        """What a drafting step takes, by the number of texts."""
+        """What a drafting step takes, by the number of sequences."""
         self._disabled = 0
         """Sequences that began while drafting was disabled."""
 
@@ -202,7 +202,7 @@ class CausalDrafter(ModelDrafter):
             return replace(rules, nodes=int(self.nodes))
         if self.sampled:  # what was measured must not decide how many numbers are sampled
             return rules
-        overhead = self._overhead_for(costs.texts, self.step_cost(target, model))
+        overhead = self._overhead_for(costs.sequences, self.step_cost(target, model))
         nodes = len(costs.by_nodes) - 1
         return (
             replace(rules, nodes=nodes, times=costs.by_nodes, overhead=overhead)

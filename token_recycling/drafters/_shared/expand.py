@@ -34,12 +34,12 @@ from .._pruning import prune
 
 
 class Graph:
-    """Nodes by number: 0 is the root, the text's last token; parents come before their children."""
+    """Nodes by number: 0 is the root, the sequence's last token; parents come before their children."""
 
-    def __init__(self, text: Sequence[int], tau: int = 0) -> None:
-        """`text` ends with the root's token. `tau` is the length of what must recur for a merge; 0 for none."""
+    def __init__(self, sequence: Sequence[int], tau: int = 0) -> None:
+        """`sequence` ends with the root's token. `tau` is the length of what must recur for a merge; 0 for none."""
         self.tau = tau
-        self.tokens = [text[-1]]
+        self.tokens = [sequence[-1]]
         self.parents = [-1]
         self.ranks = [0]
         self.shares = [1.0]
@@ -57,7 +57,7 @@ class Graph:
         """For each node whose children were sampled at random, the distribution (vocabulary,)."""
         self.copied: frozenset[int] = frozenset()
         """Nodes of the last unrolled tree that are copies."""
-        self._grams: list[tuple[int, ...]] = [tuple(text[-tau:]) if tau else ()]
+        self._grams: list[tuple[int, ...]] = [tuple(sequence[-tau:]) if tau else ()]
         self._first: dict[tuple[int, ...], int] = {}
         self._merged_with: dict[int, list[int]] = {}
 
@@ -181,10 +181,10 @@ class Rules:
 
 
 class LayerReader(Protocol):
-    """Reads a text and, ahead of it, a tree layer by layer: a whole model or a head."""
+    """Reads a sequence and, ahead of it, a tree layer by layer: a whole model or a head."""
 
-    def read(self, text: torch.Tensor) -> torch.Tensor:
-        """Logits (1, vocabulary) after `text` (length,)."""
+    def read(self, sequence: torch.Tensor) -> torch.Tensor:
+        """Logits (1, vocabulary) after `sequence` (length,)."""
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
@@ -192,20 +192,20 @@ class LayerReader(Protocol):
 
 def grow(
     reader: LayerReader,
-    text: torch.Tensor,
+    sequence: torch.Tensor,
     rules: Rules,
     vocabulary: int,
     warp: Warp | None = None,
     stop: Stop | None = None,
     generator: torch.Generator | None = None,
 ) -> Graph:
-    """What the model in `reader` drafts after `text` (length,), and in `reader` the nodes that were followed.
+    """What the model in `reader` drafts after `sequence` (length,), and in `reader` the nodes that were followed.
 
     Ids are below `vocabulary`, the target's. With `warp` tokens are sampled, from the softmax of the logits (n,
     vocabulary) that it makes of the model's, and from `generator`. `stop` may end a draft by what was read of it.
     """
-    graph, followed = Graph(text[-max(1, rules.tau) :].tolist(), rules.tau), [0]
-    logits = reader.read(text)
+    graph, followed = Graph(sequence[-max(1, rules.tau) :].tolist(), rules.tau), [0]
+    logits = reader.read(sequence)
     for step in range(rules.depth):
         added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp, generator)
         followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []

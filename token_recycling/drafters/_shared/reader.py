@@ -1,7 +1,8 @@
-"""A causal model that reads one text and, ahead of it, a tree that grows layer by layer.
+"""A causal model that reads one sequence and, ahead of it, a tree that grows layer by layer.
 
-Its own key/value cache keeps the text's tokens and those nodes of a tree that became text; only what it does not hold
-is read: tokens that were not drafted, or not along their own path. Cost per layer: one forward pass over its nodes.
+Its own key/value cache keeps the sequence's tokens and those nodes of a tree that became sequence; only what it does
+not hold is read: tokens that were not drafted, or not along their own path. Cost per layer: one forward pass over its
+nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _AT_ONCE = 32
 
 
 class Reader:
-    """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
+    """One sequence, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, model: TreeModel, states: bool = False) -> None:
         self.model = model
@@ -31,7 +32,7 @@ class Reader:
         """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
         self._wants_states = states
         self.held = 0
-        """Number of the text's tokens in the cache."""
+        """Number of the sequence's tokens in the cache."""
         self._cache = model.new_cache()
         unroll(self._cache)
         self._kept = TreeCache(self._cache)
@@ -40,41 +41,41 @@ class Reader:
         self._seen, self._depths = self._root_seen, self._root_depth
         self._nodes, self._is_chain = 1, True
 
-    def prefill(self, text: torch.Tensor) -> None:
-        """Reads all of `text` (length,) but its last token, as far as the model reaches."""
-        self._prefill(self._own(text))
+    def prefill(self, sequence: torch.Tensor) -> None:
+        """Reads all of `sequence` (length,) but its last token, as far as the model reaches."""
+        self._prefill(self._own(sequence))
 
-    def _own(self, text: torch.Tensor) -> torch.Tensor:
-        """A text as tokens of the model."""
-        return text
+    def _own(self, sequence: torch.Tensor) -> torch.Tensor:
+        """A sequence as tokens of the model."""
+        return sequence
 
-    def _prefill(self, text: torch.Tensor) -> None:
-        if self._reach(len(text)) > 0 and len(text) - 1 > self.held:
-            prefill(self.model, [self._known(text)], self._cache)
-            self.held = len(text) - 1
+    def _prefill(self, sequence: torch.Tensor) -> None:
+        if self._reach(len(sequence)) > 0 and len(sequence) - 1 > self.held:
+            prefill(self.model, [self._known(sequence)], self._cache)
+            self.held = len(sequence) - 1
 
-    def reach(self, text: torch.Tensor) -> int:
-        """Number of layers that may be drafted below `text` (length,) before the model's positions end."""
-        return self._reach(len(self._own(text)))
+    def reach(self, sequence: torch.Tensor) -> int:
+        """Number of layers that may be drafted below `sequence` (length,) before the model's positions end."""
+        return self._reach(len(self._own(sequence)))
 
     def _reach(self, length: int) -> int:
         limit = self.model.max_length
         return sys.maxsize if limit is None else limit - length + 1
 
-    def read(self, text: torch.Tensor) -> torch.Tensor:
-        """Logits (1, vocabulary) after `text` (length,), which is or begins with what was read before."""
-        text = self._own(text)
+    def read(self, sequence: torch.Tensor) -> torch.Tensor:
+        """Logits (1, vocabulary) after `sequence` (length,), which is or begins with what was read before."""
+        sequence = self._own(sequence)
         if self._nodes > 1:
             self.keep([])
-        if self.held == len(text):  # the same text again
+        if self.held == len(sequence):  # the same sequence again
             self.held -= 1
             self._kept.keep(self.held, [self.held], [[]])
-        if len(text) - self.held > _AT_ONCE:
-            self._prefill(text)
-        new = self._known(text[self.held :])
+        if len(sequence) - self.held > _AT_ONCE:
+            self._prefill(sequence)
+        new = self._known(sequence[self.held :])
         tree = chain(len(new) - 1) if len(new) > 1 else root_only()
         logits = self._forward(self.model.inputs.of([Draft(tree, new)], [self.held], self.held))
-        self.held = len(text)
+        self.held = len(sequence)
         self._forget()
         return logits[-1:]
 
@@ -102,7 +103,7 @@ class Reader:
         return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Keeps, of the nodes in the order in which they were read, those of a path from the root that became text."""
+        """Keep, of the nodes in the order in which they were read, those of an accepted path from the root."""
         self._kept.keep(self.held - 1, [self.held - 1], [[0, *nodes]])
         self.held += len(nodes)
         self._forget()

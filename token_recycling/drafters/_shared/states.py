@@ -23,7 +23,7 @@ from ...model.tree_model import TreeModel
 from ...trees.draft import Draft, Step
 from ...trees.templates import best_paths, size_in_words, tree_of
 from ...trees.tree import Tree
-from .._base import Drafter, TextDrafter
+from .._base import Drafter, SequenceDrafter
 from .placed import Placed
 
 Module = TypeVar("Module")
@@ -32,7 +32,7 @@ REMOVED = {"learn": "learning while decoding did not raise acceptance; leave it 
 
 
 class UnreadStates:
-    """The target's states (n, ...) at tokens of one text in a row, as far as a drafter has not read them."""
+    """The target's states (n, ...) at tokens of one sequence in a row, as far as a drafter has not read them."""
 
     def __init__(self, prompt: int) -> None:
         self._unread: list[torch.Tensor] = []
@@ -45,7 +45,7 @@ class UnreadStates:
         self._next = self.begin = self.begin - len(states)
 
     def learn(self, states: torch.Tensor) -> None:
-        """Takes those of the text's next tokens, all but its newest."""
+        """Takes those of the sequence's next tokens, all but its newest."""
         self._unread.append(states)
 
     @property
@@ -69,7 +69,7 @@ class StatesDrafter(Drafter, Generic[Module]):
 
     def __post_init__(self) -> None:
         self.overhead = Overhead()
-        """What a pass of the module takes, and the steps of all texts, where the tree is to pay."""
+        """What a pass of the module takes, and the steps of all sequences, where the tree is to pay."""
         self._placed = Placed[Module]()
 
     def placed(self, target: TreeModel) -> Module:
@@ -101,9 +101,9 @@ class StatesDrafter(Drafter, Generic[Module]):
         return str(self.template or size_in_words(self.tree))
 
 
-class StatesText(TextDrafter):
-    """Drafts for one text from hidden states, and counts what that takes. Where as many nodes are verified as pay, it
-    rests while none do: what a module of one's own takes is spent before anything is known.
+class StatesSequence(SequenceDrafter):
+    """Drafts for one sequence from hidden states, and counts what that takes. Where as many nodes are verified as pay,
+    it rests while none do: what a module of one's own takes is spent before anything is known.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ The head reads every token with the target's hidden state before it, and drafts 
 comes from the authors of EAGLE-1, -2 and -3, from SpecForge or from speculators (`formats`), or from `token-recycling
 train eagle`. The tree is EAGLE-1's, always the same one; or EAGLE-2's: the most probable nodes of a layer are followed,
 and of all that were found the most probable ones are verified. Where it has no given size, drafting and verification
-end where they do not pay on this machine. What is drafted is chosen and not drawn, so that sampled texts are exact.
+end where they do not pay on this machine. What is drafted is chosen and not drawn, so that sampled outputs are exact.
 
 Cost per step: a pass of the head over the tokens accepted last, and one over each layer of the tree that is followed.
 """
@@ -28,7 +28,7 @@ from ...trees.tree import Tree
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
 from .._shared.placed import placed_copy
-from .._shared.states import REMOVED, StatesDrafter, StatesText
+from .._shared.states import REMOVED, StatesDrafter, StatesSequence
 from .._shared.training.saved import TrainedPartError, check_model
 from .formats import load_head
 from .reader import HeadReader, PlacedHead
@@ -66,8 +66,8 @@ class Eagle(StatesDrafter[PlacedHead]):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=self._saved.head.shape.states_of)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> EagleText:
-        return EagleText(self, HeadReader(self.placed(target), len(prompt)), target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> EagleSequence:
+        return EagleSequence(self, HeadReader(self.placed(target), len(prompt)), target, costs)
 
     def check(self, target: TreeModel) -> None:
         """Raises TrainedPartError unless the head fits the target."""
@@ -105,8 +105,8 @@ class Eagle(StatesDrafter[PlacedHead]):
         return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.tree_in_words()}"
 
 
-class EagleText(StatesText):
-    """What the head predicts for one text."""
+class EagleSequence(StatesSequence):
+    """What the head predicts for one sequence."""
 
     drafter: Eagle
 
@@ -122,20 +122,20 @@ class EagleText(StatesText):
             return self._filled(context.tokens, self.drafter.template.cut(context.remaining - 1))
         return self._grown(context.tokens, depth)
 
-    def _grown(self, text: torch.Tensor, depth: int) -> Draft:
+    def _grown(self, sequence: torch.Tensor, depth: int) -> Draft:
         began, k = time.perf_counter(), min(self.drafter.k, self._target.vocab_size)
         nodes, times = self._limits()
         if nodes < 1:
-            return Draft(root_only(), text[-1:])
+            return Draft(root_only(), sequence[-1:])
         rules = Rules(depth, k, nodes, frontier=k, times=times, overhead=self._overhead)
-        graph = grow(self._reader, text, rules, self._target.vocab_size)
+        graph = grow(self._reader, sequence, rules, self._target.vocab_size)
         draft = verified(graph, rules, self._target.device)
         self._spent(graph.steps, since=began)
         return draft
 
-    def _filled(self, text: torch.Tensor, tree: Tree) -> Draft:
-        logits = self._reader.read(text)
-        tokens, shares = [int(text[-1])] * len(tree), np.ones(len(tree), np.float32)
+    def _filled(self, sequence: torch.Tensor, tree: Tree) -> Draft:
+        logits = self._reader.read(sequence)
+        tokens, shares = [int(sequence[-1])] * len(tree), np.ones(len(tree), np.float32)
         number = {0: 0}
         followed = [0]
         while followed:

@@ -1,8 +1,8 @@
-"""A head as it reads one text and, ahead of it, a tree that grows layer by layer.
+"""A head as it reads one sequence and, ahead of it, a tree that grows layer by layer.
 
 A row is a token and the hidden state before it: the target's, as soon as it is known, and the head's own within a tree.
-The cache keeps rows with the target's states alone: what the head had drafted is read again once it is text. What the
-target held in its cache before the call is not read, since nobody knows its states.
+The cache keeps rows with the target's states alone: what the head had drafted is read again once it is sequence. What
+the target held in its cache before the call is not read, since nobody knows its states.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class PlacedHead:
 
 
 class HeadReader(UnreadStates):
-    """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
+    """One sequence, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, placed: PlacedHead, prompt: int) -> None:
         super().__init__(prompt)
         self._placed = placed
         self._cache = DynamicCache()
         self._outputs = torch.empty(0)
-        """(nodes, width): what the head made of the nodes that were read; of the text's last token first."""
+        """(nodes, width): what the head made of the nodes that were read; of the sequence's last token first."""
         self._seen, self._depths = torch.empty(0), torch.empty(0)
         """(nodes, nodes but the first) bool, what each of them sees of the others, and (nodes,) int64."""
 
@@ -65,13 +65,13 @@ class HeadReader(UnreadStates):
         return self._next > self.begin or self.waits
 
     @torch.no_grad()
-    def read(self, text: torch.Tensor) -> torch.Tensor:
-        """Logits (1, vocabulary) after `text` (length,), all of whose tokens but the last have known states."""
+    def read(self, sequence: torch.Tensor) -> torch.Tensor:
+        """Logits (1, vocabulary) after `sequence` (length,), all of whose tokens but the last have known states."""
         if len(self._outputs) > 1:
             self._cache.crop(1 - len(self._outputs))
         if self._unread:
             states = self.taken()
-            following = text[self._next + 1 :].to(self._placed.device)
+            following = sequence[self._next + 1 :].to(self._placed.device)
             for some, tokens in zip(states.split(_PIECE), following.split(_PIECE), strict=True):
                 outputs = self._read(some, tokens)
             self._outputs = outputs[-1:]

@@ -116,7 +116,7 @@ def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> E
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(model.device)
     with layer_states(model, head.shape.states_of) as seen, torch.autocast(ids.device.type, dtype=torch.bfloat16):
         logits = uncompiled(model)(input_ids=ids, use_cache=False).logits
-    lengths = torch.tensor([len(text) for text in texts.texts], device=ids.device)
+    lengths = torch.tensor([len(sequence) for sequence in texts.texts], device=ids.device)
     return Examples(ids, lengths, seen[-1].to(ids.device), logits.to(ids.device))
 
 

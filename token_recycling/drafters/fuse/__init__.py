@@ -25,7 +25,7 @@ from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
-from .._base import PREDICTED, Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
+from .._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter, check_auto_or_nodes
 from .._pruning import prune
 from .._registry import make_drafter
 from .merge import FuseCalibration, Merged, NodeValues, kept_first, merge_drafts, valued_draft, warm_up
@@ -95,25 +95,25 @@ class Fuse(Drafter):
         for drafter in self.drafters:
             drafter.warm_up(device)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> FuseText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> FuseSequence:
         self.warm_up(target.device)
-        return FuseText(self, [drafter.start(prompt, target, costs) for drafter in self.drafters], target, costs)
+        return FuseSequence(self, [drafter.start(prompt, target, costs) for drafter in self.drafters], target, costs)
 
     def describe(self) -> str:
         return self.describe_parts(self.drafters)
 
-    def describe_parts(self, parts: Sequence[TextDrafter]) -> str:
-        """One line, of parts by their options or as they have begun a text."""
+    def describe_parts(self, parts: Sequence[SequenceDrafter]) -> str:
+        """One line, of parts by their options or as they have begun a sequence."""
         size = "as many nodes as pay" if self.nodes == "auto" else f"{self.nodes} nodes at most"
         return f"fuse: {size}, best first, of {' + '.join(f'({part.describe()})' for part in parts)}"
 
 
-class FuseText(TextDrafter):
-    """The parts' drafters of one text, and what was chosen of their drafts."""
+class FuseSequence(SequenceDrafter):
+    """The parts' drafters of one sequence, and what was chosen of their drafts."""
 
     drafter: Fuse
 
-    def __init__(self, drafter: Fuse, parts: list[TextDrafter], target: TreeModel, costs: Costs) -> None:
+    def __init__(self, drafter: Fuse, parts: list[SequenceDrafter], target: TreeModel, costs: Costs) -> None:
         super().__init__(drafter)
         self._parts, self._target = parts, target
         self._costs = costs if drafter.nodes == "auto" else None

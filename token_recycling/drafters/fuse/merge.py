@@ -116,7 +116,7 @@ class FuseCalibration(NamedTuple):
         return valued
 
     def learn(self, merged: Merged, valued: NodeValues, tokens: Sequence[int]) -> None:
-        """Counts what followed the accepted nodes, and what could have: `tokens` are the text's after the root."""
+        """Counts what followed the accepted nodes, and what could have: `tokens` are the sequence's after the root."""
         draft = merged.draft
         _learn(np.array(draft.tree.parents), draft.tokens.numpy(), merged.ranks, self, valued, np.array(tokens))
 

@@ -3,7 +3,8 @@
 The hidden state of the last accepted node gave the newest token. The heads (`heads`) give candidates for the tokens
 after it, head k for depth k; those of one head are the children of every candidate of the head before (section 2.1.1).
 Which combinations are verified is decided once, by how often each head's candidates were right in training (section
-2.3.3), or at each step by the heads' probabilities. The paper's typical acceptance changes the text and is not here.
+2.3.3), or at each step by the heads' probabilities. The paper's typical acceptance changes the sequence and is not
+here.
 
 Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree.
 Nothing is drafted in a first step that reads the prompt too: its hidden states are not known yet.
@@ -25,7 +26,7 @@ from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import best_paths, root_only, template_from, tree_of
 from ...trees.tree import Tree
-from .._base import DrafterTraits, TextDrafter, check_at_least
+from .._base import DrafterTraits, SequenceDrafter, check_at_least
 from .._shared.placed import placed_copy
 from .._shared.states import StatesDrafter, best_product, product_draft
 from .._shared.training.saved import TrainedPartError, check_model
@@ -64,8 +65,8 @@ class Medusa(StatesDrafter[MedusaHeads]):
             self.template = template_from(self.tree)
             self.check_template(len(self.accuracy), f"{len(self.accuracy)} layers, one a head,")
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MedusaText:
-        return MedusaText(self, self.placed(target), target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MedusaSequence:
+        return MedusaSequence(self, self.placed(target), target, costs)
 
     def check(self, target: TreeModel) -> None:
         """Raises TrainedPartError unless the heads were trained for the target."""
@@ -81,8 +82,8 @@ class Medusa(StatesDrafter[MedusaHeads]):
         return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self.tree_in_words()}"
 
 
-class MedusaText(TextDrafter):
-    """What the heads predict for one text."""
+class MedusaSequence(SequenceDrafter):
+    """What the heads predict for one sequence."""
 
     drafter: Medusa
 

@@ -64,7 +64,7 @@ class SavedHeads:
 
     heads: MedusaHeads
     accuracy: list[list[float]]
-    """For each head, how often its candidate of each rank was the target's token, in texts held out."""
+    """For each head, how often its candidate of each rank was the target's token, in sequences held out."""
     facts: dict[str, Any]
 
 

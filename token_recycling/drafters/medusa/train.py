@@ -64,10 +64,10 @@ def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
         target.eager(input_ids=ids, use_cache=False)
     hidden = seen[-1].to(target.device)
     states, wanted = [], []
-    for row, (text, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
-        states.append(hidden[row, prompt - 1 : len(text) - 1])
+    for row, (sequence, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
+        states.append(hidden[row, prompt - 1 : len(sequence) - 1])
         # The state at place p gave the token at p + 1, so that head k predicts the one at p + 1 + k.
-        beyond = torch.cat([text[prompt + 1 :], text.new_full((heads,), NOTHING)])
+        beyond = torch.cat([sequence[prompt + 1 :], sequence.new_full((heads,), NOTHING)])
         wanted.append(beyond.unfold(0, heads, 1).T)
     return torch.cat(states), torch.cat(wanted, dim=1).to(target.device)
 

@@ -1,4 +1,4 @@
-"""Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the text.
+"""Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the sequence.
 
 As `published` (Luo et al., 2408.08696) it drafts a tree from the candidates that the target computes anyway, at
 rejected nodes too. Beyond it they keep their probabilities, and are kept after the last two and three tokens too;
@@ -32,7 +32,7 @@ from ...recycling.warm_up import warm_up as compile_drafting
 from ...trees.templates import size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits
-from .text import RecyclingText
+from .sequence import RecyclingSequence
 from .warmed import load_warmed, warmed_file
 
 _UNLEARNED = 8
@@ -43,9 +43,10 @@ at once after a draft that does not pay. Others were trained, and grammars force
 
 @dataclass
 class Recycling(Drafter, Options):
-    """Drafts from a matrix of contexts and from the text itself."""
+    """Drafts from a matrix of contexts and from the sequence itself."""
 
     removed: ClassVar[dict[str, str]] = {
+        "past": "it is called history",
         "states": "it saved no time; train an EAGLE head (drafter eagle), or leave it out",
         "learning": "it was a part of states; leave it out",
         "learns_prompt": "it gained 1%; teach the model's own text instead (warmed=true), or leave it out",
@@ -60,9 +61,9 @@ class Recycling(Drafter, Options):
     static:N, rank paths, or a file of them.
     """
     warmed: bool = False
-    """Begin with what the model has taught by text of its own (`token-recycling warm`), kept in a file."""
+    """Begin with what the model has taught by output of its own (`token-recycling warm`), kept in a file."""
     matrix: NgramMatrix | None = field(default=None, init=False)
-    """What has been learned; made at the first text."""
+    """What has been learned; made at the first sequence."""
 
     @property
     def traits(self) -> DrafterTraits:
@@ -77,9 +78,9 @@ class Recycling(Drafter, Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.overhead = Overhead(nodes=_UNLEARNED)
-        """Of the steps of all texts, where the tree is to pay."""
+        """Of the steps of all sequences, where the tree is to pay."""
         self.overhead_within = Overhead()
-        """The same of texts whose form is given: most of what is drafted for them is forced."""
+        """The same of sequences whose form is given: most of what is drafted for them is forced."""
         self.grammar_statistics = GrammarStatistics()
         """Which tokens the target takes where a grammar allows several."""
         self.template = template_from(self.tree)
@@ -90,9 +91,9 @@ class Recycling(Drafter, Options):
     def warm_up(self, device: torch.device) -> None:
         warm_up(device)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingSequence:
         self.warm_up(target.device)
-        return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
+        return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target; raises ValueError if it is of another vocabulary or of other options."""
@@ -111,14 +112,14 @@ class Recycling(Drafter, Options):
         return self.matrix
 
     def warmed_file(self, target: TreeModel) -> Path:
-        """Where what the target has taught by text of its own is kept, for these options."""
+        """Where what the target has taught by output of its own is kept, for these options."""
         return warmed_file(target, self.k, self.orders)
 
     def describe(self) -> str:
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
         said = {
             "suffix": self.suffix,
-            "earlier outputs": self.past,
+            "earlier outputs": self.history,
             "warmed": self.warmed,
         }
         parts += [name for name, used in said.items() if used]

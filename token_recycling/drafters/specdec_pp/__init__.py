@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ...costs.costs import Costs
 from ...model.inspection import output_width
 from ...model.tree_model import TreeModel
-from .._shared.base import ModelDrafter, ModelText
+from .._shared.base import ModelDrafter, ModelSequence
 from .._shared.expand import Graph, Rules, Stop
 from .._shared.pairing import DraftModelOption, Pairs
 from .._shared.placed import placed_copy
@@ -70,19 +70,19 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         return load_head(beside, model)
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
-        self._head_for(model.model)  # a head that is missing is said with the first text, not with its first draft
+        self._head_for(model.model)  # a head that is missing is said with the first sequence, not with its first draft
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 
-    def stop(self, text: ModelText) -> Stop:
+    def stop(self, sequence: ModelSequence) -> Stop:
         """By the probability that all tokens so far are accepted: the product of what the head predicts for each."""
-        head, chance = self._head_for(text.reader.model.model), 1.0
+        head, chance = self._head_for(sequence.reader.model.model), 1.0
 
         def expected_rejection(graph: Graph) -> bool:
             nonlocal chance
-            assert text.reader.states is not None
-            chance *= head.acceptance(text.reader.states[-1])
+            assert sequence.reader.states is not None
+            chance *= head.acceptance(sequence.reader.states[-1])
             stops = len(graph) - 1 >= self.min_length and 1 - chance > self.threshold
-            text.counts["stopped_by_head"] += stops
+            sequence.counts["stopped_by_head"] += stops
             return stops
 
         return expected_rejection

@@ -27,7 +27,7 @@ class AcceptanceHead(torch.nn.Module):
     def __init__(self, width: int, depth: int) -> None:
         """`width` is the draft model's hidden size, `depth` the number of blocks. At first odds are even."""
         super().__init__()
-        linear = torch.nn.utils.skip_init  # nothing is drawn at random, so that a seed gives the text of `generate`
+        linear = torch.nn.utils.skip_init  # no random numbers are used: seeded outputs equal those of `generate`
         self.blocks = torch.nn.ModuleList(linear(torch.nn.Linear, width, width) for _ in range(depth))
         self.output = linear(torch.nn.Linear, width, 1)
         for weight in self.parameters():

@@ -35,7 +35,7 @@ BINS = 10
 class Labelled:
     """A text with what the draft model would have said instead."""
 
-    text: torch.Tensor
+    sequence: torch.Tensor
     """(length,) int64: the prompt and the target's tokens."""
     start: int
     """Length of the prompt."""
@@ -48,7 +48,7 @@ class Labelled:
         """The text (length,) with drafted tokens for all but a `share`, and which places have one (bool)."""
         draws = torch.rand(len(self.drafted), generator=torch.Generator().manual_seed(seed))
         replaced = draws >= share
-        tokens = self.text.clone()
+        tokens = self.sequence.clone()
         tokens[self.start :] = torch.where(replaced, self.drafted, tokens[self.start :])
         return tokens, replaced
 
@@ -61,25 +61,25 @@ def labelled(
     how: SpecDecTraining,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Labelled]:
-    """Every text with drafted tokens and labels; what is drawn depends on the seed and the text's place alone."""
+    """Return every sequence with drafted tokens and labels; sampling depends on the seed and its index alone."""
     found = []
-    for place, (text, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
-        p = _probabilities(target, text, start, how.draft_temperature, target.vocab_size)
-        q = _probabilities(draft, text, start, how.draft_temperature, target.vocab_size)
+    for place, (sequence, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
+        p = _probabilities(target, sequence, start, how.draft_temperature, target.vocab_size)
+        q = _probabilities(draft, sequence, start, how.draft_temperature, target.vocab_size)
         generator = torch.Generator().manual_seed(how.seed + place)
         drafted = torch.multinomial(q, 1, generator=generator)
         labels = (p.gather(1, drafted) / q.gather(1, drafted)).clamp(max=1.0)
-        found.append(Labelled(text, start, drafted[:, 0], labels[:, 0]))
+        found.append(Labelled(sequence, start, drafted[:, 0], labels[:, 0]))
         if progress is not None:
             progress(len(found), len(texts))
     return found
 
 
 def _probabilities(
-    model: TreeModel, text: torch.Tensor, start: int, temperature: float, vocabulary: int
+    model: TreeModel, sequence: torch.Tensor, start: int, temperature: float, vocabulary: int
 ) -> torch.Tensor:
     """Of the next token, (length - start, vocabulary) float32 on the CPU, from the prompt's last token on."""
-    logits = model.eager(input_ids=_readable(text, model)[None, :-1], use_cache=False).logits[0, start - 1 :]
+    logits = model.eager(input_ids=_readable(sequence, model)[None, :-1], use_cache=False).logits[0, start - 1 :]
     logits = logits[:, :vocabulary].float().cpu()
     logits = functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
     if not temperature:
@@ -87,25 +87,25 @@ def _probabilities(
     return torch.softmax(logits / temperature, dim=-1)
 
 
-def _readable(text: torch.Tensor, model: TreeModel) -> torch.Tensor:
+def _readable(sequence: torch.Tensor, model: TreeModel) -> torch.Tensor:
     """`text` on the model's device; tokens without an embedding are read as the last one that has, as when drafting."""
-    return text.to(model.device).clamp(max=model.embedded - 1)
+    return sequence.to(model.device).clamp(max=model.embedded - 1)
 
 
 @torch.no_grad()
 def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
     """The draft model's last hidden states (n, width) after the drafted tokens of mixed texts, and labels (n,)."""
-    mixtures = [text.mixed(share, seed + place) for place, text in enumerate(texts)]
+    mixtures = [sequence.mixed(share, seed + place) for place, sequence in enumerate(texts)]
     # Padding is on the right, where no real token attends to it.
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
     with layer_states(draft.model, last_state) as seen:
         draft.eager(input_ids=ids, use_cache=False)
     hidden = seen[-1]
     states, labels = [], []
-    for row, (text, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
-        drafted = hidden[row, text.start : len(tokens)]
+    for row, (sequence, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
+        drafted = hidden[row, sequence.start : len(tokens)]
         states.append(drafted[replaced.to(drafted.device)].float())
-        labels.append(text.labels[replaced].to(drafted.device))
+        labels.append(sequence.labels[replaced].to(drafted.device))
     return torch.cat(states), torch.cat(labels)
 
 
@@ -137,7 +137,7 @@ def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -
     def loss_of(part: AcceptanceHead, batch: Batch) -> torch.Tensor:
         return loss(part, *batch, how.rejection_weight)
 
-    tokens = digest(part for text in texts for part in (text.text, text.drafted))
+    tokens = digest(part for sequence in texts for part in (sequence.sequence, sequence.drafted))
     decided = {"draft": weights_fingerprint(draft.model), "texts": tokens, "training": asdict(how)}
     return Task(head, batch_at, loss_of, decided)
 

@@ -44,7 +44,7 @@ class TokenRecycling:
         self._passes = self._new_passes()
         """Of the model."""
         self._tokenizer = ""
-        self._texts: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
+        self._sequences: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
         """By the layer of a cache."""
 
     def attach(self, model: Any, tokenizer: Any) -> None:
@@ -66,17 +66,17 @@ class TokenRecycling:
         check_vocabulary(self.recycler.matrix.vocab_size, vocab_size)
         return self.recycler
 
-    def text_of(self, cache: Sequence[Any]) -> np.ndarray:
+    def sequence_of(self, cache: Sequence[Any]) -> np.ndarray:
         """The tokens (n,) int32 that are known to lie in a cache: what was read and said with it by this object."""
         for layer in _with_lengths(cache):
-            text = self._texts.get(layer, _NOTHING)
+            text = self._sequences.get(layer, _NOTHING)
             return text[: layer.offset] if len(text) >= layer.offset else _NOTHING
         return _NOTHING
 
     def keep_text(self, cache: Sequence[Any], text: np.ndarray) -> None:
         """Remembers, as long as the cache is there, what lies in it."""
         for layer in _with_lengths(cache):
-            self._texts[layer] = text
+            self._sequences[layer] = text
 
     def costs(self) -> np.ndarray:
         """(most + 1,) float64: what passes of 1, 2, ... tokens take, as given by `token_cost`, else as learned."""

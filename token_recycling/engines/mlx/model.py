@@ -22,7 +22,7 @@ import numpy as np
 from ..._util.compiled import compiling
 from ...costs.budget import best_size
 from ...recycling.ngrams import ngrams_at
-from ...recycling.recycler import Text
+from ...recycling.recycler import SequenceState
 from ..replica import TokenBuffer
 from .cache import Before, most_rows
 
@@ -60,8 +60,8 @@ class Drafting:
         self.from_draft = False
         """Whether the newest token was a drafted one."""
         self._prompt_left: int | None = None
-        self._text = TokenBuffer(drafter.text_of(cache))
-        self._recycled: Text | None = None
+        self._text = TokenBuffer(drafter.sequence_of(cache))
+        self._recycled: SequenceState | None = None
         """The same for the recycler, from the first draft on."""
         self._unread: mx.array | None = None
         """The text's newest token, where a pass was started before it was known."""

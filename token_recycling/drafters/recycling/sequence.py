@@ -1,4 +1,4 @@
-"""One text that recycles: how its trees are drafted, priced and learned from; see `Recycling`."""
+"""One sequence that recycles: how its trees are drafted, priced and learned from; see `Recycling`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...recycling.recycler import Recycler
 from ...trees.constraint import State
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
-from .._base import PREDICTED, TextDrafter
+from .._base import PREDICTED, SequenceDrafter
 from .allowed import top_allowed
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 _DEEPEST = 255
 
 
-class RecyclingText(TextDrafter):
-    """One text and its recycler. The matrix is shared: each look-up is one call of compiled code, never interrupted."""
+class RecyclingSequence(SequenceDrafter):
+    """One sequence and its recycler. The matrix is shared: each look-up is one call of compiled code, never
+    interrupted.
+    """
 
     drafter: Recycling
 
@@ -41,11 +43,11 @@ class RecyclingText(TextDrafter):
         if template is not None:
             most = len(template) - 1
         elif drafter.tree == "auto":
-            self._costs, most = costs, len(costs.by_nodes) * costs.texts - 1  # as of a text that is left alone
+            self._costs, most = costs, len(costs.by_nodes) * costs.sequences - 1  # as of a sequence that is left alone
         else:
             most = int(drafter.tree)  # type: ignore[arg-type]
         self._recycler = Recycler(matrix, drafter, most, template=template)
-        self._text = self._recycler.begin(prompt)
+        self._sequence = self._recycler.begin(prompt)
         self._overhead = drafter.overhead
         self._within_grammars = drafter.traits.within_grammars
         self._state: State | None = None
@@ -59,7 +61,7 @@ class RecyclingText(TextDrafter):
 
     def predict(self, tokens: torch.Tensor) -> None:
         self._predicted = True
-        self._recycler.predict(self._text, tokens.tolist())
+        self._recycler.predict(self._sequence, tokens.tolist())
 
     def draft(self, context: Context) -> Draft:
         self._state = context.state if self._within_grammars else None
@@ -72,10 +74,10 @@ class RecyclingText(TextDrafter):
         tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
         if self._state is not None:
             tree, probabilities = self._recycler.draft_within(
-                self._text, tokens, room, self._state, self.drafter.grammar_statistics, times, ratio
+                self._sequence, tokens, room, self._state, self.drafter.grammar_statistics, times, ratio
             )
         else:
-            tree = self._recycler.draft_one(self._text, tokens, room, times, ratio)
+            tree = self._recycler.draft_one(self._sequence, tokens, room, times, ratio)
             probabilities = tree.probabilities[tree.parents, tree.ranks]
         self._values = tree.values.copy()
         draft = Draft.of(tree.parents.tolist(), tree.tokens, probabilities, ranks=tree.ranks.tolist())
@@ -92,19 +94,19 @@ class RecyclingText(TextDrafter):
     def observe(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]
         began = _now() if len(values) else 0.0
-        self._recycler.observe(self._text, step.tokens, step.finished)
+        self._recycler.observe(self._sequence, step.tokens, step.finished)
         if len(values):
             self._learn_from(step)
             if self._costs is not None:
                 self._reckon(step, values, self._costs, self._spent + _now() - began)
 
     def statistics(self) -> Mapping[str, float]:
-        return {PREDICTED: self._recycler.predicted(self._text)} if self._predicted else {}
+        return {PREDICTED: self._recycler.predicted(self._sequence)} if self._predicted else {}
 
     def _learn_from(self, step: Step) -> None:
         """Learns what the target said; nodes that other drafters proposed are as good to learn from."""
         tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
-        ngrams = self._recycler.ngrams(self._text, np.array(tree.parents), tokens)
+        ngrams = self._recycler.ngrams(self._sequence, np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = np.arange(len(tree))[step.learnable]
@@ -116,7 +118,7 @@ class RecyclingText(TextDrafter):
             self._learn_within(self._state, step, teaching, ngrams)
 
     def _learn_within(self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray) -> None:
-        """Learn what the target takes of what the grammar allows: the rest of its candidates are never text."""
+        """Learn which of the allowed tokens the target chooses: its other candidates never become output."""
         states = states_of(root, step.draft.tree.parents, step.draft.tokens.tolist())
         self.drafter.grammar_statistics.learn_path([states[node] for node in step.accepted], step.tokens)
         choices = {
