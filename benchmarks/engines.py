@@ -198,7 +198,7 @@ class Sglang:
         self._model = AutoModelForCausalLM.from_pretrained(model).float()
         self._tokenizer = AutoTokenizer.from_pretrained(model)
         self._nodes, self._tokens, self._scheduler, self._worker = self.METHODS[method], tokens, Scheduler, worker
-        options = EngineOptions(past=0) if method.endswith("no history") else EngineOptions()
+        options = EngineOptions(history=0) if method.endswith("no history") else EngineOptions()
         self._recycler = Replica(self._model.config.vocab_size, max(1, self._nodes - 1), options)
 
     def answer(self, questions: list[str], clock: Callable[[], float]) -> Answered:
