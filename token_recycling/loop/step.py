@@ -157,7 +157,7 @@ class TreeStepper:
                 append = request.sequence.append
                 if at_once is not None:
                     step = at_once.step(row, append)
-                    text.selector.sampled(len(step.tokens))
+                    request.selector.sampled(len(step.tokens))
                 else:
                     step = accept_walk(draft, seen.logits[row, :n], append, request.selector, row)
                 if seen.states is not None:
