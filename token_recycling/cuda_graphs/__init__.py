@@ -8,17 +8,19 @@ places, acceptance, and the move of the accepted slots (docs/how-it-works.md). C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
 from ..loop.state import BatchState, Sequence, TokenSelector
-from ..loop.step import Stepper, TreeStepper
+from ..loop.stats import Stats
+from ..loop.step import Stepper, TreeStepper, decode
 from ..model.tree_model import TreeModel
+from ..trees.draft import Step
 
 if TYPE_CHECKING:
     from .runner import StepRunner
@@ -54,6 +56,26 @@ def way_of(fast: Fast) -> Way:
     if not isinstance(fast, bool):
         raise ValueError(f'fast must be True, False or "auto", got {fast!r}')
     return captured if fast else ordinary
+
+
+def decoded(
+    way: Way,
+    target: TreeModel,
+    sequences: list[Sequence],
+    selectors: list[TokenSelector],
+    drafter: Drafter,
+    cache: Cache,
+    stats: Stats,
+    **options: Any,
+) -> Generator[list[Step]]:
+    """Yield the steps of `decode`, with its options, made as `way` says; other threads' calls wait where a forward pass
+    changes the model.
+    """
+    run = target, sequences, selectors, drafter, cache
+    with target.alone(), way(*run) as (kind, stepper):
+        options |= {"stepper": stepper, "kind": kind}
+        with closing(decode(target, sequences, drafter, selectors, cache, stats, **options)) as passes:
+            yield from passes
 
 
 @contextmanager

@@ -32,14 +32,13 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ..cuda_graphs import Way, ordinary
+from ..cuda_graphs import Way, decoded, ordinary
 from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.matchers import for_sequence
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
-from ..loop.step import decode
 from ..model.compat import is_callers
 from ..model.info import ModelInfo, UnsupportedModelError
 from ..model.kv_cache import slots
@@ -303,35 +302,33 @@ def run_call(
             call.reading()
         whole = False
 
-    with target.alone(), way(target, sequences, selectors, drafter, cache) as stepping:
-        passes = decode(
-            target,
-            sequences,
-            drafter,
-            selectors,
-            cache,
-            stats,
-            cached=held,
-            after_pass=stopping.apply if call.joint_criteria else None,
-            stepper=stepping.stepper,
-            kind=stepping.kind,
-            streamed=call.streamer is not None,
-            reading=call.reading and reading,
-            keeps_all=call.cache_is_seen,
-            returns_cache=call.cache_is_seen or prefixes is not None,
-            hints=hints,
-        )
-        try:
-            with closing(passes):  # whatever ends the call, before the next one begins
-                for steps in passes:
-                    whole = True  # where the streamer ends the text, too
-                    if call.streamer is not None:
-                        call.streamer.put(torch.tensor(steps[0].tokens))
-                    whole = False
-            whole = True
-        finally:
-            if prefixes is not None and whole:
-                prefixes.keep(sequences[0].on_host[: slots(cache) + 1], cache)
+    passes = decoded(
+        way,
+        target,
+        sequences,
+        selectors,
+        drafter,
+        cache,
+        stats,
+        cached=held,
+        after_pass=stopping.apply if call.joint_criteria else None,
+        streamed=call.streamer is not None,
+        reading=call.reading and reading,
+        keeps_all=call.cache_is_seen,
+        returns_cache=call.cache_is_seen or prefixes is not None,
+        hints=hints,
+    )
+    try:
+        with closing(passes):  # whatever ends the call, before the next one begins
+            for steps in passes:
+                whole = True  # where the streamer ends the sequence, too
+                if call.streamer is not None:
+                    call.streamer.put(torch.tensor(steps[0].tokens))
+                whole = False
+        whole = True
+    finally:
+        if prefixes is not None and whole:
+            prefixes.keep(sequences[0].on_host[: slots(cache) + 1], cache)
     if call.streamer is not None:
         call.streamer.end()
     stats.tokens -= stopping.withdrawn

@@ -11,12 +11,11 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from ..cuda_graphs import Fast, way_of
+from ..cuda_graphs import Fast, decoded, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.state import Sequence, TokenSelector, check_cached
 from ..loop.stats import Stats
-from ..loop.step import decode
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt
@@ -67,19 +66,7 @@ def stream(
     measured = stats if stats is not None else Stats()
 
     def steps() -> Iterator[Step]:
-        with target.alone(), way(target, sequences, selectors, drafter, cache) as stepping:
-            passes = decode(
-                target,
-                sequences,
-                drafter,
-                selectors,
-                cache,
-                measured,
-                stepper=stepping.stepper,
-                kind=stepping.kind,
-                streamed=True,
-            )
-            with closing(passes):
-                yield from (step for (step,) in passes)
+        with closing(decoded(way, target, sequences, selectors, drafter, cache, measured, streamed=True)) as passes:
+            yield from (step for (step,) in passes)
 
     return steps()

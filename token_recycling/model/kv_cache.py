@@ -196,48 +196,6 @@ class TreeLayer(DynamicLayer):
         self.length = 0
 
 
-class KeptSlots:
-    """The slots of a cache whose layers are those of this file, or will be."""
-
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        self._stores: list[SlotStore] = []
-        self._layers: list[Any] = []
-        self._indexed: list[Any] = []
-        """The layers that keep index keys too."""
-        self._recurrent = bool(recurrent_layers(cache))
-
-    def _take_over(self) -> None:
-        raise NotImplementedError
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
-        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each text, moved
-        to the end of its `lengths[row]` slots, and forget the rest.
-        """
-        if self._recurrent:
-            keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
-        if not self._layers:
-            self._take_over()
-        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
-        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
-            for place, node in enumerate(nodes):
-                if length + place != held + node:
-                    for store in self._stores:
-                        slots = store.buffer.narrow(1, row, 1)
-                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
-                    for layer in self._indexed:
-                        layer.move(row, held + node, length + place)
-        self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
-
-    def _cut(self, slots: int) -> None:
-        for layer in self._layers:
-            layer.length = slots
-        for layer in self._indexed:
-            layer.keep(slots)
-
-
 class OffloadedTreeLayer(TreeLayer):
     """A layer whose slots lie in the memory of the host, and on the device only while it attends to them."""
 
@@ -366,13 +324,18 @@ _OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAtten
 _TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
 
 
-class TreeCache(KeptSlots):
+class TreeCache:
     """Keeps accepted slots in a `DynamicCache`, whose layers it takes over as soon as there is something in them.
     Afterwards the cache works wherever it did before, in plain `generate` too.
     """
 
     def __init__(self, cache: Cache) -> None:
-        super().__init__(cache)
+        self.cache = cache
+        self._stores: list[SlotStore] = []
+        self._layers: list[Any] = []
+        self._indexed: list[Any] = []
+        """The layers that keep index keys too."""
+        self._recurrent = bool(recurrent_layers(cache))
         if cache.get_seq_length():
             self._take_over()
 
@@ -384,6 +347,33 @@ class TreeCache(KeptSlots):
         self._layers = [layer for layer in self.cache.layers if hasattr(layer, "parts")]
         self._indexed = [layer for layer in self._layers if hasattr(layer, "move")]
         self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each text, moved
+        to the end of its `lengths[row]` slots, and forget the rest.
+        """
+        if self._recurrent:
+            keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
+        if not self._layers:
+            self._take_over()
+        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            for place, node in enumerate(nodes):
+                if length + place != held + node:
+                    for store in self._stores:
+                        slots = store.buffer.narrow(1, row, 1)
+                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+                    for layer in self._indexed:
+                        layer.move(row, held + node, length + place)
+        self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
+
+    def _cut(self, slots: int) -> None:
+        for layer in self._layers:
+            layer.length = slots
+        for layer in self._indexed:
+            layer.keep(slots)
 
     @classmethod
     def of_length(cls, cache: Cache, slots: int) -> TreeCache:
