@@ -177,13 +177,31 @@ def test_a_grammar_whose_masks_are_slow_is_followed_no_further(monkeypatch):
         def is_terminated(self):
             return False
 
-    quick = State(matchers._Xgrammar(Matcher()), 2)
+    quick = State(matchers._Xgrammar(Matcher(), matchers._FirstBytes([], 0)), 2)
     assert quick.after(3).after(4) is not None
     monkeypatch.setattr(matchers, "_SLOW", -1.0)
-    slow = State(matchers._Xgrammar(Matcher()), 2)
+    slow = State(matchers._Xgrammar(Matcher(), matchers._FirstBytes([], 0)), 2)
     assert slow.allows(np.array([3])).all()
     assert slow.after(3) is None
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ('root ::= "only " [ab]', "only "),
+        ('root ::= "é" | "è"', ""),
+        ('root ::= "yes" | "yesterday"', "yes"),
+        ('root ::= ("a" "b" "c") | "ab"', "ab"),
+        ('root ::= "a" root', "a" * 256),
+        ('root ::= "ab" next\nnext ::= "é" next', "ab" + "é" * 127),
+    ],
+)
+def test_a_grammar_forces_a_string_of_limited_length(form, expected):
+    """xgrammar's own search for it does not end where a grammar has no end."""
+    pytest.importorskip("xgrammar")
+    processor = tr.constrain(tiny.tokenizer(), grammar=form)
+    assert matchers.state_of([processor], PROMPT).forced == expected
 
 
 def test_masks():

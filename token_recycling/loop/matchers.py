@@ -23,6 +23,8 @@ from ..trees.constraint import Matcher, State
 
 _SLOW = 0.02
 """Processor seconds of a mask from which on a grammar is no longer followed: repeats within repeats take seconds."""
+_MOST_FORCED = 256
+"""Bytes of what must follow that are found; each costs some microseconds."""
 
 
 @dataclass
@@ -32,11 +34,48 @@ class _Watch:
     slow: bool = False
 
 
+class _FirstBytes:
+    """The tokens of xgrammar's vocabulary by the byte that they begin with."""
+
+    def __init__(self, vocabulary: Sequence[bytes], words: int) -> None:
+        self.words = words
+        first = [token[0] if token else -1 for token in vocabulary]
+        self._first = np.pad(np.array(first, np.int16), (0, 32 * words - len(first)), constant_values=-1)
+        self._others: dict[int, np.ndarray] = {}
+        """Masks of the tokens that begin with another byte."""
+
+    def only(self, mask: np.ndarray) -> int | None:
+        """Return the byte that all tokens of a mask begin with; None if there is none."""
+        (used,) = mask.nonzero()
+        if not len(used):
+            return None
+        bits = int(mask[used[0]]) & 0xFFFFFFFF
+        byte = int(self._first[32 * used[0] + (bits & -bits).bit_length() - 1])
+        if byte not in self._others:
+            self._others[byte] = np.packbits(self._first != byte, bitorder="little").view(np.int32)
+        return None if byte < 0 or (mask & self._others[byte]).any() else byte
+
+
+_first_bytes: dict[str, _FirstBytes] = {}
+"""By the metadata of a tokenizer: to list a vocabulary takes a microsecond a token. Where two have equal metadata the
+worst is a string that ends early, since the matcher checks every byte.
+"""
+
+
+def _first_bytes_of(tokenizer_info: Any) -> _FirstBytes:
+    about = tokenizer_info.dump_metadata()
+    if about not in _first_bytes:
+        words = (tokenizer_info.vocab_size + 31) // 32
+        _first_bytes[about] = _FirstBytes(tokenizer_info.decoded_vocab, words)
+    return _first_bytes[about]
+
+
 @dataclass(frozen=True)
 class _Xgrammar:
     """A place of xgrammar's matcher."""
 
     matcher: Any
+    first_bytes: _FirstBytes
     watch: _Watch = field(default_factory=_Watch)
 
     def fill(self, mask: np.ndarray) -> None:
@@ -48,14 +87,24 @@ class _Xgrammar:
         if self.watch.slow:
             return None
         forked = self.matcher.fork()
-        return _Xgrammar(forked, self.watch) if forked.accept_token(token) and not forked.is_terminated() else None
+        if not forked.accept_token(token) or forked.is_terminated():
+            return None
+        return _Xgrammar(forked, self.first_bytes, self.watch)
 
     @property
     def forced(self) -> str:
-        try:
-            return self.matcher.find_jump_forward_string()
-        except UnicodeDecodeError:  # within a character of several bytes
-            return ""
+        """Limited: a grammar may force a text without end, such as a schema with a required property of its own kind,
+        on which xgrammar's `find_jump_forward_string` fills all memory.
+        """
+        here, found = _Xgrammar(self.matcher.fork(), self.first_bytes, self.watch), bytearray()
+        mask = np.zeros(self.first_bytes.words, np.int32)
+        while len(found) < _MOST_FORCED and not self.watch.slow and not here.matcher.is_terminated():
+            here.fill(mask)
+            byte = self.first_bytes.only(mask)
+            if byte is None or not here.matcher.accept_string(bytes([byte])):
+                break
+            found.append(byte)
+        return found.decode(errors="ignore")
 
 
 @dataclass(frozen=True)
@@ -152,7 +201,8 @@ class GrammarProcessor(LogitsProcessor):
 def _of_xgrammar(compiled: Any) -> tuple[Matcher, int]:
     import xgrammar
 
-    return _Xgrammar(xgrammar.GrammarMatcher(compiled)), compiled.tokenizer_info.vocab_size
+    info = compiled.tokenizer_info
+    return _Xgrammar(xgrammar.GrammarMatcher(compiled), _first_bytes_of(info)), info.vocab_size
 
 
 def _of_llguidance(processor: Any) -> tuple[Matcher, int]:
