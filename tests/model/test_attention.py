@@ -33,40 +33,37 @@ class Repeats(TorchDispatchMode):
 
 
 def passed(target, passes=1):
-    """The logits of the last of several passes over a tree, what was repeated in them, and their masks."""
-    text, masks = tiny.prompt(0, LENGTH + 1)[0], []
+    """The logits of the last of several passes over a tree, and what was repeated in all of them."""
+    text = tiny.prompt(0, LENGTH + 1)[0]
     with torch.no_grad(), Repeats() as repeats:
         for _ in range(passes):
             cache = target.new_cache()
             prefill(target, [text], cache)
             inputs = target.inputs.of([Draft(TREE, torch.arange(len(TREE)))], [LENGTH], LENGTH)
-            given = inputs["attention_mask"]
-            masks += given.values() if isinstance(given, dict) else [given]
             logits = target.forward(inputs, cache)
-    return logits, repeats, masks
+    return logits, repeats
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5])
-@pytest.mark.parametrize("passes", [1, 3])
-def test_the_repeated_mask_is_made_once_a_pass(layers, passes):
-    """Two query heads share a head of keys: the mask of 6 nodes has 12 rows."""
-    _, repeats, masks = passed(TreeModel(tiny.llama(num_hidden_layers=layers)), passes)
-    assert repeats.shapes == [(1, 1, 2 * len(TREE), LENGTH + len(TREE))] * passes
-    assert all(vars(mask) == {} for mask in masks)
-
-
-@pytest.mark.parametrize("case", [named("gemma3_text"), named("qwen2", "window of 8")], ids=str)
-def test_there_is_one_for_each_kind_of_layer(case):
-    """Four layers of two kinds."""
+def two_kinds_of_layers():
+    case = named("gemma3_text")
     more = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    _, repeats, masks = passed(TreeModel(model_of(Case(case.family, case.tested, {**case.config, **more}))))
-    assert repeats.shapes == [(1, 1, 2 * len(TREE), LENGTH + len(TREE))] * 2
-    assert all(vars(mask) == {} for mask in masks)
+    return model_of(Case(case.family, case.tested, {**case.config, **more}))
 
 
-def test_nothing_is_repeated_where_no_heads_are_shared():
-    _, repeats, _ = passed(TreeModel(tiny.llama(num_key_value_heads=4)))
-    assert repeats.shapes == []
+@pytest.mark.parametrize(
+    ("make", "masks"),
+    [
+        (lambda: tiny.llama(num_hidden_layers=5), 1),
+        (two_kinds_of_layers, 2),
+        (lambda: tiny.llama(num_key_value_heads=4), 0),
+    ],
+    ids=["shared heads", "two kinds of layers", "a key head for each query"],
+)
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_repeated_mask_is_made_once_per_forward_pass_and_kind_of_layer(make, masks, passes):
+    """Two query heads share a head of keys: the mask of 6 nodes has 12 rows."""
+    _, repeats = passed(TreeModel(make()), passes)
+    assert repeats.shapes == [(1, 1, 2 * len(TREE), LENGTH + len(TREE))] * masks * passes
 
 
 def test_nothing_is_kept_after_a_pass():
@@ -82,7 +79,7 @@ def test_nothing_is_kept_after_a_pass():
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_the_logits_are_those_of_transformers_own_attention(heads):
     target = TreeModel(tiny.llama(context=1, num_key_value_heads=heads))
-    ours, _, _ = passed(target)
+    ours, _ = passed(target)
     target.info = replace(target.info, named_attention=False)
-    wanted, _, _ = passed(target)
+    wanted, _ = passed(target)
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)

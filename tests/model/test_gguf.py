@@ -56,7 +56,7 @@ def kept():
     return sorted(each.name for each in loading.unpacked_in().glob("*") if each.is_dir())
 
 
-@pytest.mark.parametrize("kind", [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_1])
+@pytest.mark.parametrize("kind", [KINDS.F32, KINDS.BF16, KINDS.Q4_1])
 def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
     file = written(tmp_path / "tiny.gguf", kind=kind)
     one = {"pretrained_model_name_or_path": tmp_path, "gguf_file": file.name}
@@ -71,18 +71,11 @@ def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
     assert ours.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
-def test_load_gives_a_model_and_its_tokenizer(file):
-    model, tokenizer = tr.load(str(file), dtype="bfloat16")
-    assert model.dtype == torch.bfloat16
-    assert not model.training
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<user>hi"
-    assert tr.generate(model, tokenizer("import", return_tensors="pt").input_ids, max_new_tokens=4).shape[1] > 1
-
-
-def test_it_is_unpacked_once(file, monkeypatch):
+def test_it_is_unpacked_once(file):
     folder = loading.unpacked(file)
-    monkeypatch.setattr(loading, "_read_gguf", lambda path: pytest.fail("unpacked again"))
+    (folder / "mark").touch()
     assert loading.unpacked(file) == folder
+    assert (folder / "mark").exists()
     assert loading.is_unpacked(file)
 
 
@@ -108,16 +101,10 @@ def test_nothing_beside_the_file_has_a_say(file):
     assert tr.load(file).tokenizer.chat_template == alone == TEMPLATE
 
 
-def test_no_bars_of_transformers(file, capfd):
-    loading.quieten()
-    tr.load(file)
-    assert capfd.readouterr().err == ""
-
-
 # What cannot be unpacked
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.99])
 def test_a_file_that_is_cut_off(file, share):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
@@ -226,15 +213,12 @@ def test_a_disk_that_gets_full(file):
     assert loading.unpacked(file).is_dir(), "there is room again"
 
 
-def test_another_release_of_transformers_reads_anew(file, monkeypatch):
-    loading.unpacked(file)
-    monkeypatch.setattr(loading, "installed", lambda name: "9.9")
-    assert not loading.is_unpacked(file)
+def test_several_at_once_unpack_once(file):
+    """A second one would put another folder in the place of the first."""
 
+    def unpacked(_):
+        folder = loading.unpacked(file)
+        return folder.stat().st_ino
 
-def test_two_at_once_unpack_once(file, monkeypatch):
-    read, times = loading._read_gguf, []
-    monkeypatch.setattr(loading, "_read_gguf", lambda path: times.append(path) or read(path))
     with ThreadPoolExecutor(4) as threads:
-        folders = set(threads.map(loading.unpacked, [file] * 4))
-    assert len(folders) == len(times) == 1
+        assert len(set(threads.map(unpacked, range(4)))) == 1

@@ -88,12 +88,6 @@ def test_keeping_a_path_copies_nothing_of_the_text(model):
     assert torch.equal(cache.layers[1].values, wanted)
 
 
-def test_all_layers_of_one_shape_share_one_store(model):
-    cache = rebuilt(model, tiny.prompt(0, 20))
-    TreeCache(cache).keep(19, [19], [[]])
-    assert len({storage(states) for layer in cache.layers for states in (layer.keys, layer.values)}) == 1
-
-
 OPERATIONS = {
     "crop": lambda cache: cache.crop(-7),
     "crop nothing": lambda cache: cache.crop(0),
@@ -146,19 +140,6 @@ def test_more_slots_than_there_are_cannot_be_forgotten(model):
     TreeCache(cache).keep(19, [19], [[]])
     with pytest.raises(ValueError, match="got 3"):
         cache.crop(3)
-
-
-def test_a_cache_passed_in_holds_all_but_the_last_token(model):
-    """Several turns on one cache, as in a chat, each continued by the library."""
-    cache, text = DynamicCache(config=model.config), tiny.prompt(0, 10)
-    drafter = tr.make_drafter()
-    for turn in range(4):
-        wanted = model.generate(text, max_new_tokens=9)
-        text = tr.generate(model, text, drafter=drafter, max_new_tokens=9, past_key_values=cache)
-        assert torch.equal(text, wanted)
-        assert cache.get_seq_length() == text.shape[1] - 1
-        assert_same(cache, rebuilt(model, text))
-        text = torch.cat([text, tiny.prompt(turn, 1 + turn)], dim=1)
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
