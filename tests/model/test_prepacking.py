@@ -76,65 +76,47 @@ def test_accelerated_passes_use_them_and_no_others(packed_products: list[int]) -
     assert not packed_products
 
 
-def test_without_them_if_not_wanted(packed_products: list[int]) -> None:
-    model = accelerate(llama())
-    accelerate(model, prepack=False)
-    packed_products.clear()
-    _texts(model)
-    assert not packed_products
-    assert not any("forward" in vars(layer) for layer in _linears(model))
-
-
-def test_decelerate_leaves_nothing() -> None:
-    model = accelerate(llama())
-    assert all("forward" in vars(layer) for layer in _linears(model))
-    decelerate(model)
-    assert not any("forward" in vars(layer) for layer in _linears(model))
-    assert prepacked_of(model) is None
-
-
-def test_decelerate_leaves_what_was_there_before(packed_products: list[int]) -> None:
-    """As after `load`, which packs: for single calls, and where it was asked for by name."""
+@pytest.mark.parametrize("before", [False, True], ids=["packed by accelerate", "packed before, as by load"])
+def test_decelerate_drops_what_accelerate_packed_and_nothing_else(before: bool) -> None:
     model = llama()
-    packed = prepack(model, True)
-    for again in range(2):
-        with accelerated(accelerate(model)):
-            pass
+    packed = prepack(model, True) if before else None
+    for _ in range(2):
+        with accelerated(accelerate(accelerate(model))):
+            accelerate(model)
+        assert prepacked_of(model) is not None
         decelerate(model)
-        assert prepacked_of(model) is packed, again
-    generate(model, PROMPT, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    assert packed_products
-
-
-def test_what_accelerate_laid_out_goes_with_the_last_of_several() -> None:
-    model = accelerate(accelerate(llama()))
-    with accelerated(model):
-        accelerate(model)
-    decelerate(model)
+        assert prepacked_of(model) is packed
+        assert any("forward" in vars(layer) for layer in _linears(model)) == before
+    accelerate(model, prepack=False)
     assert prepacked_of(model) is None
+    assert not any("forward" in vars(layer) for layer in _linears(model))
 
 
-def _in_place(weight: nn.Parameter) -> None:
+def _in_place(weight: nn.Parameter, model: nn.Module) -> None:
     with torch.no_grad():
         weight.mul_(-1)
 
 
-def _through_data(weight: nn.Parameter) -> None:
+def _through_data(weight: nn.Parameter, model: nn.Module) -> None:
     weight.data.mul_(-1)
 
 
-def _other_data(weight: nn.Parameter) -> None:
+def _other_data(weight: nn.Parameter, model: nn.Module) -> None:
     weight.data = -weight.data
 
 
-@pytest.mark.parametrize("change", [_in_place, _through_data, _other_data])
+def _another(weight: nn.Parameter, model: nn.Module) -> None:
+    model.lm_head.weight = nn.Parameter(-weight.detach())
+
+
+@pytest.mark.parametrize("change", [_in_place, _through_data, _other_data, _another])
 def test_changed_weights_are_used_as_they_are(change, packed_products: list[int]) -> None:
     model, plain = llama(), llama()
     plain.load_state_dict(model.state_dict())
     accelerate(model)
     before = _texts(model)
     for changed in (model, plain):
-        change(changed.lm_head.weight)
+        change(changed.lm_head.weight, changed)
     expected = _texts(plain)
     assert not torch.equal(expected, before), "the change is one that shows"
     assert torch.equal(_texts(model), expected)
@@ -142,14 +124,6 @@ def test_changed_weights_are_used_as_they_are(change, packed_products: list[int]
     accelerate(model)
     assert torch.equal(_texts(model), expected)
     assert packed_products, "laid out again"
-
-
-def test_another_parameter_is_used() -> None:
-    model = llama()
-    accelerate(model)
-    model.lm_head.weight = nn.Parameter(-model.lm_head.weight.detach())
-    plain = decelerate(copy.deepcopy(model))
-    assert torch.equal(_texts(model), _texts(plain))
 
 
 def test_gradients_come_from_the_layers_own_products(packed_products: list[int]) -> None:
@@ -174,15 +148,23 @@ def test_copies_have_layers_of_their_own(copied) -> None:
     assert torch.equal(_texts(other), expected)
 
 
-def test_accelerated_blocks_use_what_is_there_and_leave_it(packed_products: list[int]) -> None:
-    model = llama()
+def _within_a_block(model: nn.Module) -> torch.Tensor:
     with accelerated(model):
-        expected = _texts(model)
-    assert not packed_products, "a block does not pay for it"
+        return _texts(model)
+
+
+def _one_call(model: nn.Module) -> torch.Tensor:
+    return generate(model, PROMPT, max_new_tokens=40, do_sample=False, pad_token_id=0)
+
+
+@pytest.mark.parametrize("run", [_within_a_block, _one_call])
+def test_single_calls_and_blocks_use_what_is_there_and_pack_nothing(run, packed_products: list[int]) -> None:
+    model = llama()
+    expected = run(model)
+    assert not packed_products
     packed = prepack(model)
     packed_products.clear()
-    with accelerated(model):
-        assert torch.equal(_texts(model), expected)
+    assert torch.equal(run(model), expected)
     assert packed_products
     assert prepacked_of(model) is packed
 
@@ -196,16 +178,6 @@ def test_a_conversation_lays_out_what_is_wanted(wanted: bool | None, packed_prod
     chat.say("print it")
     assert bool(packed_products) == (packed is not None)
     assert prepacked_of(chat.model) is packed
-
-
-def test_one_call_uses_what_is_there(packed_products: list[int]) -> None:
-    model = llama()
-    expected = generate(model, PROMPT, max_new_tokens=20, do_sample=False, pad_token_id=0)
-    assert not packed_products, "a single call does not pay for it"
-    prepack(model)
-    packed_products.clear()
-    assert torch.equal(generate(model, PROMPT, max_new_tokens=20, do_sample=False, pad_token_id=0), expected)
-    assert packed_products
 
 
 def test_no_more_than_a_quarter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

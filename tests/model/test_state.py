@@ -29,36 +29,24 @@ def swapped(model):
     one.q_proj.weight, other.q_proj.weight = other.q_proj.weight, one.q_proj.weight
 
 
-def transposed(model):
-    weight = model.model.layers[0].self_attn.q_proj.weight
-    weight.data = weight.data.t()
-
-
 CHANGES: dict[str, Change] = {
     "attribute": lambda model: setattr(model.model.norm, "variance_epsilon", 0.5),
     "list": lambda model: model.lm_head.active.append("b"),
-    "mapping": lambda model: model.lm_head.scaling.update(a=2.0),
     "number of another type": lambda model: model.lm_head.scaling.update(a=3),
     "set": lambda model: model.lm_head.merged.add("c"),
     "mode": lambda model: model.model.layers[1].mlp.train(),
-    "option": lambda model: setattr(model.config, "use_cache", False),
     "nested option": lambda model: model.config.rope_parameters.update(rope_theta=5.0),
     "function": lambda model: setattr(model.model.norm, "forward", lambda states: states),
     "hook": lambda model: model.model.norm.register_forward_hook(lambda *args: None),
-    "hook before": lambda model: model.model.norm.register_forward_pre_hook(lambda *args: None),
     "buffer": lambda model: setattr(model.lm_head, "mask", torch.zeros(64)),
     "weight": lambda model: setattr(model.lm_head.base, "weight", torch.nn.Parameter(torch.zeros(64, 32))),
     "weight moved": lambda model: setattr(model.lm_head.base.weight, "data", torch.zeros(64, 32)),
     "weights swapped": swapped,
-    "weight transposed": transposed,
     "dtype": lambda model: model.half(),
     "part": lambda model: setattr(model, "lm_head", model.lm_head.base),
-    "part added": lambda model: model.lm_head.additions.update({"c": torch.nn.Linear(2, 2)}),
     "part removed": lambda model: model.lm_head.additions.pop("b"),
-    "part left out": lambda model: model.model.layers.pop(0),
     "parametrised": lambda model: parametrizations.weight_norm(model.lm_head.base),
     "compiled": lambda model: model.model.compile(backend="eager"),
-    "wrapped": lambda model: setattr(model, "model", torch.compile(model.model, backend="eager")),
 }
 
 
@@ -70,12 +58,6 @@ def test_a_change_is_seen(model, change):
     change(model)
     assert before != state(model)
     assert state(model) == state(model)
-
-
-def test_a_patched_class_is_seen(model, monkeypatch):
-    before = state(model)
-    monkeypatch.setattr(type(model.model.norm), "forward", lambda norm, states: states)
-    assert before != state(model)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +107,17 @@ def test_choices_of_attention_are_seen(model):
     assert before != State(model, "eager")
 
 
-def test_a_function_in_the_place_of_one_that_is_gone_is_another(model):
-    """Python gives its number to the next one."""
+def test_a_function_in_the_place_of_one_that_is_gone_is_another(model, monkeypatch):
+    """Python gives its number to the next one; also of a class."""
     for scale in range(5):
         model.model.norm.forward = lambda states, scale=scale: states * scale
         before = state(model)
         del model.model.norm.forward
         model.model.norm.forward = lambda states, scale=scale: states * scale + 1
         assert before != state(model)
+    before = state(model)
+    monkeypatch.setattr(type(model.model.norm), "forward", lambda norm, states: states)
+    assert before != state(model)
 
 
 def test_nothing_is_kept_alive():
@@ -146,20 +131,3 @@ def test_nothing_is_kept_alive():
     gc.collect()
     assert [one() for one in gone] == [None] * len(gone)
     assert before != state(tiny.llama())
-
-
-def test_attributes_that_hold_themselves(model):
-    model.lm_head.parts = [1, [2]]
-    model.lm_head.parts.append(model.lm_head.parts)
-    before = state(model)
-    assert before == state(model)
-    model.lm_head.parts[1][0] = 3
-    assert before != state(model)
-
-
-def test_weights_in_attributes_are_seen(model):
-    """Also those of parts that a module does not know for its own."""
-    model.lm_head.others = [torch.nn.Linear(2, 2)]
-    before = state(model)
-    model.lm_head.others[0].bias = torch.nn.Parameter(torch.zeros(2))
-    assert before != state(model)

@@ -190,15 +190,6 @@ def test_what_has_no_sdpa_attends_as_its_own_eager(case, registered):
     torch.testing.assert_close(tree_pass(model), wanted)
 
 
-def test_another_model_within_a_pass_attends_as_ever(model):
-    other = tiny.llama(seed=1)
-    wanted, found = plain(other), []
-    model.model.layers[0].register_forward_pre_hook(lambda *given: found.append(plain(other)))
-    tree_pass(model)
-    assert all(torch.equal(one, wanted) for one in found)
-    assert len(found) == 2
-
-
 # What is remembered, and taking turns
 
 
@@ -234,17 +225,3 @@ def test_runs_take_turns_where_passes_change_the_model(case):
             assert entered.wait(0.1 if border.changes_model else 20) != border.changes_model
         waiting.result(20)
     assert entered.is_set()
-
-
-def test_a_turn_may_be_given_back_by_another_thread():
-    target = TreeModel(model_of(next(case for case in BORDERS if case.family == "llama")))
-
-    def run():
-        with target.alone():
-            yield
-
-    begun = run()
-    next(begun)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(begun.close).result(20)
-        pool.submit(lambda: list(run())).result(20)

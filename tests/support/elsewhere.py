@@ -98,6 +98,8 @@ def another_device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "_lazy_init"),
         mock.patch.object(torch.cuda, "get_device_name", return_value="a stand-in"),
         mock.patch.object(torch.accelerator, "synchronize"),
+        mock.patch.object(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state()),
+        mock.patch.object(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state)),
         torch.no_grad(),
         _Construct(),
         _Dispatch(),
