@@ -1,7 +1,5 @@
 """Replayed steps follow a model that is changed between texts, or give way to the ordinary way with the reason."""
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import runner_of
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.model.tree_model import TreeModel
 
@@ -38,21 +35,9 @@ class Reversed(torch.nn.Module):
         return weight.flip(0)
 
 
-def merged(model):
-    """The addition becomes part of the weight, and its layer is taken out."""
-    head = model.lm_head
-    base, addition = head.base, head.additions["a"]
-    base.weight.data = base.weight.data + 9 * addition.weight.data.flip(0)
-    model.lm_head = base
-
-
 CHANGES: dict[str, Change] = {
     "switched": lambda model: setattr(model.lm_head, "active", ["b"]),
-    "added": lambda model: model.lm_head.active.append("b"),
     "disabled": lambda model: setattr(model.lm_head, "disabled", True),
-    "scaled": lambda model: model.lm_head.scaling.update(a=-5.0),
-    "masked": lambda model: setattr(model.lm_head, "mask", -5 * torch.ones(64)),
-    "merged": merged,
     "patched": lambda model: setattr(model.model.norm, "forward", lambda states: states.flip(-1)),
     "swapped": lambda model: setattr(
         model.lm_head.base, "weight", torch.nn.Parameter(model.lm_head.base.weight.detach().flip(0))
@@ -61,7 +46,6 @@ CHANGES: dict[str, Change] = {
     "other numbers": lambda model: model.lm_head.base.load_state_dict(
         {"weight": model.lm_head.base.weight.detach().flip(0)}
     ),
-    "left out": lambda model: model.model.layers.pop(1),
 }
 
 
@@ -81,12 +65,9 @@ def test_a_changed_model_says_what_it_says_without_replays(model, change):
     [
         lambda model: model.double(),
         lambda model: model.set_attn_implementation("eager"),
-        lambda model: setattr(model.config, "experts_implementation", "eager"),
-        lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.clone()),
         lambda model: model.load_state_dict(tiny.llama(seed=5).state_dict()),
-        lambda model: model.lm_head.weight.detach().mul_(2),
     ],
-    ids=["dtype", "attention", "option", "moved", "loaded", "written to"],
+    ids=["dtype", "attention", "loaded"],
 )
 def test_other_arithmetic_and_other_weights_are_captured_anew(model, change):
     before = runner_or_reason(TreeModel(model))
@@ -100,25 +81,15 @@ def changed(output):
     return output.flip(-1)
 
 
-@pytest.fixture
-def everywhere():
-    """Puts a hook on all modules, and takes it off afterwards."""
-    handles = []
-    yield lambda model: handles.append(register_module_forward_hook(lambda module, args, output: None))
-    for handle in handles:
-        handle.remove()
-
-
 REFUSED: dict[str, tuple[Change, str]] = {
     "hook": (
         lambda model: model.model.norm.register_forward_hook(lambda module, args, output: changed(output)),
-        "<lambda> on LlamaRMSNorm",
+        "on LlamaRMSNorm",
     ),
     "hook before": (
         lambda model: model.model.norm.register_forward_pre_hook(lambda module, args: changed(args[0])),
         "hook",
     ),
-    "compiled part": (lambda model: model.model.norm.compile(backend="eager"), "LlamaRMSNorm is compiled"),
     "wrapped part": (
         lambda model: setattr(model.model, "norm", torch.compile(model.model.norm, backend="eager")),
         "is compiled",
@@ -128,7 +99,6 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "LlamaRMSNorm is compiled",
     ),
     "training": (lambda model: model.train(), "training mode"),
-    "part in training": (lambda model: model.model.layers[1].train(), "LlamaDecoderLayer is in training"),
 }
 
 
@@ -154,13 +124,6 @@ def test_what_replays_cannot_follow_is_refused(model, change, reason):
     assert decoded(model, IDS, "published", fast=False, max_new_tokens=20)[0] == plain(model, IDS)
 
 
-def test_a_hook_on_all_modules_is_refused(model, everywhere):
-    fast(model)
-    everywhere(model)
-    with pytest.raises(tr.NoFastPathError, match=r"hook .* on all modules"):
-        fast(model)
-
-
 @pytest.mark.parametrize(
     ("within", "reason"),
     [
@@ -176,15 +139,6 @@ def test_surroundings_that_replays_cannot_follow_are_refused(model, within, reas
     assert fast(model) == plain(model, IDS)
     with torch.device("cpu"):
         assert fast(model) == plain(model, IDS)
-
-
-def test_a_hook_that_was_taken_off_leaves_nothing(model):
-    wanted = fast(model)
-    hook = model.model.norm.register_forward_hook(lambda module, args, output: changed(output))
-    with pytest.raises(tr.NoFastPathError, match="hook"):
-        fast(model)
-    hook.remove()
-    assert fast(model) == wanted
 
 
 def test_hooks_of_transformers_that_note_down_outputs_do_no_harm(model):
@@ -223,19 +177,6 @@ def test_what_a_first_pass_keeps_is_no_change(model):
     assert fast(model) == plain(model, IDS)
 
 
-def test_graphs_of_a_state_that_is_gone_are_freed(model):
-    """Before new ones are made; also those that a drafter had measured."""
-    head, drafter = adapted(model), tr.make_drafter("recycling:tree=8")
-    decoded(model, IDS, drafter, max_new_tokens=8)
-    runner = runner_of(TreeModel(model))
-    gone = weakref.ref(runner)
-    del runner
-    head.disabled = True
-    fast(model)
-    gc.collect()
-    assert gone() is None
-
-
 def test_a_model_changed_within_a_text_is_not_captured(model):
     """What was captured before would be mixed with it, and replayed in later texts."""
     head = adapted(model)
@@ -247,3 +188,13 @@ def test_a_model_changed_within_a_text_is_not_captured(model):
         list(steps)
     head.active = ["a"]
     assert fast(model) == wanted
+
+
+def test_hooks_on_all_modules_and_hooks_that_were_taken_off(model):
+    wanted = fast(model)
+    for register in (register_module_forward_hook, model.model.norm.register_forward_hook):
+        hook = register(lambda module, args, output: None)
+        with pytest.raises(tr.NoFastPathError, match="hook"):
+            fast(model)
+        hook.remove()
+        assert fast(model) == wanted

@@ -77,8 +77,8 @@ def test_room_grows_within_a_text():
         assert steps.capacity == 2048
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-@pytest.mark.parametrize("drafter", ["published", "recycling:tree=80", "plain"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("drafter", ["recycling:tree=80", "plain"])
 def test_the_end_of_the_context_is_reached(family, drafter):
     """Models with learned positions have none beyond it, for nodes that fill up a bucket neither."""
     model = architectures.model_of(architectures.named(family))
@@ -111,7 +111,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded)
 @pytest.mark.parametrize(
     "sampling", [SAMPLINGS[0], *(pytest.param(how, marks=pytest.mark.nightly) for how in SAMPLINGS[1:])]
 )
-@pytest.mark.parametrize("drafter", ["published:tree=0 1 00 01 10,k=4", "recycling:tree=6,k=4"])
+@pytest.mark.parametrize("drafter", ["published:tree=0 1 00 01 10,k=4"])
 def test_sampled_texts_follow_the_distribution_of_generate(sampling, drafter):
     model, prompt = tiny.llama(7, vocab_size=SIZE, initializer_range=0.2), torch.tensor([[1, 3, 2]])
     arguments = arguments_for(sampling)

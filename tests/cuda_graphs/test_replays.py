@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support import tiny
-from support.recorded import RecordedGraphs
 
 import token_recycling as tr
 from token_recycling.cuda_graphs import runner_of
@@ -35,20 +34,6 @@ def test_replayed_draws_are_drawn_anew():
     assert len(texts) == 8
 
 
-def test_what_python_keeps_is_what_it_was_when_it_was_recorded():
-    """The recorder itself: a number that changes in Python does not change in a replay; one in a tensor does."""
-    number, tensor = 1, torch.tensor([1])
-    graphs = RecordedGraphs(torch.device("cpu"))
-
-    def function():
-        return tensor * 10 + number
-
-    assert int(graphs.run("key", function)) == 11
-    number = 5
-    tensor += 1
-    assert int(graphs.run("key", function)) == 21
-
-
 @pytest.mark.parametrize("order", [(True, False, True), (False, True, False)], ids=["within first", "outside first"])
 @pytest.mark.parametrize("drafter", ["published:tree=static:8", "prompt_lookup"])
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
@@ -65,13 +50,3 @@ def test_texts_within_inference_mode_and_outside(model, order, drafter, do_sampl
             assert model.acceleration.stats.path.startswith("fast")
     assert texts[0] == texts[1] == texts[2]
     assert do_sample or texts[0] == wanted.tolist()
-
-
-def test_room_grows_in_the_other_mode(model):
-    tr.accelerate(model, "prompt_lookup", fast=True)
-    with torch.inference_mode():
-        model.generate(tiny.prompt(0, 6), max_new_tokens=4)
-    wanted = tiny.llama().generate(tiny.prompt(0, 300), max_new_tokens=8, do_sample=False)
-    for within in (False, True):
-        with torch.inference_mode(within):
-            assert torch.equal(model.generate(tiny.prompt(0, 300), max_new_tokens=8, do_sample=False), wanted)

@@ -187,14 +187,6 @@ def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeyp
     assert int((torch.tensor([[0.0, -30.0]]) + noise).argmax()) == 0
 
 
-def test_warpers_shape_the_sampling_distribution():
-    torch.manual_seed(1)
-    logits = torch.randn(1, 16).expand(500, 16)
-    choice = Choice((warpers.TemperatureLogitsWarper(0.5), warpers.TopKLogitsWarper(3)), sample=True)
-    assert set(chosen(choice, logits).tolist()) <= set(logits[0].topk(3).indices.tolist())
-    assert (chosen(Choice(), logits) == logits[0].argmax()).all()
-
-
 @given(strategies.drafts(vocab_size=9), st.integers(0, 2**32 - 1))
 def test_a_penalty_is_that_of_transformers_at_every_node(draft, seed):
     numbers = torch.Generator().manual_seed(seed)

@@ -97,12 +97,11 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
     assert [record.message.count("Unknown") for record in caplog.records] == [1]
 
 
-def test_fast_is_true_false_or_automatic(model):
+def test_wrong_use_is_refused(model):
     with pytest.raises(ValueError, match="always"):
         tr.accelerate(model, fast="always")  # type: ignore[arg-type]
+    assert tr.check(model, self_test=True).as_dict()["no_fast_path"] is None
 
-
-def test_a_drafter_that_draws_without_saying_so_is_refused(model):
     class Drawing(tr.Drafter):
         def draft(self, context):
             flat = torch.full((64,), 1 / 64)
@@ -111,11 +110,6 @@ def test_a_drafter_that_draws_without_saying_so_is_refused(model):
     assert len(decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9)[0]) == 9
     with pytest.raises(ValueError, match="declare it in its traits"):
         decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9, do_sample=True)
-
-
-def test_check_says_whether_there_is_a_fast_path(model):
-    assert tr.check(model).no_fast_path is None
-    assert tr.check(model, self_test=True).as_dict()["no_fast_path"] is None
 
 
 def test_costs_are_those_of_the_steps_that_run(model):
