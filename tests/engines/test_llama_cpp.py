@@ -228,16 +228,6 @@ def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path, model, tmp_path
         other.attach(made(_file(model, tmp_path / "other.gguf", names), other))
 
 
-def test_a_longer_chain_costs_more_than_a_shorter(path):
-    sizes = {}
-    for cost in (0.0, 0.5):
-        llama, _ = recycled(path, token_cost=cost)
-        sizes[cost] = passes(llama)
-        for prompt in prompts(4, 5, 30):
-            say(llama, prompt, 60)
-    assert sum(sizes[0.5]) < sum(sizes[0.0])
-
-
 def by_clock(path, monkeypatch, cost):
     """A `Llama` whose passes take 1 for their first token and `cost` for each further one; the sizes of its passes."""
     clock, draft, evaluate = [0.0], TokenRecycling(10), Llama.eval
@@ -253,6 +243,7 @@ def by_clock(path, monkeypatch, cost):
     return llama, draft, passes(llama)
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize(("cost", "pays"), [(0.02, True), (1.5, False)])
 def test_what_passes_take_is_learned(path, monkeypatch, cost, pays):
     llama, draft, sizes = by_clock(path, monkeypatch, cost)
@@ -267,62 +258,52 @@ def test_what_passes_take_is_learned(path, monkeypatch, cost, pays):
         assert sum(decoding) < 1.1 * len(decoding), "next to nothing is drafted"
 
 
-def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again(path):
-    llama, _ = recycled(path, orders=1, k=1)
-    (prompt,) = prompts(1, 20, 20)
-    first = say(llama, prompt, 40)
-    say(llama, prompts(2, 30, 31)[1], 5)
-    sizes = passes(llama)
-    assert say(llama, prompt, 40) == first
-    assert len(sizes) <= 7, sizes
-
-
-def test_wrong_use_says_what_to_do(path):
-    with pytest.raises(ValueError, match=r"num_pred_tokens .*, got 0"):
-        TokenRecycling(0)
-    with pytest.raises(ValueError, match="got 'depth'"):
-        TokenRecycling(depth=3)
-    draft = TokenRecycling()
-    with pytest.raises(ValueError, match="draft_model=draft"):
-        draft.attach(made(path, LlamaPromptLookupDecoding()))
-    with pytest.raises(ValueError, match="logits_all=True"):
-        draft.attach(made(path, draft, logits_all=False, n_batch=64))
-    with pytest.raises(ValueError, match="n_batch of 8, got 32"):
-        draft.attach(made(path, draft, n_batch=8))
-    llama = made(path, draft)
-    with pytest.raises(RuntimeError, match=r"attach\(llama\) before the first text"):
-        say(llama, [1, 2, 3], 5)
+def attached_twice(path, patch):
+    llama, draft = recycled(path)
     draft.attach(llama)
-    with pytest.raises(ValueError, match="twice"):
-        draft.attach(llama)
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
-def test_models_that_cannot_go_back_are_refused(path, monkeypatch, kind):
+def attached_to(path, **options):
     draft = TokenRecycling()
-    llama = made(path, draft)
-    monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)
-    with pytest.raises(ValueError, match="recurrent"):
-        draft.attach(llama)
+    draft.attach(made(path, draft, **options))
 
 
-@pytest.mark.parametrize(("version", "known"), [("0.3.35", False), ("0.3.36", True), ("0.3.40", True), ("0.4", False)])
-def test_versions_that_are_not_known_are_refused(monkeypatch, version, known):
-    monkeypatch.setattr(llama_cpp, "__version__", version)
-    if known:
-        TokenRecycling()
-        return
-    with pytest.raises(RuntimeError, match=f"from 0.3.36 to before 0.4, .* got {version}"):
-        TokenRecycling()
+def recurrent(path, patch):
+    patch.setattr(llama_cpp, "llama_model_is_hybrid", lambda model: True)
+    attached_to(path)
 
 
-def test_an_evaluation_of_another_form_is_refused(path):
-    class Other(Llama):
-        def eval(self, tokens, more=0):
-            super().eval(tokens)
+def another_eval(path, patch):
+    patch.setattr(Llama, "eval", lambda self, tokens, more=0: None)
+    attached_to(path)
 
-    draft = TokenRecycling()
-    llama = Other(str(path), draft_model=draft, logits_all=True, n_ctx=CONTEXT, verbose=False)
-    refusal = r"expected Llama.eval\(self, tokens\) in llama-cpp-python, got \(self, tokens, more\)"
-    with pytest.raises(RuntimeError, match=refusal):
-        draft.attach(llama)
+
+def another_version(path, patch):
+    patch.setattr(llama_cpp, "__version__", "0.4")
+    TokenRecycling()
+
+
+WRONG = {
+    "no token": (lambda path, patch: TokenRecycling(0), "got 0"),
+    "unknown option": (lambda path, patch: TokenRecycling(depth=3), "'depth'"),
+    "another draft model": (
+        lambda path, patch: TokenRecycling().attach(made(path, LlamaPromptLookupDecoding())),
+        "draft_model=draft",
+    ),
+    "logits of the last token": (
+        lambda path, patch: attached_to(path, logits_all=False, n_batch=64),
+        "logits_all=True",
+    ),
+    "a batch too small": (lambda path, patch: attached_to(path, n_batch=8), "of 8, got 32"),
+    "not attached": (lambda path, patch: say(made(path, TokenRecycling()), [1, 2, 3], 5), r"attach\(llama\)"),
+    "attached twice": (attached_twice, "twice"),
+    "recurrent layers": (recurrent, "recurrent"),
+    "another eval": (another_eval, "more"),
+    "another version": (another_version, r"got 0\.4"),
+}
+
+
+@pytest.mark.parametrize(("use", "value"), WRONG.values(), ids=WRONG)
+def test_wrong_use_is_refused(path, monkeypatch, use, value):
+    with pytest.raises((ValueError, RuntimeError), match=value):
+        use(path, monkeypatch)

@@ -162,9 +162,7 @@ def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama, caplog):
         for _ in range(2):
             cache = [OtherCache() for _ in llama.layers]
             assert said(llama, draft, prompt_cache=cache) == (plain(llama), 0)
-    assert [record.message for record in caplog.records] == [
-        "nothing is drafted: a cache of OtherCache is not known to go back"
-    ]
+    assert ["OtherCache" in record.message for record in caplog.records] == [True]
 
 
 def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path):
@@ -237,7 +235,7 @@ def test_versions_that_are_not_known_are_refused(monkeypatch, version, known):
     if known:
         TokenRecycling()
         return
-    with pytest.raises(RuntimeError, match=f"from 0.32 to before 0.33, .* got {version}"):
+    with pytest.raises(RuntimeError, match=f"got {version}"):
         TokenRecycling()
 
 

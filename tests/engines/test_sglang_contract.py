@@ -79,7 +79,7 @@ def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker):
     for _ in range(5):
         scheduler.step(made)
     (request,) = scheduler.requests
-    assert request.token_recycling.read >= 3 + 5
+    assert request.token_recycling_tokens.tokens.tolist()[: 3 + 5] == [5, 6, 7, *request.output_ids][: 3 + 5]
 
 
 def test_the_algorithm_is_registered_and_taken_for_ngram():
@@ -90,7 +90,7 @@ def test_the_algorithm_is_registered_and_taken_for_ngram():
     assert not algorithm.has_draft_kv()
     assert not algorithm.carries_draft_hidden_states(), "as NGRAM, where the base class does not say"
     assert issubclass(algorithm.factory(None), ngram_worker.NGRAMWorker)
-    with pytest.raises(ValueError, match="expected a GPU"):
+    with pytest.raises(ValueError, match="cpu"):
         algorithm.handle_server_args(SimpleNamespace(device="cpu"))
 
 
@@ -98,11 +98,11 @@ def test_another_version_is_refused(monkeypatch):
     import sglang
 
     monkeypatch.setattr(sglang, "__version__", "0.6.0")
-    with pytest.raises(RuntimeError, match=r"expected SGLang from 0\.5\.23.*got 0\.6\.0"):
+    with pytest.raises(RuntimeError, match=r"SGLang .*got 0\.6\.0"):
         adapter.register()
 
 
 def test_a_worker_of_another_form_is_refused(monkeypatch):
     monkeypatch.setattr(ngram_worker.NGRAMWorker, "_prepare_draft_tokens", lambda self, batches: None)
-    with pytest.raises(RuntimeError, match=r"expected NGRAMWorker\._prepare_draft_tokens\(self, batch, \.\.\.\)"):
+    with pytest.raises(RuntimeError, match=r"_prepare_draft_tokens .*got \(self, batches\)"):
         adapter.worker_class()

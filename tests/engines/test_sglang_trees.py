@@ -170,9 +170,9 @@ def test_arguments_are_settled_as_ngram_wants_them():
 @pytest.mark.parametrize(
     ("given_arguments", "message"),
     [
-        ({"device": "cpu"}, "needs a GPU"),
-        ({"enable_dp_attention": True}, "data parallel"),
-        ({"page_size": 64}, "page_size 1"),
+        ({"device": "cpu"}, "cpu"),
+        ({"enable_dp_attention": True}, "dp-attention"),
+        ({"page_size": 64}, "page_size 64"),
         ({"speculative_num_draft_tokens": 1}, "got 1"),
     ],
 )

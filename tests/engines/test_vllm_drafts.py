@@ -85,14 +85,6 @@ def test_prompts_are_never_drafted_in_other_requests():
     assert not set(PROMPT) & set(kept)
 
 
-def test_the_end_of_a_prompt_is_kept_in_the_file_too(tmp_path):
-    path = str(tmp_path / "matrix")
-    first = made(matrix=path)
-    write(first, [99, *PROMPT], SAID)
-    first.recycler.matrix.save(path)
-    assert ask(made(matrix=path), [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
-
-
 @pytest.mark.parametrize("options", [{"learns": False}, {"history": 0}])
 def test_nothing_stays_where_nothing_is_to(options):
     batches = made(**options)
@@ -251,12 +243,3 @@ def test_a_step_with_a_request_that_has_no_draft_depth_is_not_filled_up():
     tokens = np.array([[7, 1, 2, 7, 1, 2], [7, 1, 2, 7, 1, 2]], np.int32)
     batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
     assert batches.propose([[2], [2]], np.array([6, 6]), tokens)[1] == []
-
-
-def test_passes_that_have_others_in_them_teach_nothing():
-    batches, record = made(token_cost=0.02), SimpleNamespace()
-    before = batches.passes.seconds.copy()
-    for length in range(3, 9):
-        ask(batches, [record], [[1, 2, 3, 4, 5, 6, 7, 8, 9][:length]])
-        batches._tokens = 0
-    assert np.array_equal(batches.passes.seconds, before)

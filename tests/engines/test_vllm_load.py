@@ -1,6 +1,5 @@
 """What is checked when vLLM loads the proposer, without an engine: versions, signatures, configurations."""
 
-import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from token_recycling.engines import vllm as adapter
-from token_recycling.engines.versions import check_version
 
 
 @pytest.fixture(autouse=True)
@@ -42,66 +40,52 @@ def config(**parallel):
     )
 
 
-@pytest.mark.parametrize("version", ["0.22.0", "0.32.0", "0.33.1", "0.33.0rc1+cpu"])
-def test_known_versions_are_taken(version):
-    check_version("vLLM", version, adapter.LOWEST, adapter.BEYOND)
-
-
-@pytest.mark.parametrize("version", ["0.21.2", "0.34.0", "1.0.0"])
-def test_other_versions_are_refused(version, monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "known"), [("0.21.2", False), ("0.22.0", True), ("0.33.0rc1+cpu", True), ("0.34.0", False)]
+)
+def test_versions(version, known, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", version)
-    with pytest.raises(RuntimeError, match=r"expected vLLM from 0\.22 to before 0\.34.*got " + version):
+    if known:
         adapter.TokenRecycling(config())
+        return
+    with pytest.raises(RuntimeError, match=f"vLLM .*got {version}"):
+        adapter.TokenRecycling(config())
+
+
+def changed(path, value):
+    """A configuration of which one value is another one."""
+    made = config()
+    part, _, name = path.rpartition(".")
+    setattr(getattr(made, part) if part else made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "match"),
+    [
+        ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size.*2"),
+        ("model_config.is_hybrid", True, "recurrent layers"),
+        ("model_config.is_attention_free", True, "recurrent layers"),
+        ("scheduler_config.async_scheduling", True, "model runner V1"),
+        ("use_v2_model_runner", True, "model runner V1"),
+        ("additional_config", {"token_recycling": {"tree": 8}}, "'tree'"),
+    ],
+)
+def test_configurations_that_cannot_be_served_are_refused(path, value, match):
+    with pytest.raises(ValueError, match=match):
+        adapter.TokenRecycling(changed(path, value))
 
 
 def test_another_signature_is_refused(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, metadata, more: None)
-    with pytest.raises(RuntimeError, match=r"expected GPUModelRunner\._sample\(self, logits, spec_decode_metadata\)"):
+    with pytest.raises(RuntimeError, match=r"_sample .*got \(self, logits, metadata, more\)"):
         adapter.TokenRecycling(config())
-
-
-def test_stages_in_a_pipeline_are_refused():
-    with pytest.raises(ValueError, match=r"pipeline_parallel_size.*2"):
-        adapter.TokenRecycling(config(pipeline_parallel_size=2))
-
-
-@pytest.mark.parametrize("kind", ["is_hybrid", "is_attention_free"])
-def test_models_with_recurrent_layers_are_refused(kind):
-    recurrent = config()
-    setattr(recurrent.model_config, kind, True)
-    with pytest.raises(ValueError, match="recurrent layers"):
-        adapter.TokenRecycling(recurrent)
-
-
-def test_the_second_runner_and_asynchronous_scheduling_are_refused():
-    """vLLM itself chooses neither for a proposer of its users, unless it is told to."""
-    asynchronous = config()
-    asynchronous.scheduler_config.async_scheduling = True
-    second = config()
-    second.use_v2_model_runner = True
-    for wrong in (asynchronous, second):
-        with pytest.raises(ValueError, match="model runner V1"):
-            adapter.TokenRecycling(wrong)
-
-
-def test_the_runner_is_said_in_the_log(caplog, monkeypatch):
-    monkeypatch.setattr(adapter, "logger", logging.getLogger("said"))
-    caplog.set_level(logging.INFO, "said")
-    adapter.TokenRecycling(config())
-    assert "V1" in caplog.text
 
 
 def test_an_attribute_that_is_read_while_decoding_and_is_missing_is_refused_at_load(monkeypatch):
     monkeypatch.setattr(InputBatch, "__init__", lambda self: setattr(self, "req_ids", []))
     with pytest.raises(RuntimeError, match=r"InputBatch.*num_computed_tokens_cpu, token_ids_cpu"):
         adapter.TokenRecycling(config())
-
-
-def test_wrong_options_are_refused():
-    wrong = config()
-    wrong.additional_config = {"token_recycling": {"tree": 8}}
-    with pytest.raises(ValueError, match=r"token_recycling has no option 'tree'"):
-        adapter.TokenRecycling(wrong)
 
 
 @pytest.mark.parametrize(("ranks", "writes"), [({}, True), ({"rank": 1}, False), ({"data_parallel_index": 1}, False)])
