@@ -155,8 +155,8 @@ MUTANTS = [
     Mutant(
         "draft-beyond-the-last-position",
         "nodes stand at positions that the model does not have",
-        "positions = room if longest is None else longest - self.sequence.length",
-        "positions = room if longest is None else longest - self.sequence.length + 1",
+        "positions = remaining if longest is None else longest - self.sequence.length",
+        "positions = remaining if longest is None else longest - self.sequence.length + 1",
         "loop/test_properties.py loop",
     ),
     Mutant(
@@ -424,8 +424,8 @@ MUTANTS = [
     Mutant(
         "costs-never-learned",
         "times of passes are those of the first measurement",
-        "if len(self._told) >= min(_TOGETHER, 1 + self.steps // _ONE_BY_ONE):",
-        "if len(self._told) < 0:",
+        "if len(self._observed) >= min(_TOGETHER, 1 + self.steps // _ONE_BY_ONE):",
+        "if len(self._observed) < 0:",
         "costs/test_online.py costs",
     ),
     # Drafters.
@@ -474,7 +474,7 @@ MUTANTS = [
     Mutant(
         "acceptance-head-forgets",
         "SpecDec++ stops by the newest token alone, not by all so far",
-        "chance *= head.acceptance(sequence.reader.states[-1])",
+        "probability *= head.acceptance(sequence.reader.states[-1])",
         "chance = head.acceptance(sequence.reader.states[-1])",
         "drafters/test_specdec_pp.py drafters",
     ),

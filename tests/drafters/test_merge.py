@@ -153,8 +153,8 @@ def test_only_what_could_have_followed_the_text_is_counted():
     """After 8 9 the draft has nothing; of 7's children nothing is learned."""
     merged, calibration = merge_drafts([ONE, TWO]), FuseCalibration.empty(2)
     calibration.learn(merged, calibration.values_of(merged), [8, 9, 4])
-    assert calibration.together[:, 1].sum() == 4
-    assert calibration.together[:, 0].sum() == 2
+    assert calibration.joint[:, 1].sum() == 4
+    assert calibration.joint[:, 0].sum() == 2
     assert calibration.alone[0, :, 1].sum() == 2
     assert calibration.alone[1, :, 1].sum() == 3
 

@@ -38,11 +38,11 @@ def texts(monkeypatch):
         now[0] += made.seconds["piece"]
         return read(target, tokens, *args, **more)
 
-    def stepping(stepper, going):
+    def stepping(stepper, active):
         if stepper is made.batch._stepper:
             made.events.append(0)
             now[0] += made.seconds["pass"]
-        return step(stepper, going)
+        return step(stepper, active)
 
     monkeypatch.setattr(TreeModel, "read", reading)
     monkeypatch.setattr(TreeStepper, "step", stepping)

@@ -78,7 +78,7 @@ class OnlineCurve:
         self._learning = Lock()
         self.steps = 0
         """Number of steps learned from."""
-        self._told: list[tuple[int, float]] = []
+        self._observed: list[tuple[int, float]] = []
         """Sizes and log seconds of the steps since the last update."""
         self.seconds = seed
         """(nodes,) float64: optimistic times in seconds; never falling."""
@@ -93,16 +93,16 @@ class OnlineCurve:
     def took(self, nodes: int, seconds: float) -> None:
         """Learn from a forward pass over `nodes` of each sequence; larger ones than the largest size count as that."""
         with self._learning:
-            self._told.append((self._place[min(nodes, len(self._place)) - 1], math.log(max(seconds, TICK))))
-            if len(self._told) >= min(_TOGETHER, 1 + self.steps // _ONE_BY_ONE):
+            self._observed.append((self._place[min(nodes, len(self._place)) - 1], math.log(max(seconds, TICK))))
+            if len(self._observed) >= min(_TOGETHER, 1 + self.steps // _ONE_BY_ONE):
                 self._learn()
                 self.seconds = self._at_best()
                 self.relative = self.seconds / self.seconds[0]
 
     def _learn(self) -> None:
         covariance, usual = self._covariance, self._usual
-        covariance += len(self._told) * self._drift
-        for place, log in self._told:
+        covariance += len(self._observed) * self._drift
+        for place, log in self._observed:
             off = log - self._logs[place]
             if self.steps:
                 off = max(-_MOST, min(_MOST, off))
@@ -115,7 +115,7 @@ class OnlineCurve:
             usual *= 1 - _USUAL
             usual[place] += _USUAL
             self.steps += 1
-        self._told = []
+        self._observed = []
 
     def _at_best(self) -> np.ndarray:
         with_usual = self._covariance @ self._usual
@@ -187,7 +187,7 @@ class Overhead:
             self._steps = [_KEPT * old + new for old, new in zip(self._steps, step, strict=True)]
             self._unknown *= _KEPT
 
-    def begun(self, passes: float) -> list[float]:
+    def starting_sums(self, passes: float) -> list[float]:
         """Return the four sums that a new call starts with, in proportion to past steps; `passes` is t(`nodes`)."""
         tokens, time, accepted, predicted = self._steps
         tokens, time = tokens + self._unknown * self._rate, time + self._unknown * passes
@@ -257,20 +257,20 @@ class Costs:
             self.share(self.sequences, max(length, self.length))
             self._curve.took(nodes, self._agreed(seconds))
 
-    def _begun(self, overhead: Overhead) -> list[float]:
+    def _sums_of(self, overhead: Overhead) -> list[float]:
         """Return the sums of this call for a drafter."""
         if overhead not in self._steps:
-            self._steps[overhead] = overhead.begun(self.of(overhead.nodes))
+            self._steps[overhead] = overhead.starting_sums(self.of(overhead.nodes))
         return self._steps[overhead]
 
     def forecast_ratio(self, overhead: Overhead) -> float:
         """Return the forecast ratio, accepted / predicted tokens, at most 1."""
-        _, _, accepted, predicted = self._begun(overhead)
+        _, _, accepted, predicted = self._sums_of(overhead)
         return min(1.0, accepted / predicted)
 
     def rate(self, overhead: Overhead) -> float:
         """Return tokens per t(1) of drafted steps in the long run."""
-        tokens, passes, *_ = self._begun(overhead)
+        tokens, passes, *_ = self._sums_of(overhead)
         return tokens / passes
 
     def back_off(self, overhead: Overhead, tokens: int, passes: float, own: float, predicted: float = 1.0) -> int:

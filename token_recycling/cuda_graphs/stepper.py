@@ -48,9 +48,9 @@ class CapturedStepper:
         self._steps: list[Step] = []
         """Not yet learned from."""
 
-    def step(self, going: list[int]) -> list[Step]:
+    def step(self, active: list[int]) -> list[Step]:
         clock, batch, runner, traits = self.batch.clock, self.batch, self.runner, self.batch.requests[0].traits
-        drafts = self._draft(going)
+        drafts = self._draft(active)
         clock.lap("retrieve")
         lengths = [row.sequence.length - 1 for row in batch.requests]
         states = traits.layers_read(batch.target.config.num_hidden_layers)
@@ -59,7 +59,7 @@ class CapturedStepper:
         report, found = runner.run(batch.target, plan, drafts, lengths, self._choice)
         clock.lap("forward")
         self._steps = []
-        for place in going:
+        for place in active:
             row, draft = batch.requests[place], drafts[place]
             if row.error is None:
                 with row.guarded():
@@ -74,10 +74,10 @@ class CapturedStepper:
         clock.lap("verify")
         return self._steps
 
-    def _draft(self, going: list[int]) -> list[Draft]:
+    def _draft(self, active: list[int]) -> list[Draft]:
         batch = self.batch
-        drafts = batch.drafts(going)
-        for place in going:
+        drafts = batch.drafts(active)
+        for place in active:
             row = batch.requests[place]
             if drafts[place].sampled_from and self._choice.sample:
                 with row.guarded():
@@ -99,9 +99,9 @@ class CapturedStepper:
             with row.guarded():
                 row.observe(self.batch.target, self.batch.costs, step)
 
-    def leave(self, gone: Collection[RequestState]) -> None:
+    def leave(self, finished: Collection[RequestState]) -> None:
         """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
-        rows, order = self.batch.requests, places_left(self.batch.requests, gone)
+        rows, order = self.batch.requests, places_left(self.batch.requests, finished)
         self.runner.move(order, max(row.sequence.length - 1 for row in rows))
         rows[:], self._said = [rows[row] for row in order], [self._said[row] for row in order]
 

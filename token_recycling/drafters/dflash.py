@@ -30,7 +30,7 @@ from ..trees.templates import root_only, template_from
 from ._base import DrafterTraits, check_at_least
 from ._shared.pairing import config_of, loaded
 from ._shared.placed import placed_copy
-from ._shared.states import StatesDrafter, StatesSequence, UnreadStates, best_product, product_draft
+from ._shared.states import PendingStates, StatesDrafter, StatesSequence, best_product, product_draft
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
@@ -126,7 +126,7 @@ class DFlashSequence(StatesSequence):
     drafter: DFlash
 
     def __init__(self, drafter: DFlash, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> None:
-        super().__init__(drafter, UnreadStates(len(prompt)), costs)
+        super().__init__(drafter, PendingStates(len(prompt)), costs)
         self._generator = DFlashTokenCandidateGenerator(
             drafter.placed(target),
             _without_norm(target.model.get_input_embeddings()),
@@ -137,7 +137,7 @@ class DFlashSequence(StatesSequence):
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(context.remaining, self.drafter.config.block_size) - 1
         nodes, times = (places, None) if drafter.template is not None else self._limits()
-        if self._backs_off() or not self._unread.waits or places < 1 or nodes < 1:
+        if self._backs_off() or not self._pending.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
@@ -153,7 +153,7 @@ class DFlashSequence(StatesSequence):
         """Logits (places, vocabulary) of a block after `sequence` (length,): what is new of it is read in the same
         pass.
         """
-        states, begin = self._unread.taken(), self._unread.begin
+        states, begin = self._pending.taken(), self._pending.begin
         numbers = self.drafter.states_of(0)
         by_layer = dict(zip(numbers, states[None].chunk(len(numbers), dim=-1), strict=True))
         known = sequence[None, begin:]

@@ -72,8 +72,8 @@ class LayerSkip(CausalDrafter):
     def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
         """Chooses the layers by how the target continues `prompt` (length,); they are kept for all later sequences."""
         _check(target)
-        room = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
-        sequence = continued(target, prompt, max(0, room))
+        remaining = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
+        sequence = continued(target, prompt, max(0, remaining))
         self._skipped, self._expected = best_layers(target.model, sequence[-_LONGEST:], self.depth)
         return self._skipped
 

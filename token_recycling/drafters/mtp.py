@@ -29,7 +29,7 @@ from ..trees.templates import root_only
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._pruning import prune
 from ._shared.placed import placed_copy
-from ._shared.states import REMOVED, StatesDrafter, StatesSequence, UnreadStates
+from ._shared.states import REMOVED, PendingStates, StatesDrafter, StatesSequence
 
 _OWN = "own"
 _PIECE = 512
@@ -110,7 +110,7 @@ def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
     return copied
 
 
-class MtpReader(UnreadStates):
+class MtpReader(PendingStates):
     """One sequence as the layers read it, and the chain that they predict behind it.
 
     A row is a state of the target and the token after it; every further layer reads the same rows with the tokens one
@@ -139,10 +139,10 @@ class MtpReader(UnreadStates):
             logits = self._pass(piece, sequence[self._next + 1 :][: len(piece)])
             self._surplus = min(len(piece), len(self._layers.layers) - 1)
             self._next += len(piece) - self._surplus
-            self._unread = [states[len(piece) - self._surplus :]]
+            self._pending = [states[len(piece) - self._surplus :]]
             if len(piece) == len(states):
                 return logits
-            states = self._unread[0]
+            states = self._pending[0]
 
     def _forget(self) -> None:
         if self._next == self.begin:

@@ -22,29 +22,29 @@ from .matchers import state_of
 _CHAIN = 8
 """Nodes that a draft may have in any case: a forced chain takes hardly any guess."""
 _FIRST, _NEXT = 0.6, 0.4
-"""Chance of a node that says none, and what each sibling after it has of the one before."""
+"""Probability of a node without one, and that of each further sibling relative to the one before."""
 
 
 class Constraint:
     """The grammar of one sequence, and what the target took of what it allowed."""
 
     def __init__(self, state: State, length: int) -> None:
-        """`state` follows the prompt, of `length` tokens."""
+        """`state` follows the prompt, which has `length` tokens."""
         self._state: State | None = state
         self._read = length
         self._statistics = GrammarStatistics()
 
     def at(self, sequence: np.ndarray) -> State | None:
-        """What may follow a sequence (length,), which goes on with the one before; None where it is not known."""
+        """Return the state after a sequence (length,) that continues the last one; None where it is unknown."""
         for token in sequence[self._read :].tolist():
             self._state = None if self._state is None else self._state.after(token)
         self._read = max(self._read, len(sequence))
         return self._state
 
-    def fitted(self, draft: Draft, state: State, room: int) -> Draft:
-        """The draft without nodes that are forbidden, and with chains that are forced; `room` as in its context.
+    def fitted(self, draft: Draft, state: State, max_depth: int) -> Draft:
+        """Return the draft without forbidden nodes and with forced chains; `max_depth`: most layers below the root.
 
-        Nodes that were drawn at random stay, and so do those that the drafter needs.
+        Sampled drafts stay as they are, and so do nodes that the drafter needs.
         """
         if draft.sampled_from:
             return draft
@@ -54,7 +54,7 @@ class Constraint:
             wanted = {above for node in draft.needed for above in tree.lineages[node]}
             return draft.part([node for node, found in enumerate(states) if found is not None or node in wanted])
         shown = [0]
-        """For each node the one of the draft that it is, -1 for none."""
+        """For each node its index in the draft, -1 for none."""
 
         def below(node: int, state: State) -> Candidates:
             children = () if node < 0 else tree.children[node]
@@ -63,30 +63,30 @@ class Constraint:
                 _FIRST * _NEXT**rank if known is None else float(known[one]) for rank, one in enumerate(children)
             ]
             return [
-                (tokens[one], chance)
-                for one, chance in zip(children, probabilities, strict=True)
+                (tokens[one], probability)
+                for one, probability in zip(children, probabilities, strict=True)
                 if state.allows(np.array([tokens[one]]))[0]
             ]
 
-        def propose(parent: int, token: int, chance: float, after: State | None) -> Candidates:
+        def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
             children = () if shown[parent] < 0 else tree.children[shown[parent]]
             shown.append(next((one for one in children if tokens[one] == token), -1))
             return [] if after is None else below(shown[-1], after)
 
         most = max(len(tree) - 1, _CHAIN)
-        nodes = grow(state, below(0, state), tokens[0], propose, grammar_statistics, room - 1, most, NO_COSTS)
+        nodes = grow(state, below(0, state), tokens[0], propose, grammar_statistics, max_depth - 1, most, NO_COSTS)
         return Draft.of(*nodes, device=draft.tokens.device)
 
     def learn(self, state: State, step: Step) -> None:
-        """Learn which of the allowed tokens the target took; `state` is that of the step's root."""
+        """Learn which of the allowed tokens the target chose; `state` is that of the step's root."""
         states = states_of(state, step.draft.tree.parents, step.draft.tokens.tolist())
         self._statistics.learn_path([states[node] for node in step.accepted], step.tokens)
 
 
 def constraint_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, length: int) -> Constraint | None:
-    """The grammar that `processors` hold a sequence to, or None where none is known.
+    """Return the grammar that `processors` hold a sequence to, or None without one.
 
-    `padded` (1, columns) is what the processors are shown of the prompt, which has `length` tokens.
+    `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens.
     """
     state = state_of(processors, padded) if processors else None
     return None if state is None else Constraint(state, length)

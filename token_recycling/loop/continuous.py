@@ -57,7 +57,7 @@ class _Joining:
     def request(self) -> RequestState:
         return self.batch.requests[0]
 
-    def unread(self) -> int:
+    def uncached(self) -> int:
         """Return the tokens to prefill: neither cached nor in the prefix cache."""
         request, prefixes = self.request, self.request.hints.prefixes
         held = request.cached if prefixes is None or request.cached else prefixes.known(request.sequence.on_host)
@@ -158,7 +158,7 @@ class RunningBatch:
                 with request.guarded():
                     batch.cache, request.cached = request.hints.prefixes.take(request.sequence.on_host)
                     request.stats.cached_tokens += request.cached
-            unread, most = (
+            uncached, most = (
                 request.sequence.length - 1 - request.cached,
                 piece_of(self.target, request.cached, len(self.requests) > 1),
             )
@@ -167,7 +167,7 @@ class RunningBatch:
             if request.error is None:
                 self._costs.share(1, request.sequence.length)
                 try:
-                    going_on = unread > most and self.target.info.reads_on
+                    going_on = uncached > most and self.target.info.reads_on
                     if going_on:
                         batch.clock.restart()
                         prefill(batch, most=most)
@@ -176,13 +176,13 @@ class RunningBatch:
                         self._first_step(joining)
                 except Exception as error:
                     request.error, going_on = error, False
-            if unread > most and self._callbacks:
+            if uncached > most and self._callbacks:
                 synchronize(self.target.device)
                 self._owed = time.perf_counter() - began
-            left = 0 if going_on else left - max(1, unread)
+            left = 0 if going_on else left - max(1, uncached)
             if not going_on:
                 self._joining.remove(joining)
-                if not request.going:
+                if not request.active:
                     request.finish()
                     ended.append(request)
         return ended
@@ -193,24 +193,24 @@ class RunningBatch:
         """
         if not self._joining:
             return None
-        oldest, shortest, fresh = self._joining[0], min(self._joining, key=_Joining.unread), left == self._piece
+        oldest, shortest, fresh = self._joining[0], min(self._joining, key=_Joining.uncached), left == self._piece
         if self._passed_over >= _MOST_PASSED_OVER:
             return oldest if fresh else None
-        if shortest.unread() <= left:
+        if shortest.uncached() <= left:
             return shortest
         return shortest if fresh and not (self._callbacks and self._owed > 0) else None
 
     def _given_up(self) -> list[RequestState]:
         """Remove and return cancelled requests whose prompts are being prefilled; their cached tokens are kept."""
-        gone = [joining for joining in self._joining if joining.is_given_up()]
-        for joining in gone:
+        finished = [joining for joining in self._joining if joining.is_given_up()]
+        for joining in finished:
             self._joining.remove(joining)
             request = joining.request
             if request.hints.prefixes is not None:
                 with request.guarded():
                     request.hints.prefixes.keep(request.sequence.on_host[: request.cached + 1], joining.batch.cache)
             request.finish()
-        return [joining.request for joining in gone]
+        return [joining.request for joining in finished]
 
     def _first_step(self, joining: _Joining) -> None:
         """Make the first step of a request alone; then let it join the others."""
@@ -219,7 +219,7 @@ class RunningBatch:
         alone = begin(batch, TreeStepper)
         _step(batch, alone, [joining.on_step])
         _keep_sequence(batch, 0)
-        if not request.going:
+        if not request.active:
             return
         if self._stepper is None:
             self._stepper = alone
@@ -236,22 +236,22 @@ class RunningBatch:
         _step(batch, stepper, [self._callbacks[request] for request in batch.requests])
         for place, request in enumerate(batch.requests):
             request.stats.spend(spent)
-            if not request.going:
+            if not request.active:
                 _keep_sequence(batch, place)
 
     def _drop(self) -> list[RequestState]:
         """Remove the requests that have ended, and return them."""
-        gone = [request for request in self._callbacks if not request.going]
-        for request in gone:
+        finished = [request for request in self._callbacks if not request.active]
+        for request in finished:
             request.finish()
             del self._callbacks[request]
         if not self._callbacks:
             self._stepper = None
-            if gone:  # idle: time to save
+            if finished:  # idle: time to save
                 pass_times(self.target).keep()
-        elif gone and self._stepper is not None:
-            self._stepper.leave(gone)
-        return gone
+        elif finished and self._stepper is not None:
+            self._stepper.leave(finished)
+        return finished
 
 
 def _step(batch: BatchState, stepper: TreeStepper, callbacks: Sequence[OnStep]) -> None:

@@ -28,8 +28,8 @@ def reads_along(batch: BatchState) -> bool:
 
 def reads_alone(batch: BatchState) -> bool:
     """Whether the first step verifies no draft: its token is waited for, or the model reads drafts otherwise."""
-    unread = batch.requests[0].sequence.length - batch.requests[0].cached
-    waited_for = batch.streamed and reads_along(batch) and unread > _SHORT_PROMPT
+    uncached = batch.requests[0].sequence.length - batch.requests[0].cached
+    waited_for = batch.streamed and reads_along(batch) and uncached > _SHORT_PROMPT
     return waited_for or batch.target.info.recurrent
 
 
@@ -40,15 +40,15 @@ def prefill(batch: BatchState, most: int | None = None) -> None:
         sequences = [sequence[: there + most + 1] for sequence, there in zip(sequences, held, strict=True)]
     with batch.states() as passes:
         fill(batch.target, sequences, batch.cache, held, batch.reading)
-    unread = [len(sequence) - 1 - there for sequence, there in zip(sequences, held, strict=True)]
+    uncached = [len(sequence) - 1 - there for sequence, there in zip(sequences, held, strict=True)]
     # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
-    if passes and sum(states.shape[1] for states in passes) == max(unread):
+    if passes and sum(states.shape[1] for states in passes) == max(uncached):
         states = torch.cat(passes, dim=1).to(batch.target.device)
         if most is not None:
             batch.states_read.append(states[0])
         else:
-            give_states(batch, [states[index, :count] for index, count in enumerate(unread)])
-    for row, count in zip(batch.requests, unread, strict=True):
+            give_states(batch, [states[index, :count] for index, count in enumerate(uncached)])
+    for row, count in zip(batch.requests, uncached, strict=True):
         row.cached += count
 
 

@@ -1,7 +1,7 @@
-"""The state of requests and of batches: tokens, stopping criteria, how the next token is chosen, what drafts.
+"""State of requests and batches: tokens, stopping criteria, token selection, drafters.
 
-Ends and choices are exactly `generate`'s: the criteria and processors that transformers prepares are called once a
-token, with the tokens that they would see there, the padding before a prompt included.
+Stopping and selection are exactly `generate`'s: the criteria and processors that transformers prepares are called once
+per token, with the tokens that they would see there, the padding before a prompt included.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .processors import Scope, scope
 from .stats import Clock, Stats
 
 _LEAST_ROOM = 256
-"""Tokens that memory grows by at least: the limit of a sequence may be far beyond what any memory holds."""
+"""Least growth of the token buffer: the length limit may exceed any memory."""
 
 
 class Sequence:
@@ -65,7 +65,7 @@ class Sequence:
         self.padding = padding
         self._end = self._copied = len(prompt)
         self.ended = False
-        """Whether nothing more may be said."""
+        """Whether the sequence has ended."""
         self.scores: list[torch.Tensor] | None = None
         """Processed scores (1, vocabulary) per emitted token, if they are kept; some criteria read them."""
 
@@ -86,11 +86,11 @@ class Sequence:
 
     def _grow(self) -> None:
         """Make room for as many tokens again, and some; views of what was there stay as they are."""
-        room = len(self._host) + _LEAST_ROOM
+        remaining = len(self._host) + _LEAST_ROOM
         on_host = self._host is self._buffer
-        self._host = torch.cat([self._host, self._host.new_empty(room)])
+        self._host = torch.cat([self._host, self._host.new_empty(remaining)])
         self._cells = self._host.numpy()
-        self._buffer = self._host if on_host else torch.cat([self._buffer, self._buffer.new_empty(room)])
+        self._buffer = self._host if on_host else torch.cat([self._buffer, self._buffer.new_empty(remaining)])
 
     def _on_device(self) -> torch.Tensor:
         """The tokens on the prompt's device."""
@@ -255,7 +255,7 @@ class RequestState:
         """Grammar state at the last draft's root, where the draft was fitted to it."""
 
     @property
-    def going(self) -> bool:
+    def active(self) -> bool:
         """Whether more tokens will be emitted."""
         return self.error is None and not self.sequence.ended
 
@@ -281,7 +281,7 @@ class RequestState:
         """Return a draft, without nodes beyond the length limit or that the target cannot verify exactly."""
         sequence, support = self.sequence, target.info
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
-        draft = self.ask(target, costs, tokens, sequence.remaining)
+        draft = self.query_drafter(target, costs, tokens, sequence.remaining)
         root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
         if root != newest:
             raise ValueError(
@@ -297,18 +297,20 @@ class RequestState:
             return draft
         return draft.cut(0)
 
-    def ask(self, target: TreeModel, costs: Costs, tokens: torch.Tensor, room: int) -> Draft:
-        """Ask the drafter for a draft after `tokens` (length,), where `room` more may follow; it is not yet checked."""
+    def query_drafter(self, target: TreeModel, costs: Costs, tokens: torch.Tensor, remaining: int) -> Draft:
+        """Ask the drafter for a draft after `tokens` (length,), with `remaining` tokens to emit; it is not checked
+        yet.
+        """
         device = "cpu" if self.traits.on_host else target.device
         warp = self.selector.warp if self.selector.sample else None
         state = None if self.constraint is None else self.constraint.at(tokens.cpu().numpy())
         draft = self.started(target, costs).draft(
-            Context(tokens.to(device), room, warp, state, self.selector.generator)
+            Context(tokens.to(device), remaining, warp, state, self.selector.generator)
         )
         if self.constraint is None or state is None or self.traits.within_grammars:
             return draft
         self._asked_at = state
-        return self.constraint.fitted(draft, state, room)
+        return self.constraint.fitted(draft, state, remaining)
 
     def observe(self, target: TreeModel, costs: Costs, step: Step) -> None:
         """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
@@ -319,9 +321,9 @@ class RequestState:
 
     def deepest(self, target: TreeModel) -> int:
         """Return the maximum depth of a node: limited by tokens to emit and by the target's positions."""
-        room, longest = self.sequence.remaining, target.max_length
-        positions = room if longest is None else longest - self.sequence.length
-        return max(0, min(room - 1, positions))
+        remaining, longest = self.sequence.remaining, target.max_length
+        positions = remaining if longest is None else longest - self.sequence.length
+        return max(0, min(remaining - 1, positions))
 
     def finish(self) -> None:
         """Add the drafter's counts to the statistics; called once, after the last step."""
@@ -360,15 +362,15 @@ class BatchState:
         """Return a request's drafter, started when first needed."""
         return row.started(self.target, self.costs)
 
-    def drafts(self, going: list[int]) -> list[Draft]:
+    def drafts(self, active: list[int]) -> list[Draft]:
         """Return a draft for each request in `going`, pruned together, and a lone root for the others."""
         drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in self.requests]
-        for place in going:
+        for place in active:
             with self.requests[place].guarded():
                 drafts[place] = self.requests[place].draft(self.target, self.costs)
-        if len(drafts) > 1 and going and self.costs.asked:
-            pruned = prune([drafts[place] for place in going], self.costs.by_nodes)
-            for place, draft in zip(going, pruned, strict=True):
+        if len(drafts) > 1 and active and self.costs.asked:
+            pruned = prune([drafts[place] for place in active], self.costs.by_nodes)
+            for place, draft in zip(active, pruned, strict=True):
                 drafts[place] = draft
         return drafts
 
@@ -378,11 +380,11 @@ class BatchState:
         return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
 
 
-def places_left(requests: Items[RequestState], gone: Collection[RequestState]) -> list[int]:
-    """Return which request takes each place of a batch without those in `gone`: the last one takes a removed one's."""
+def places_left(requests: Items[RequestState], finished: Collection[RequestState]) -> list[int]:
+    """Return which request takes each place once those in `finished` leave: the last one fills the gap."""
     order = list(range(len(requests)))
     for place in reversed(range(len(requests))):
-        if requests[place] in gone:
+        if requests[place] in finished:
             order[place] = order[-1]
             order.pop()
     return order

@@ -151,14 +151,14 @@ class Stats:
             self.seconds[part] += other.seconds[part]
 
     def __add__(self, other: Stats) -> Stats:
-        told: dict[str, Any] = {
+        merged: dict[str, Any] = {
             "synchronize": self.synchronize or other.synchronize,
             "drafter": other.drafter or self.drafter,
             "path": other.path or self.path,
             "seconds": {part: self.seconds[part] + other.seconds[part] for part in PARTS},
         }
-        names = {field.name for field in fields(self)} - told.keys()
-        return Stats(**told, **{name: getattr(self, name) + getattr(other, name) for name in names})
+        names = {field.name for field in fields(self)} - merged.keys()
+        return Stats(**merged, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def _repr_html_(self) -> str:
         """In a notebook: the figures, and where tokens and time came from."""

@@ -33,13 +33,13 @@ from .stats import Clock, Stats
 class Stepper(Protocol):
     """Makes the steps of a batch, eagerly or captured. Reads the prompts when it is made or in its first step."""
 
-    def step(self, going: list[int]) -> list[Step]:
+    def step(self, active: list[int]) -> list[Step]:
         """Make one forward pass over all sequences; return the steps of those in `going`, trimmed, with slots kept."""
 
     def learn(self) -> None:
         """Learn from the last step, after its tokens were delivered."""
 
-    def leave(self, gone: Collection[RequestState]) -> None:
+    def leave(self, finished: Collection[RequestState]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
 
     def close(self) -> None:
@@ -78,21 +78,21 @@ class TreeStepper:
         self._prompt_states: list[torch.Tensor] = []
         """Hidden states of the prompts that the last forward pass read, where drafters need them."""
 
-    def step(self, going: list[int]) -> list[Step]:
+    def step(self, active: list[int]) -> list[Step]:
         """Make one forward pass over all sequences; see `Stepper`. Call `learn` after the tokens were delivered."""
         clock = self.batch.clock
         self._prompt_alone, self._trees = clock.reads_prompt and self.batch.prompt_alone, None
-        drafts = self.batch.drafts([] if self._prompt_alone else going)
+        drafts = self.batch.drafts([] if self._prompt_alone else active)
         clock.lap("retrieve")
-        seen = self._forward(drafts, going)
+        seen = self._forward(drafts, active)
         clock.lap("forward")
-        self._steps = self._accept(drafts, seen, going)
+        self._steps = self._accept(drafts, seen, active)
         clock.lap("verify")
         self._keep(seen)
         clock.lap("update cache")
         return self._steps
 
-    def _forward(self, drafts: list[Draft], going: list[int]) -> _Pass:
+    def _forward(self, drafts: list[Draft], active: list[int]) -> _Pass:
         """One forward pass over all trees. Finished rows may have no position left: they are fully masked."""
         batch, rows = self.batch, self.batch.requests
         if batch.target.info.border is not None:
@@ -100,7 +100,7 @@ class TreeStepper:
         lengths = [row.sequence.length - 1 for row in rows]
         held = batch.cache.get_seq_length()
         with batch.states() as states:
-            logits = self._logits(drafts, lengths, going)
+            logits = self._logits(drafts, lengths, active)
         if states is None:
             return _Pass(lengths, logits)
         n, read = logits.shape[1], torch.cat(states, dim=1).to(batch.target.device)
@@ -108,12 +108,12 @@ class TreeStepper:
             self._prompt_states = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
         return _Pass(lengths, logits, read[:, -n:])
 
-    def _logits(self, drafts: list[Draft], lengths: list[int], going: list[int]) -> torch.Tensor:
+    def _logits(self, drafts: list[Draft], lengths: list[int], active: list[int]) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after all nodes, from a pass that also reads the uncached part of a prompt."""
         batch, target, cache = self.batch, self.batch.target, self.batch.cache
         logits = first_logits(batch, drafts, self._prompt_alone) if batch.clock.reads_prompt else None
         if logits is None:
-            lengths = [length if row in going else 0 for row, length in enumerate(lengths)]
+            lengths = [length if row in active else 0 for row, length in enumerate(lengths)]
             held = cache.get_seq_length()
             if target.inputs.fixed_shapes and held:
                 TreeCache(cache)  # takes over its layers, where the prompt was read without a draft
@@ -124,32 +124,32 @@ class TreeStepper:
             batch.clock.lap("prepare")
             logits = target.forward(inputs, cache)
         # Acceptance node by node is faster in float32.
-        return logits if self._at_once(drafts, going) else logits.float()
+        return logits if self._at_once(drafts, active) else logits.float()
 
-    def _at_once(self, drafts: list[Draft], going: list[int]) -> bool:
+    def _at_once(self, drafts: list[Draft], active: list[int]) -> bool:
         """Whether trees are verified at once: on an accelerator a read costs more than choosing at every node."""
         return self.batch.target.device.type != "cpu" and all(
-            self.batch.requests[row].selector.at_every_node and not drafts[row].sampled_from for row in going
+            self.batch.requests[row].selector.at_every_node and not drafts[row].sampled_from for row in active
         )
 
-    def _steps_at_once(self, drafts: list[Draft], seen: _Pass, going: list[int]) -> TreeSteps:
+    def _steps_at_once(self, drafts: list[Draft], seen: _Pass, active: list[int]) -> TreeSteps:
         """Choose the token after every node and accept, without waiting for the device until the end."""
         logits, requests = seen.logits, self.batch.requests
         trees = self._trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
         choices = logits.argmax(dim=-1)
-        for row in going:
+        for row in active:
             if not requests[row].selector.greedy:
                 with requests[row].guarded():
                     n = len(drafts[row].tree)
                     choices[row, :n] = requests[row].selector.every_node(
                         logits[row, :n], trees.depths[row, :n], drafts[row].tree.depth
                     )
-        return TreeSteps(drafts, logits, trees, choices, max(requests[row].traits.top_k for row in going))
+        return TreeSteps(drafts, logits, trees, choices, max(requests[row].traits.top_k for row in active))
 
-    def _accept(self, drafts: list[Draft], seen: _Pass, going: list[int]) -> list[Step]:
+    def _accept(self, drafts: list[Draft], seen: _Pass, active: list[int]) -> list[Step]:
         """Return the steps of the sequences in `going`, without those that failed."""
-        at_once, steps = self._steps_at_once(drafts, seen, going) if self._at_once(drafts, going) else None, []
-        for row in going:
+        at_once, steps = self._steps_at_once(drafts, seen, active) if self._at_once(drafts, active) else None, []
+        for row in active:
             request, draft, n = self.batch.requests[row], drafts[row], len(drafts[row].tree)
             if request.error is not None:
                 continue
@@ -182,7 +182,7 @@ class TreeStepper:
         for row, request in enumerate(self.batch.requests):
             with request.guarded():
                 if self._prompt_alone:
-                    request.ask(target, costs, request.prompt, room=1)
+                    request.query_drafter(target, costs, request.prompt, remaining=1)
                 if row in steps:
                     request.observe(target, costs, steps[row])
 
@@ -197,9 +197,9 @@ class TreeStepper:
         self._kept.join(other._kept)
         self.batch.requests += other.batch.requests
 
-    def leave(self, gone: Collection[RequestState]) -> None:
+    def leave(self, finished: Collection[RequestState]) -> None:
         """Remove finished requests; see `Stepper`."""
-        requests, order = self.batch.requests, places_left(self.batch.requests, gone)
+        requests, order = self.batch.requests, places_left(self.batch.requests, finished)
         requests[:] = [requests[row] for row in order]
         self._kept.select(order, max(request.sequence.length - 1 for request in requests))
 
@@ -246,22 +246,22 @@ def decode(
     costs, clock = costs_of(target, len(sequences), longest, kind, fixed=fixed), Clock(stats, target.device)
     batch = BatchState(target, list(requests), costs, cache, clock, streamed or fixed, reading, returns_cache)
     made = begin(batch, stepper)
-    going = list(range(len(requests)))
+    active = list(range(len(requests)))
     try:
-        while going:
-            steps = made.step(going)
+        while active:
+            steps = made.step(active)
             count(batch, steps)
             if after_pass is not None:
                 after_pass()
-            going = [row for row in going if not batch.requests[row].sequence.ended]
+            active = [row for row in active if not batch.requests[row].sequence.ended]
             try:
                 yield steps
             finally:
                 learn(batch, made)
-            if not keeps_all and 0 < len(going) < len(batch.requests):
+            if not keeps_all and 0 < len(active) < len(batch.requests):
                 made.leave([request for request in batch.requests if request.sequence.ended])
-                going = list(range(len(batch.requests)))
-                costs.share(len(going), max(request.sequence.length for request in batch.requests))
+                active = list(range(len(batch.requests)))
+                costs.share(len(active), max(request.sequence.length for request in batch.requests))
     finally:
         made.close()
         for request in requests:

@@ -1,8 +1,8 @@
-"""How often a candidate of a kind is what the target chooses, learned while decoding.
+"""Probability that a candidate of a kind is the target's choice, learned while decoding.
 
-A stored probability is from another place in the sequence, and greedy decoding takes the likeliest token however likely
-it is. So candidates are divided into kinds by mixed probability, rank and match length, and counted at accepted nodes,
-drafted or not. Until there are observations of a kind, the probability itself is believed.
+A stored probability stems from another place in a sequence, and greedy decoding takes the most probable token whatever
+its probability. So candidates are binned by mixed probability, rank and match length, and their outcomes are counted at
+accepted nodes, drafted or not. A bin without observations returns the probability itself.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from .._util.compiled import compiled_part
 
 _PROBABILITIES = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97], np.float32)
 RANKS = 3
-"""Ranks that are told apart: the best, the second, all others."""
+"""Ranks that are distinguished: the best, the second, all others."""
 MATCHES = 8
-"""Kinds of matches: none, of 1, 2, 3 and 4 tokens, of 5 to 7, of 8 to 15, of more."""
+"""Kinds of matches: none, of 1, 2, 3 and 4 tokens, of 5 to 7, of 8 to 15, longer ones."""
 _UNSUPPORTED = (len(_PROBABILITIES) + 1) * RANKS
 CELLS = _UNSUPPORTED * MATCHES
 """Number of kinds of candidates."""
 _PRIOR, _MEMORY = 4.0, 2_000.0
-"""Observations that a candidate's own probability counts for; beyond how many of a kind older ones fade."""
+"""Observations that a candidate's own probability counts for; number of observations beyond which older ones decay."""
 
 
 def new_calibration(kinds: int = MATCHES) -> np.ndarray:
-    """(cells, 2) float32: how many candidates of each kind were chosen, and how many there were."""
+    """Return counts (cells, 2) float32: chosen candidates of each kind, and all of them."""
     return np.zeros((_UNSUPPORTED * kinds, 2), np.float32)
 
 
 @compiled_part
 def match_kind(length: int) -> int:
-    """The kind of a match of `length` tokens."""
+    """Return the kind of a match of `length` tokens."""
     if length < 5:
         return length
     return 5 if length < 8 else 6 if length < 16 else 7
@@ -38,7 +38,7 @@ def match_kind(length: int) -> int:
 
 @compiled_part
 def cell_of(probability: float, rank: int, kind: int, kinds: int = MATCHES) -> int:
-    """The kind of a candidate; `kind`, below `kinds`, is that of the match that supports it, 0 where none does."""
+    """Return the kind of a candidate; `kind`, below `kinds`, is that of the match that supports it, 0 without one."""
     place = 0
     for bound in _PROBABILITIES:
         place += bound < probability
@@ -47,13 +47,13 @@ def cell_of(probability: float, rank: int, kind: int, kinds: int = MATCHES) -> i
 
 @compiled_part
 def calibrated(calibration: np.ndarray, cell: int, probability: float) -> float:
-    """How likely a candidate of this kind is to be chosen."""
+    """Return the calibrated probability of a candidate of this kind."""
     return (calibration[cell, 0] + probability * _PRIOR) / (calibration[cell, 1] + _PRIOR)
 
 
 @compiled_part
 def count(calibration: np.ndarray, cell: int, chosen: bool) -> None:
-    """One more candidate of this kind, and whether it was chosen."""
+    """Count one candidate of this kind, and whether it was chosen."""
     calibration[cell, 0] += chosen
     calibration[cell, 1] += 1
     if calibration[cell, 1] > _MEMORY:

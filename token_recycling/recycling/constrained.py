@@ -1,11 +1,11 @@
-"""Drafts within a grammar: trees grown best first from candidates that it allows, and from what it forces.
+"""Drafts within a grammar: trees grown best first from allowed candidates and forced tokens.
 
-Where only a few tokens are allowed, all of them are candidates. A forced string does not determine its tokens (`"` or
-`":`): the longest token is likely at first, later the one that the target chose where the same tokens were allowed
+Where few tokens are allowed, all of them are candidates. A forced string does not determine its tokenization (`"` or
+`":`): the longest token is preferred at first, later the one that the target chose among the same allowed tokens
 (`GrammarStatistics`). Where many are allowed, tokens that the target often chose there, such as the end of a string,
-are candidates besides the drafter's own, with the chain that the grammar forces after them.
+are added to the drafter's own candidates, with the chain that the grammar forces after them.
 
-Cost: ten microseconds a forced node, some thirty another one.
+Cost: ten microseconds per forced node, some thirty per other node.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from ..trees.best_first import best_first
 from ..trees.constraint import State
 
 _STATES, _TAKEN = 4096, 48
-"""Most sets of allowed tokens that are remembered, and the tokens taken of one before older ones count half."""
+"""Most sets of allowed tokens that are kept, and the choices in one after which older ones count half."""
 _DOUBT_OF_FEW, _DOUBT_OF_MANY = 1.0, 6.0
-"""Tokens taken that a first guess counts for, where a few may follow and where many may."""
+"""Choices that a first guess counts for, where few tokens are allowed and where many are."""
 _LIKELY, _LEAST = 6, 0.02
-"""Most candidates of a set of many by habit; the least chance of a candidate."""
+"""Most candidates from the statistics of a large set; the lowest probability of a candidate."""
 _SURE = 0.8
-"""Nothing is proposed where a token is so likely already."""
+"""Nothing is added where a token already has this probability."""
 _WHOLE, _PART = 1.0, 0.04
-"""Weights of an allowed token as long as nothing is known, and of one that is the beginning of another."""
+"""Initial weight of an allowed token, and of one that is a prefix of another."""
 
 Candidates = list[tuple[int, float]]
-"""Tokens and how likely each is."""
+"""Tokens with their probabilities."""
 Propose = Callable[[int, int, float, State | None], Candidates]
-"""What may follow a new node, of which is given its parent, its token, its chance, and its state where it matters what
-else is known: elsewhere nothing is proposed. Called for each node but the root, in order of growth.
+"""Propose candidates after a new node, given its parent, token and probability, and its state where candidates are
+used; elsewhere the result is ignored. Called for each node but the root, in order of growth.
 """
 
 
 class GrammarStatistics:
-    """Which of the tokens that were allowed the target took, by the set of allowed ones. Used by several threads."""
+    """Counts the target's choices by the set of allowed tokens. Used by several threads."""
 
     def __init__(self) -> None:
         self._taken: dict[int, dict[int, float]] = {}
@@ -47,7 +47,7 @@ class GrammarStatistics:
         self._learning = Lock()
 
     def learn(self, state: State, token: int) -> None:
-        """Count a token of the sequence."""
+        """Count one token of the output."""
         with self._learning:
             taken = self._taken.pop(state.key, {})
             if sum(taken.values()) >= _TAKEN:
@@ -57,25 +57,27 @@ class GrammarStatistics:
                 del self._taken[next(iter(self._taken))]
 
     def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
-        """Count the tokens that were taken at places whose states are known, where there was a choice."""
+        """Count the tokens chosen at places with known states, where there was a choice."""
         for state, token in zip(states, tokens, strict=True):
             if state is not None and not state.single:
                 self.learn(state, token)
 
     def probabilities(self, state: State, proposed: Candidates) -> Candidates:
-        """How likely tokens follow a state, by habit and by what is `proposed`, which it allows."""
+        """Return candidates after a state with their probabilities, from the statistics and from `proposed`, all
+        allowed.
+        """
         if state.few is not None and len(state.few) < 2:
             return [(token, 1.0) for token in state.few]
         taken = self._taken.get(state.key, {})
         total = sum(taken.values())
-        guess, known = dict(proposed), min(1.0, sum(chance for _, chance in proposed))
+        guess, known = dict(proposed), min(1.0, sum(probability for _, probability in proposed))
         if state.few is not None:
             weights = self._weights_of(state)
             left = (1 - known) / sum(weights.values())
             guess = {token: guess.get(token, 0.0) + left * weight for token, weight in weights.items()}
             doubt = _DOUBT_OF_FEW / (_DOUBT_OF_FEW + total)
             habit = {token: taken.get(token, 0.0) / max(total, 1.0) for token in guess}
-            return [(token, doubt * chance + (1 - doubt) * habit[token]) for token, chance in guess.items()]
+            return [(token, doubt * probability + (1 - doubt) * habit[token]) for token, probability in guess.items()]
         share = (1 - known) / (total + _DOUBT_OF_MANY)
         for token in sorted(taken, key=taken.__getitem__, reverse=True)[:_LIKELY]:
             guess[token] = guess.get(token, 0.0) + share * taken[token]
@@ -91,7 +93,7 @@ class GrammarStatistics:
 
 
 def states_of(root: State, parents: Sequence[int], tokens: Sequence[int]) -> list[State | None]:
-    """The state at each node of a tree (n,), None where the grammar forbids it or the sequence has ended."""
+    """Return the state at each node of a tree (n,); None where the grammar forbids it or the output has ended."""
     states: list[State | None] = [root]
     for parent, token in zip(parents[1:], tokens[1:], strict=True):
         above = states[parent]
@@ -100,10 +102,10 @@ def states_of(root: State, parents: Sequence[int], tokens: Sequence[int]) -> lis
 
 
 def _weights(state: State) -> dict[int, float]:
-    """How likely each of a few tokens is as long as nothing is known: of tokens that begin another one, little.
+    """Return initial weights of a few allowed tokens; prefixes of other tokens weigh little.
 
-    What is forced after a token that begins another ends with what is forced after the other. Where nothing is forced
-    after several, but something before, the lowest number was merged first, so that the others go on from it.
+    What is forced after a prefix ends with what is forced after the longer token. Where nothing is forced after several
+    tokens, but something before, the lowest id was merged first, and the others extend it.
     """
     tokens = state.few or ()
     if len(tokens) == 1:
@@ -132,15 +134,15 @@ def grow(
     token: int,
     propose: Propose,
     grammar_statistics: GrammarStatistics,
-    room: int,
+    max_depth: int,
     most: int,
     costs: np.ndarray,
     ratio: float = 1.0,
 ) -> Nodes:
-    """Grow a tree of up to `most` nodes below the root, whose token is given and after which `first` may follow.
+    """Grow a tree of up to `most` nodes below the root, whose token is given and whose candidates are `first`.
 
-    Nodes stand no deeper than `room`; as many are kept as pay by `costs` (m,), times of steps over 1, 2, ... nodes, and
-    by the forecast `ratio`; all if there are no costs.
+    Nodes are no deeper than `max_depth`. As many are kept as pay by `costs` (m,), times of steps over 1, 2, ... nodes,
+    and by the forecast `ratio`; without costs all.
     """
     times = costs.tolist()
     parents, tokens, confidence = [-1], [token], [1.0]
@@ -151,12 +153,14 @@ def grow(
 
     def children(node: int) -> list[tuple[float, tuple[int, float]]]:
         found = _following(node) if node else grammar_statistics.probabilities(root, first)
-        if depths[node] >= room:
+        if depths[node] >= max_depth:
             return []
-        return [(values[node] * chance, (token, chance)) for token, chance in found if chance >= _LEAST]
+        return [
+            (values[node] * probability, (token, probability)) for token, probability in found if probability >= _LEAST
+        ]
 
     def _following(node: int) -> Candidates:
-        """What may follow the newest node; `propose` is called for every node."""
+        """Return the candidates after the newest node; `propose` is called for every node."""
         after, candidates = states[node], Candidates()
         if after is not None and after.few is not None:
             candidates = grammar_statistics.probabilities(after, [])
@@ -166,13 +170,13 @@ def grow(
             candidates = grammar_statistics.probabilities(after, proposed)
         return candidates
 
-    for parent, value, (token, chance) in best_first(children):
+    for parent, value, (token, probability) in best_first(children):
         number, above = len(tokens), states[parent]
         if number > most or not may_pay(times, number, expected, best, value):
             break
         parents.append(parent)
         tokens.append(token)
-        confidence.append(chance)
+        confidence.append(probability)
         values.append(value)
         depths.append(depths[parent] + 1)
         states.append(None if above is None else above.after(token))

@@ -1,14 +1,13 @@
-"""Edit-aware copying: drafts resume behind an edit, from the place that a sequence is being copied from.
+"""Edit-aware copying: drafts resume after an edit, from the place that a sequence is copied from.
 
-An answer that repeats a file, a tool's result or a prediction leaves it where something is edited, and comes back to it
-soon. Matches elsewhere say little there; the place that was copied last says a lot. So the place of the next token to
-copy is kept for every sequence. Where the sequence says something else, copying resumes after as many tokens (something
-was replaced), at the same place (something was inserted), or behind the next place that has the newest tokens, the
-nearest of the longest matches. Where it resumes behind a replacement, old tokens and new ones are a rule: a name that
-was replaced once is replaced again. Each node of a draft has such places of its own, so that a draft goes on behind its
-own replacements.
+An output that repeats a file, a tool's result or a prediction leaves it at an edit and soon returns to it. Matches
+elsewhere say little there; the last copied place says a lot. So every sequence keeps the place of the next token to
+copy. Where the output differs, copying resumes after as many tokens (a replacement), at the same place (an insertion),
+or after the next place that matches the newest tokens, the nearest of the longest matches. After a replacement, old and
+new tokens form a rule: a name that was replaced once is replaced again. Each node of a draft has places of its own, so
+that a draft continues after its own replacements.
 
-Cost: tens of nanoseconds a token and place, in compiled code; in an edit a microsecond a token.
+Cost, in compiled code: tens of nanoseconds per token and place; a microsecond per token within an edit.
 """
 
 from __future__ import annotations
@@ -22,33 +21,32 @@ from .ngrams import ABSENT
 from .suffix_index import BREAK, IndexArrays, token_at
 
 HYPOTHESES = 3
-"""Places at most where copying may go on."""
+"""Most places where copying may continue."""
 KINDS = 7
-"""By how many tokens were copied in a row: none, 1, 2 and 3, 4 to 7, more; by a rule; at the beginning of a prediction.
-"""
+"""By how many tokens were copied in a row: none, 1, 2 to 3, 4 to 7, more; by a rule; at the start of a prediction."""
 _BY_RULE, _AT_BEGINNING = 5, 6
 _WEIGHTS = np.array([0.06, 0.35, 0.55, 0.75, 0.85, 0.6, 0.6], np.float32)
-"""Of what is to be copied against all else, by kind."""
+"""Weight of tokens to copy against all other candidates, by kind."""
 _WINDOW, _COMPARED = 64, 8
-"""Tokens behind the last copied place among which the newest ones are looked for, and most that are compared."""
+"""Tokens after the last copied place that are searched for the newest ones, and most tokens compared."""
 _SHORT, _LOST = 8, 128
-"""Tokens since the last copied one after which no place is guessed, and after which copying is over."""
+"""Tokens since the last copied one after which no place is guessed, and after which copying ends."""
 _AGAIN, _FOUND, _ELSEWHERE = 2, 6, 8
-"""Tokens that agree where copying goes on for sure; of a match where it begins; of one that it leaves an edit for."""
+"""Matching tokens with which copying resumes; with which it begins; with which it leaves an edit for another place."""
 _RULES, _LONGEST_RULE = 16, 8
 """Newest rules that are kept, and most tokens of either side."""
 
 _PLACE, _RUN, _GAP, _RULE, _DONE, _MADE, _PREDICTED, _PREDICTION, _FROM = range(9)
-"""Of a sequence: the next place to copy, or the first that was not copied; tokens copied in a row; tokens since then;
-the rule that is being followed, and how many of its tokens; rules so far; tokens that a prediction had, its length, and
-how many tokens are the prompt.
+"""Fields of a sequence's state: the next place to copy, or the first that was not copied; tokens copied in a row;
+tokens since then; the rule being followed, and how many of its tokens; number of rules so far; predicted tokens found,
+length of the prediction, length of the prompt.
 """
 _OLD, _NEW, _RIGHT, _WRONG, _TOKENS = range(5)
-"""Of a rule: numbers of tokens, how often it held and did not, its tokens."""
+"""Fields of a rule: numbers of old and new tokens, how often it held and failed, its tokens."""
 
 
 class Copying(NamedTuple):
-    """Of one sequence, or of many with a dimension of slots in front."""
+    """State of one sequence, or of many with slots as first dimension."""
 
     state: np.ndarray  # (9,) int64
     rules: np.ndarray  # (_RULES, 20) int64
@@ -58,25 +56,27 @@ class Copying(NamedTuple):
         return cls(np.zeros((*slots, 9), np.int64), np.zeros((*slots, _RULES, _TOKENS + 2 * _LONGEST_RULE), np.int64))
 
     def begin(self, slot: int, prompt: int, prediction: int = 0) -> None:
-        """A sequence begins, with numbers of tokens: copied is first what stands at the beginning of the index."""
+        """Start a sequence with a prompt and a prediction of so many tokens; copying starts at the beginning of the
+        index.
+        """
         self.state[slot] = 0
         self.state[slot, _PLACE], self.state[slot, _FROM] = 0 if prediction else ABSENT, prompt
         self.state[slot, _PREDICTION] = prediction
 
     def predicted(self, slot: int) -> int:
-        """How many tokens of a sequence the prediction had."""
+        """Return how many predicted tokens the sequence contained."""
         return int(min(self.state[slot, _PREDICTED], self.state[slot, _PREDICTION]))
 
 
 @compiled_part
 def follows_from(copying: Copying) -> int:
-    """How many tokens of a sequence are its prompt, which is never copied from anything."""
+    """Return the length of the prompt, whose tokens are never copied from anything."""
     return copying.state[_FROM]
 
 
 @compiled_part
 def follow(copying: Copying, index: IndexArrays, token: int) -> None:
-    """The sequence goes on with `token`, which is not in its index yet."""
+    """Continue the sequence with `token`, which is not in its index yet."""
     state, rules = copying
     if state[_PLACE] < 0:
         return
@@ -119,8 +119,8 @@ def _copied(state: np.ndarray, place: int, tokens: int) -> None:
 
 @compiled_part
 def _taken_up(state: np.ndarray, index: IndexArrays, token: int) -> tuple[int, int]:
-    """The place of the longest match of the newest tokens, `token` at last, about the last copied place, and its
-    length; 0 for none.
+    """Return place and length of the longest match of the newest tokens, `token` included, near the last copied place;
+    length 0 without one.
     """
     best, longest, count = np.int64(ABSENT), np.int64(0), index.added[0]
     for at in range(max(np.int64(0), state[_PLACE] - 1), min(state[_PLACE] + _WINDOW, count)):
@@ -141,8 +141,8 @@ def _taken_up(state: np.ndarray, index: IndexArrays, token: int) -> tuple[int, i
 
 @compiled_part
 def _learn(copying: Copying, index: IndexArrays, again: int, new: int) -> None:
-    """Learn a rule: `new` tokens were written in place of what stands from the last copied place up to `again`. The
-    newest token is not in the index yet.
+    """Learn a rule: `new` tokens replaced those from the last copied place up to `again`. The newest token is not in
+    the index yet.
     """
     state, rules = copying
     begin, old = state[_PLACE], again - state[_PLACE]
@@ -159,7 +159,7 @@ def _learn(copying: Copying, index: IndexArrays, again: int, new: int) -> None:
 
 @compiled_part
 def _rule_at(copying: Copying, index: IndexArrays, place: int) -> int:
-    """The newest rule whose old tokens stand at a place, and that was right more often than not, or -1."""
+    """Return the newest rule whose old tokens are at a place and that held more often than not, or -1."""
     state, rules = copying
     made = state[_MADE]
     for back in range(min(made, np.int64(_RULES))):
@@ -177,8 +177,8 @@ def _rule_at(copying: Copying, index: IndexArrays, place: int) -> int:
 
 @compiled_part
 def begin_draft(copying: Copying, index: IndexArrays, places: np.ndarray) -> None:
-    """Fills in where copying may go on after the newest token; `places` (HYPOTHESES, 4) int64: a place or -1, tokens in
-    a row (-1: at the beginning of a prediction), a rule, and how many of its tokens.
+    """Fill `places` (HYPOTHESES, 4) int64 with where copying may continue after the newest token: a place or -1, tokens
+    in a row (-1: at the beginning of a prediction), a rule, and how many of its tokens.
     """
     state = copying.state
     for row in range(HYPOTHESES):
@@ -190,7 +190,7 @@ def begin_draft(copying: Copying, index: IndexArrays, places: np.ndarray) -> Non
         places[0, 2], places[0, 3] = state[_RULE], state[_DONE]
         return
     count, found, late = index.added[0], 0, state[_GAP] > _SHORT
-    # The newest token is in the index by now: it is looked for as it was before.
+    # The newest token is in the index by now: look for it as before.
     newest = token_at(index, count - 1)
     index.added[0] = count - 1
     at, length = _taken_up(state, index, newest)
@@ -207,7 +207,7 @@ def begin_draft(copying: Copying, index: IndexArrays, places: np.ndarray) -> Non
 
 @compiled_part
 def find(copying: Copying, places: np.ndarray, place: int, length: int) -> None:
-    """The newest tokens match those before `place`: copying begins there, or leaves an edit for it."""
+    """The newest tokens match those before `place`: start to copy there, or leave an edit for it."""
     state = copying.state
     if length >= (_FOUND if state[_PLACE] < 0 else _ELSEWHERE) and (state[_PLACE] < 0 or state[_GAP] > 0):
         state[_PLACE], state[_RUN], state[_GAP], state[_DONE] = place, length, 0, 0
@@ -217,7 +217,7 @@ def find(copying: Copying, places: np.ndarray, place: int, length: int) -> None:
 
 @compiled_part
 def candidate(copying: Copying, index: IndexArrays, place: np.ndarray) -> tuple[int, int]:
-    """The token to copy at one of the places of `begin_draft`, -1 for none, and its kind."""
+    """Return the token to copy at one of the places of `begin_draft`, -1 for none, and its kind."""
     if place[0] < 0:
         return np.int64(ABSENT), np.int64(0)
     run, rule, done = place[1], place[2], place[3]
@@ -234,13 +234,13 @@ def candidate(copying: Copying, index: IndexArrays, place: np.ndarray) -> tuple[
 
 @compiled_part
 def weight(kind: int) -> float:
-    """Of what is to be copied against all else."""
+    """Return the weight of a token to copy against all other candidates."""
     return _WEIGHTS[kind]
 
 
 @compiled_part
 def go_on(copying: Copying, index: IndexArrays, places: np.ndarray, token: int, below: np.ndarray) -> None:
-    """Fills in where copying may go on behind `token` that follows a place of a draft, as `begin_draft` for that."""
+    """Fill in where copying may continue after `token`, which follows a place of a draft; see `begin_draft`."""
     found, rules = 0, copying.rules
     for row in range(HYPOTHESES):
         below[row, 0] = ABSENT

@@ -1,12 +1,13 @@
-"""Trees, chains and templates for one sequence or many, grown best first under one budget in one call of compiled code.
+"""Grow trees, chains and templates for one sequence or many, best node first, in one call of compiled code.
 
-A node's value is the product of the probabilities from the root, and its gain in expected tokens (Sequoia, 2402.12374,
-section 4.1; here at every step, as in EAGLE-2). Of all sequences that share a pass the most valuable node comes next,
-until more would not pay (`costs.budget`). A chain is a tree of one child a node. Some sequences of a batch are easier
-than others: probabilities along their chains are corrected by accepted and rejected tokens against expected ones.
+A node's value is the product of the probabilities from the root: its expected gain in tokens (Sequoia, 2402.12374,
+section 4.1; here at every step, as in EAGLE-2). Of all sequences in a batch the most valuable node is added next, until
+more would not pay (`costs.budget`). A chain is a tree with one child per node. In a batch some sequences are easier to
+predict than others, so the probabilities along chains are corrected per sequence by observed against expected
+rejections.
 
-Sequences have slots: rows of shared arrays, and the addresses of a sequence's index. One call for all of them costs 3
-microseconds a sequence besides its nodes (`nodes`); a call for each would cost 12 more, 0.4 ms in a step of 32
+A sequence has a slot: rows of shared arrays, and the addresses of its index. One call for all sequences costs 3
+microseconds per sequence besides its nodes (`nodes`); separate calls would cost 12 more each, 0.4 ms in a step of 32
 sequences.
 """
 
@@ -28,20 +29,22 @@ from .nodes import GrowingTree, attach, consider, keep_allowed, put_below, tree_
 from .suffix_index import LONGEST, IndexArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
-"""Verified tokens that a new sequence starts with; decay per step of one sequence, and of all."""
+"""Prior in verified tokens of a new sequence; decay per step of one sequence, and of all."""
 
 
 class SequenceArrays(NamedTuple):
-    """What is kept of sequences, for compiled functions; s slots."""
+    """Per-sequence state for compiled functions; s slots."""
 
     trees: GrowingTree
-    made: np.ndarray  # (s,) int64: nodes of a tree; 0 where what followed was counted
-    read: np.ndarray  # (s,) int64: tokens that were read
+    made: np.ndarray  # (s,) int64: nodes of a tree; 0 once its outcome was counted
+    read: np.ndarray  # (s,) int64: tokens read
     wrong: np.ndarray
-    """(s + 1, 3) float64: drafted tokens verified recently, wrong, and expected to be wrong; the last row: of all."""
+    """(s + 1, 3) float64: recently verified draft tokens, rejected ones, expected rejections; the last row: all
+    sequences.
+    """
     addresses: np.ndarray  # (s, 4) int64: of the arrays of an index
     capacities: np.ndarray  # (s,) int64: of the index; 0 where the sequence is not searched
-    copying: Copying  # where sequences are copied from
+    copying: Copying  # state of edit-aware copying
 
     @classmethod
     def empty(cls, slots: int, *sizes: int) -> SequenceArrays:
@@ -52,29 +55,29 @@ class SequenceArrays(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The sequences of a step, in any order; n of them."""
+    """The n sequences of a step, in any order."""
 
-    tokens: np.ndarray  # (rows, longest) integers: sequences in rows
-    rows: np.ndarray  # (n,) int64: which row is a sequence's
+    tokens: np.ndarray  # (rows, longest) integers: a sequence per row
+    rows: np.ndarray  # (n,) int64: the row of each sequence
     slots: np.ndarray  # (n,) int64
     lengths: np.ndarray  # (n,) int64: tokens
-    rooms: np.ndarray  # (n,) int64: how deep nodes may stand
-    learns: bool  # whether the calibration of all sequences counts what was right
+    max_depths: np.ndarray  # (n,) int64: depth limit of nodes
+    learns: bool  # whether the calibration shared by all sequences counts outcomes
 
 
 class Shape(NamedTuple):
-    """What drafts may look like."""
+    """The allowed shapes of drafts."""
 
     parents: np.ndarray
-    """(n,) int64: of a template, whose nodes are the candidates of their ranks; none where trees grow."""
+    """(n,) int64: parents of a template's nodes, each filled with the candidate of its rank; empty where trees grow."""
     ranks: np.ndarray  # (n,) int64
-    nodes: int  # of a sequence at most, besides the root
-    children: int  # of a node at most; 1 for chains
-    corrected: bool  # whether the probabilities along chains are corrected by sequence
+    nodes: int  # per sequence at most, without the root
+    children: int  # per node at most; 1 for chains
+    corrected: bool  # whether probabilities along chains are corrected per sequence
 
 
 def _pointers(dtype: Any) -> Any:
-    """A function, for compiled ones, that makes a pointer to numbers of that type of their address."""
+    """Return a function for compiled code that turns an address into a pointer to numbers of that type."""
 
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
@@ -91,7 +94,7 @@ _int32s, _int64s = _pointers(types.int32), _pointers(types.int64)
 
 @compiled_part(allocates=True)
 def _sources_of(sequences: SequenceArrays, slot: int, known: Sources) -> Sources:
-    """What is known, with the index of a sequence."""
+    """Return the shared sources with the index of a sequence."""
     capacity, addresses = sequences.capacities[slot], sequences.addresses
     index = IndexArrays(
         carray(_int32s(addresses[slot, 0]), (capacity,)),
@@ -104,13 +107,13 @@ def _sources_of(sequences: SequenceArrays, slot: int, known: Sources) -> Sources
 
 
 class Following(NamedTuple):
-    """The candidate that each of n sequences would add next."""
+    """The next candidate of each of n sequences."""
 
     parents: np.ndarray  # (n,) int64: nodes
-    ranks: np.ndarray  # (n,) int64: places among the candidates of the parent
-    gains: np.ndarray  # (n,) float64: expected tokens; 0 where there is no candidate
-    corrections: np.ndarray  # (n, 2) float64: of `_corrections`
-    placed: np.ndarray  # (n, nodes of a template + 1) int64: of `_next_of_template`
+    ranks: np.ndarray  # (n,) int64: rank among the candidates of the parent
+    gains: np.ndarray  # (n,) float64: expected tokens; 0 without a candidate
+    corrections: np.ndarray  # (n, 2) float64: see `_corrections`
+    placed: np.ndarray  # (n, nodes of a template + 1) int64: see `_next_of_template`
 
 
 @compiled
@@ -123,9 +126,9 @@ def draft(
     ratio: float,
     counts: np.ndarray,
 ) -> None:
-    """Read what is new of n sequences, grow their trees, and fill in `counts` (n,) int64: how many nodes of each pay,
-    the root included. `known.sequence` is empty. `costs` (m,) float64: what passes over 1, 2, ... nodes of all
-    sequences take, in any unit; none where every node pays. `ratio`: accepted / predicted tokens of earlier drafts,
+    """Read the new tokens of n sequences, grow their trees, and fill `counts` (n,) int64 with the number of nodes of
+    each that pay, the root included. `known.sequence` is empty. `costs` (m,) float64: time of verifying 1, 2, ... nodes
+    of all sequences, in any unit; empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts,
     which scales gains.
     """
     n = len(asked.rows)
@@ -154,13 +157,13 @@ def _grow(
     ratio: float,
     following: Following,
 ) -> tuple[np.ndarray, int]:
-    """Add the most valuable candidate of all sequences, as long as more may pay. Returns the sequence of each added
-    node, and how many of these nodes pay.
+    """Add the most valuable candidate of all sequences while more may pay. Return the sequence of each added node, and
+    how many of these nodes pay.
     """
     n, most, gains = len(asked.rows), np.int64(len(asked.rows) * shape.nodes), following.gains
     if len(costs):
         most = max(np.int64(0), min(most, np.int64(len(costs)) - n))
-    grown, kept, expected = np.empty(most, np.int64), np.int64(0), n / ratio  # in units of the gains as they are
+    grown, kept, expected = np.empty(most, np.int64), np.int64(0), n / ratio  # in units of the unscaled gains
     best = expected / costs[n - 1] if most > 0 and len(costs) else 0.0
     current, tree = np.int64(0), tree_of(sequences.trees, asked.slots[0])
     sources = _sources_of(sequences, asked.slots[0], known)
@@ -197,25 +200,25 @@ def _follow(
     sources: Sources,
     following: Following,
 ) -> None:
-    """Find what may follow the newest node of a sequence, and which candidate of its tree is the next."""
+    """Find the candidates after the newest node of a sequence, and the next candidate of its tree."""
     consider(tree, node, sources)
     sequences.made[asked.slots[one]] = node + 1
     if len(shape.parents):
-        found = _next_of_template(tree, node, following.placed[one], shape, asked.rooms[one])
+        found = _next_of_template(tree, node, following.placed[one], shape, asked.max_depths[one])
     else:
-        found = _next(tree, node + 1, shape, asked.rooms[one], following.corrections[one])
+        found = _next(tree, node + 1, shape, asked.max_depths[one], following.corrections[one])
     following.parents[one], following.ranks[one], following.gains[one] = found
 
 
 @compiled
 def put(
-    sequences: SequenceArrays, slot: int, known: Sources, parent: int, token: int, chance: float, mask: np.ndarray
+    sequences: SequenceArrays, slot: int, known: Sources, parent: int, token: int, probability: float, mask: np.ndarray
 ) -> None:
-    """Puts a token below a node of a sequence's draft, and finds what may follow it within `mask`, as of
-    `keep_allowed`; nothing where that has no words.
+    """Add a token below a node of a draft, and find its candidates within `mask` (see `keep_allowed`); none if the mask
+    is empty.
     """
     tree, node, sources = tree_of(sequences.trees, slot), sequences.made[slot], _sources_of(sequences, slot, known)
-    put_below(tree, node, parent, token, chance, sources)
+    put_below(tree, node, parent, token, probability, sources)
     tree.ranks[node] = tree.drafted[parent]
     tree.drafted[parent] += 1
     tree.known[node], tree.drafted[node] = 0, 0
@@ -227,7 +230,7 @@ def put(
 
 @compiled_part(allocates=True)
 def _read(sequences: SequenceArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
-    """Counts what of the last tree was right, adds what is new to the index, and begins a new tree."""
+    """Count the outcome of the last tree, index new tokens, and start a new tree."""
     slot, row, length = asked.slots[one], asked.rows[one], asked.lengths[one]
     read = sequences.read[slot]
     written = np.empty(length - read, np.int64)
@@ -248,7 +251,7 @@ def _read(sequences: SequenceArrays, asked: Asked, one: int, tree: GrowingTree, 
 
 @compiled_part
 def _append(written: np.ndarray, read: int, sources: Sources) -> None:
-    """Adds tokens to the index of a sequence behind `read` of them, and follows where they are copied from."""
+    """Index new tokens of a sequence of which `read` are indexed, and follow what they were copied from."""
     for place in range(len(written)):
         if read + place >= follows_from(sources.copying):
             follow(sources.copying, sources.sequence, written[place])
@@ -257,19 +260,19 @@ def _append(written: np.ndarray, read: int, sources: Sources) -> None:
 
 @compiled
 def read_on(sequences: SequenceArrays, slot: int, written: np.ndarray, known: Sources) -> None:
-    """Reads the last tokens of a sequence, which no draft follows."""
+    """Read the last tokens of a sequence, after which nothing is drafted."""
     _append(written, sequences.read[slot], _sources_of(sequences, slot, known))
     sequences.read[slot] += len(written)
 
 
 @compiled_part
-def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: np.ndarray) -> tuple[int, int, float]:
-    """The parent, rank and probability of the most probable candidate after `made` nodes; 0 for none."""
+def _next(tree: GrowingTree, made: int, shape: Shape, max_depth: int, correction: np.ndarray) -> tuple[int, int, float]:
+    """Return the parent, rank and probability of the best candidate among `made` nodes; probability 0: none."""
     parent, value = np.int64(-1), np.float32(0.0)
     if made <= shape.nodes:
         for node in range(made):
             place = tree.drafted[node]
-            if place < tree.known[node] and place < shape.children and tree.depths[node] < room:
+            if place < tree.known[node] and place < shape.children and tree.depths[node] < max_depth:
                 its = tree.values[node] * tree.probabilities[node, place]
                 if its > value:
                     parent, value = np.int64(node), its
@@ -282,16 +285,17 @@ def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: np.
 
 @compiled_part
 def _next_of_template(
-    tree: GrowingTree, node: int, placed: np.ndarray, shape: Shape, room: int
+    tree: GrowingTree, node: int, placed: np.ndarray, shape: Shape, max_depth: int
 ) -> tuple[int, int, float]:
-    """The same for a template whose newest node is `node`; nodes without such a candidate and those below them are left
-    out. `placed` (n + 1,): where each node stands in the tree, -1 for nowhere, and at last how many are done.
+    """Return the same for a template whose newest node is `node`. Nodes without such a candidate are left out, with the
+    nodes below them. `placed` (n + 1,): index of each template node in the tree, -1 where left out; the last entry
+    counts handled nodes.
     """
     done = placed[-1]
     placed[done] = node
     for next_one in range(done + 1, len(shape.parents)):
         parent, rank = placed[shape.parents[next_one]], shape.ranks[next_one]
-        if parent >= 0 and rank < tree.known[parent] and tree.depths[parent] < room:
+        if parent >= 0 and rank < tree.known[parent] and tree.depths[parent] < max_depth:
             placed[-1] = next_one
             return parent, rank, 1.0
         placed[next_one] = -1
@@ -300,7 +304,7 @@ def _next_of_template(
 
 @compiled
 def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
-    """Counts which kinds of candidates were right along `chosen`, the tokens of the sequence after the root."""
+    """Count which kinds of candidates were right along `chosen`, the tokens after the root."""
     node = 0
     for token in chosen:
         for rank in range(tree.known[node]):
@@ -316,7 +320,7 @@ def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration:
 
 @compiled_part
 def _count_wrong(sequences: SequenceArrays, slot: int, chain: GrowingTree, written: np.ndarray) -> None:
-    """Count, for its sequence and for all, verified tokens of the chain, whether one was wrong, and the expectation."""
+    """Count, per sequence and for all, verified tokens of the chain, whether one was rejected, and the expectation."""
     verified, wrong, expected = 0.0, 0.0, 0.0
     for place in range(min(len(written), sequences.made[slot] - 1)):
         verified += 1
@@ -333,7 +337,9 @@ def _count_wrong(sequences: SequenceArrays, slot: int, chain: GrowingTree, writt
 
 @compiled_part
 def _corrections(wrong: np.ndarray, slot: int) -> tuple[float, float]:
-    """Wrong tokens of a sequence against the expected ones, and right ones; both begin as those of all sequences."""
+    """Return observed / expected rejections of a sequence, and the same of acceptances; the prior is the average of
+    all.
+    """
     verified, missed, expected = wrong[len(wrong) - 1]
     all_wrong = (missed + 1) / (expected + 1)
     all_right = (verified - missed + 1) / (verified - expected + 1)
@@ -345,9 +351,11 @@ def _corrections(wrong: np.ndarray, slot: int) -> tuple[float, float]:
 
 
 @compiled_part
-def _corrected(chance: float, correction: np.ndarray) -> float:
-    """How likely a token is right, by the lower of both. Of a chance of nearly 1 the scaled chance to be wrong stays
-    nearly 0, however many were wrong: there the right ones tell.
+def _corrected(probability: float, correction: np.ndarray) -> float:
+    """Return the corrected probability, the lower of two estimates. For a probability near 1 scaled rejections stay
+    near 0 however many there were; there the acceptances decide.
     """
     wrong, right = correction
-    return max(0.0, min(1 - (1 - chance) * wrong, chance * right) if wrong > 1 else 1 - (1 - chance) * wrong)
+    return max(
+        0.0, min(1 - (1 - probability) * wrong, probability * right) if wrong > 1 else 1 - (1 - probability) * wrong
+    )

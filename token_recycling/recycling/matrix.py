@@ -1,8 +1,8 @@
-"""The adjacency matrix: after every vocabulary token, the k candidates that the model last gave for what follows.
+"""The adjacency matrix: after every vocabulary token, the k candidates that the model computed last.
 
-Token Recycling, section 3.1. The matrix is zero at first, is kept from query to query (*hot start*), and costs
-vocabulary x k x 4 bytes: 1 MB for 32,000 tokens and k = 8. A row is overwritten whole whenever its token has been
-verified anywhere in a tree. Looking up and writing n rows are a few tensor operations, without waiting for the device.
+Token Recycling, section 3.1. The matrix starts at zero, is kept from query to query (*hot start*), and takes vocabulary
+x k x 4 bytes: 1 MB for 32,000 tokens and k = 8. The row of a token is overwritten whenever it was verified anywhere in
+a tree. Reading and writing n rows takes a few tensor operations, without synchronizing with the device.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class AdjacencyMatrix:
 
     def __init__(self, vocab_size: int, k: int = 8, device: torch.device | str = "cpu") -> None:
         check_sizes(vocab_size, k)
-        with torch.inference_mode(False):  # it is learned into within that mode and outside, wherever it was made
+        with torch.inference_mode(False):  # updated within inference mode and outside, wherever it was made
             self.storage = torch.zeros(vocab_size + 1, k, dtype=torch.int32, device=device)
-            """(vocab_size + 1, k): the last row is shared by ids of a prompt that have an embedding and no output."""
+            """(vocab_size + 1, k): the last row is shared by prompt ids that have an embedding but no output."""
 
     @property
     def candidates(self) -> torch.Tensor:
@@ -45,7 +45,7 @@ class AdjacencyMatrix:
 
     @property
     def filled(self) -> torch.Tensor:
-        """(vocab_size,) bool: the rows that something was learned for."""
+        """(vocab_size,) bool: rows that were learned."""
         return self.candidates.any(dim=1)
 
     @property
@@ -56,19 +56,20 @@ class AdjacencyMatrix:
         return f"AdjacencyMatrix({self.vocab_size:,} tokens x {self.k}, {int(self.filled.sum()):,} rows filled)"
 
     def look_up(self, tokens: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
-        """The candidate of the given rank after each token; all (n,) int64."""
+        """Return the candidate of the given rank after each token; all (n,) int64."""
         return self.storage[self._rows_of(tokens), ranks].long()
 
     def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(n, k) int32: the candidates after tokens (n,)."""
+        """Return the candidates (n, k) int32 after tokens (n,)."""
         return self.storage[self._rows_of(tokens)]
 
     def _rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens.clamp(max=self.vocab_size)
 
     def fill(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
-        """The tokens (n,) int64 of a tree: `root` (1,), and every other node the candidate of its rank after its parent
-        (Token Recycling, section 3.2); on a CPU, where an operation costs more than a small layer, node by node.
+        """Return the tokens (n,) int64 of a tree: `root` (1,), and for every other node the candidate of its rank after
+        its parent (Token Recycling, section 3.2). On a CPU node by node, since an operation costs more than a small
+        layer.
         """
         if self.storage.device.type == "cpu":
             cells, tokens, last = self.storage.numpy().data, root.tolist(), self.vocab_size
@@ -78,7 +79,7 @@ class AdjacencyMatrix:
         return self.fill_by_layers(tree, root)
 
     def fill_by_layers(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
-        """As `fill`, in tensor operations of known shapes alone, whatever the device."""
+        """As `fill`, in tensor operations of fixed shapes, on any device."""
         shape, tokens = tree.on(root.device), root.repeat(len(tree))
         for layer in tree.layers:
             nodes = slice(layer[0], layer[-1] + 1)
@@ -86,20 +87,20 @@ class AdjacencyMatrix:
         return tokens
 
     def update(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
-        """Overwrites the rows of `tokens` (n,) with `candidates` (n, k), best first.
+        """Overwrite the rows of `tokens` (n,) with `candidates` (n, k), best first.
 
         Of a token's rows `last` keeps the last, `first` the first, on every device; `unordered` is a parallel write
         whose winner CUDA does not define (Token Recycling, section 4.4 compares the three).
         """
         if self.storage.device.type == "cpu":
-            # numpy assigns in order, so that the last row of a token stays.
+            # numpy assigns in order: the last row of a token stays.
             order = -1 if rule == "first" else 1
             self.storage.numpy()[self._rows_of(tokens).numpy()[::order]] = candidates.numpy()[::order]
         else:
             self.write(tokens, candidates, rule)
 
     def write(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
-        """As `update`, in tensor operations of known shapes: every place of a token writes the winner's row."""
+        """As `update`, in tensor operations of fixed shapes: all places of a token write the winner's row."""
         tokens = self._rows_of(tokens)
         if rule == "unordered":
             self.storage[tokens] = candidates.to(self.storage.dtype)
@@ -112,12 +113,12 @@ class AdjacencyMatrix:
             self.storage[some] = rows[winner].to(self.storage.dtype)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Writes a safetensors file atomically. `tokenizer` is the `fingerprint` of the one whose ids these are."""
+        """Write a safetensors file atomically. `tokenizer` is the `fingerprint` of the tokenizer."""
         write_matrix(path, {"candidates": self.candidates.cpu().numpy()}, tokenizer)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Replaces the contents by those of a file; after any error the matrix is as it was. Raises MatrixFileError for
-        a damaged file, or one of another format, vocabulary, k or tokenizer.
+        """Replace the contents by those of a file; after an error the matrix is unchanged. Raises MatrixFileError for a
+        damaged file, or another format, vocabulary, k or tokenizer.
         """
         tensors, header = read_matrix_file(path)
         check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)
@@ -125,13 +126,13 @@ class AdjacencyMatrix:
 
 
 def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str, str]]:
-    """A saved matrix of single tokens and its header; raises MatrixFileError or FileNotFoundError."""
+    """Return a saved matrix of single tokens and its header; raises MatrixFileError or FileNotFoundError."""
     tensors, header = read_matrix_file(path)
     return matrix_in(tensors), header
 
 
 def matrix_in(tensors: Mapping[str, np.ndarray]) -> AdjacencyMatrix:
-    """The matrix of the tensors of a file, whatever else they hold."""
+    """Return the adjacency matrix among the tensors of a file."""
     matrix = AdjacencyMatrix(*tensors["candidates"].shape)
     matrix.candidates.copy_(torch.from_numpy(tensors["candidates"]))
     return matrix

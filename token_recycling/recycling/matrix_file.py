@@ -1,10 +1,10 @@
-"""The file of a matrix: safetensors, written atomically, and checked before any of it is used.
+"""The file of a matrix: safetensors, written atomically, and checked before use.
 
 `candidates` (vocabulary, k) int32 is the adjacency matrix, all that `published` keeps. `NgramMatrix` adds `shares` of
 the same shape (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`,
 `context_keys`), `calibration`, and `history`: the newest tokens of all sequences, -1 between two, lower ones masked
-(`suffix_index`). The header has the fingerprint of the tokenizer whose ids these are. Without a file nothing here needs
-safetensors.
+(`suffix_index`). The header has the fingerprint of the tokenizer. safetensors is imported only where a file is read or
+written.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _NGRAMS = {
 
 
 class MatrixFileError(ValueError):
-    """A saved matrix that cannot be used: what was expected, what came and what to do."""
+    """A saved matrix that cannot be used; the message says why and what to do."""
 
 
 def check_sizes(vocab_size: int, k: int) -> None:
-    """Raises ValueError unless a matrix of that vocabulary can have k candidates a row."""
+    """Raise ValueError unless a matrix of that vocabulary can have k candidates per row."""
     if vocab_size < 1 or not 1 <= k <= vocab_size:
         raise ValueError(f"k must be from 1 to the vocabulary size, got vocabulary {vocab_size} and k {k}")
 
@@ -50,7 +50,7 @@ def check_sizes(vocab_size: int, k: int) -> None:
 def write_matrix(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], tokenizer: str = "", **header: object
 ) -> None:
-    """Writes a matrix: a reader sees the old file or the new one, never a part."""
+    """Write a matrix; readers see the old file or the new one, never a part."""
     from safetensors.numpy import save
 
     vocab_size, k = tensors["candidates"].shape
@@ -62,7 +62,7 @@ def write_matrix(
 
 
 def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the header of a saved matrix, checked; raises MatrixFileError, or FileNotFoundError."""
+    """Return the checked tensors and the header of a saved matrix; raises MatrixFileError or FileNotFoundError."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -72,7 +72,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
     try:
         contents = path.read_bytes()
         tensors = load(contents)
-    except (SafetensorError, OSError, KeyError) as error:  # a KeyError for a type that numpy does not have
+    except (SafetensorError, OSError, KeyError) as error:  # KeyError: a type that numpy does not have
         raise MatrixFileError(
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
@@ -94,7 +94,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
 def read_ngram_matrix(
     path: str | os.PathLike[str], ours: Mapping[str, object], calibration: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The checked tensors of the file of an `NgramMatrix` whose calibration has the shape of ours."""
+    """Return the checked tensors of an `NgramMatrix` file, whose calibration must have the shape of ours."""
     read, header = read_matrix_file(path)
     if read.keys() != _NGRAMS:
         raise MatrixFileError(f"{path} holds a matrix of the drafter 'published'; load it there, or start a new one")
@@ -108,7 +108,7 @@ def read_ngram_matrix(
 
 
 def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:
-    """Raises MatrixFileError where the header of a file differs from what is wanted, both being stated."""
+    """Raise MatrixFileError where the header of a file differs from ours, both being given."""
     described = {"vocab_size": "a vocabulary", "tokenizer": "the tokenizer"}
     for name, value in ours.items():
         theirs = header.get(name, "")
@@ -120,7 +120,7 @@ def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], heade
 
 
 def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> str | None:
-    """What is wrong with types and shapes, or None."""
+    """Return what is wrong with types and shapes, or None."""
     stated, candidates = (header.get("vocab_size"), header.get("k")), tensors["candidates"]
     if (
         candidates.dtype != np.int32
@@ -151,7 +151,7 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
 
 
 def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
-    """What is wrong with token ids or the counts of the calibration, or None."""
+    """Return what is wrong with token ids or calibration counts, or None."""
     vocab_size = len(tensors["candidates"])
     for name, least in (("candidates", 0), ("context_candidates", 0), ("history", -1 - vocab_size)):
         if name in tensors and tensors[name].size:
@@ -166,12 +166,14 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A short digest of what every token id means; equal for equal vocabularies, whatever else is configured."""
+    """Return a short digest of the meaning of every token id: equal for equal vocabularies, whatever else is
+    configured.
+    """
     return vocabulary_fingerprint(tokenizer.get_vocab().items())
 
 
 def vocabulary_fingerprint(vocabulary: Iterable[tuple[str, int]]) -> str:
-    """The `fingerprint` of pairs of a token's text and its id, in any order."""
+    """Return the `fingerprint` of pairs of a token's text and its id, in any order."""
     digest = hashlib.sha256()
     for token, index in sorted(vocabulary, key=lambda item: item[1]):
         digest.update(f"{index}\0{token}\0".encode())
@@ -179,7 +181,7 @@ def vocabulary_fingerprint(vocabulary: Iterable[tuple[str, int]]) -> str:
 
 
 def check_vocabulary(learned: int, vocab_size: int) -> None:
-    """Raises ValueError if a matrix has learned from a vocabulary of another size than the target's."""
+    """Raise ValueError if a matrix was learned with a vocabulary of another size than the target's."""
     if learned != vocab_size:
         raise ValueError(
             f"the drafter has learned from {learned} tokens, got a target of {vocab_size}; make a new drafter"

@@ -1,13 +1,12 @@
-"""What may follow a place, and how likely: everything that is known about it, mixed and calibrated.
+"""Candidates after a place in the sequence or the draft: all sources, interpolated and calibrated.
 
-Known are the rows of the last one to four tokens (`ngrams`); what followed where these tokens stood before, in this
-sequence and in those before it (`suffix_index`); and what the target said at the place before. What it held likely
-there besides the token that came is likely to come next (LogitSpec, 2507.01449), and so is what follows these other
-tokens.
+Sources are the rows of the last one to four tokens (`ngrams`); continuations of earlier occurrences of these tokens, in
+this sequence and in the history (`suffix_index`); and the target's candidates one position earlier. The candidates that
+lost there are likely to come next (LogitSpec, 2507.01449), and so are their own continuations.
 
-They are mixed as in an interpolated n-gram model (Jelinek and Mercer 1980): each source has a fixed weight against all
-before it, a sequence one that rises with the length of the match. The mixture is then calibrated (`calibration`). Cost:
-about two microseconds a place, in compiled code.
+They are interpolated as in an n-gram model (Jelinek and Mercer 1980): each source takes a fixed share from all before
+it; that of a sequence rises with the length of the match. The mixture is then calibrated (`calibration`). Cost: about
+two microseconds per place, in compiled code.
 """
 
 from __future__ import annotations
@@ -24,54 +23,54 @@ from .ngrams import FULL, Rows, find_row
 from .suffix_index import FOUND, LONGEST, IndexArrays, find_matches, token_at
 
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)
-"""Of the shortest n-gram that is known, against nothing, and of every longer one, against the shorter ones."""
+"""Weight of the shortest known n-gram, and of each longer one against the shorter ones."""
 _MATCH_WEIGHTS = np.array([0.0, 0.1, 0.15, 0.25, 0.35, 0.5, 0.6, 0.8], np.float32)
-"""Of what followed in a sequence, by the kind of the longest match: `calibration.match_kind`."""
+"""Weight of the continuations in a sequence, by the kind of the longest match (`calibration.match_kind`)."""
 _PLACE_WEIGHTS = np.array([0.0, 1.0, 4.0, 10.0, 25.0, 80.0, 300.0, 1000.0], np.float32)
-"""Of each place of a sequence among the others, by the kind of its match."""
+"""Weight of one occurrence among all in a sequence, by the kind of its match."""
 _BESIDE_WEIGHT, _AFTER_WEIGHT = np.float32(0.1), np.float32(0.3)
-"""Of the candidates beside the newest token, and of what follows each of them."""
+"""Weight of the candidates that lost to the newest token, and of their continuations."""
 _BESIDE, _AFTER = 4, 4
-"""How many candidates beside it what follows is looked up of, and how many of these are taken."""
+"""How many of these candidates have their continuations looked up, and how many continuations each adds."""
 _LONG = 3
-"""What follows them is known where that was read off a context of so many tokens."""
+"""Length of the context from which on a row also covers these continuations."""
 _PAST_KINDS = 4
 _MATCHED = MATCHES * _PAST_KINDS
 _CERTAIN = np.float32(1 - 1e-6)
-"""The most that is believed, so that a node brings less than a whole token."""
+"""Upper bound of a probability, so that a node gains less than a whole token."""
 _LONG_MATCH = 6
-"""The kind of a match from which on it says more than that copying goes on there."""
+"""Kind of match from which on it tells more than whether copying continues there."""
 _KINDS = _MATCHED + COPIED
-"""Candidates are told apart by the matches that support them; those that are copied where no long match says so, by how
-they are.
-"""
+"""Kinds of candidates, by the matches that support them; those copied without a long match, by their kind of copy."""
 
 
 class Sources(NamedTuple):
-    """What candidates come from."""
+    """Where candidates come from."""
 
     rows: Rows
-    sequence: IndexArrays  # Of the sequence so far; empty where it is not to be searched
-    history: IndexArrays  # Of the sequences before it; may be empty
+    sequence: IndexArrays  # of the sequence so far; empty where it is not searched
+    history: IndexArrays  # of the earlier outputs; may be empty
     calibration: np.ndarray  # `mixture_calibration`
-    copying: Copying  # where the sequence is copied from
+    copying: Copying  # state of edit-aware copying
 
 
 class Mixture(NamedTuple):
-    """Buffers for what may follow one place; c candidates at most."""
+    """Buffers for the candidates after one place; c at most."""
 
-    orders: int  # most tokens of a row
-    recent: np.ndarray  # (LONGEST,) int64: the tokens before the place, the newest first, then -1
-    beside: np.ndarray  # (orders,) int64: an n-gram with another newest token, to look up
-    tokens: np.ndarray  # (c,) int64: the candidates, each once
+    orders: int  # longest context of a row
+    recent: np.ndarray  # (LONGEST,) int64: the tokens before the place, newest first, then -1
+    alternative: np.ndarray  # (orders,) int64: an n-gram with another newest token, for look-ups
+    tokens: np.ndarray  # (c,) int64: the candidates, without duplicates
     shares: np.ndarray  # (c,) float32: of the mixture
-    matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this sequence and the history
+    matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this sequence and in the history
     copied: np.ndarray  # (c,) int64: kinds of copies, -1 for none
-    cells: np.ndarray  # (c,) int64: kinds, for the calibration
+    cells: np.ndarray  # (c,) int64: kinds, as the calibration has them
     probabilities: np.ndarray  # (c,) float32: calibrated probabilities
-    places: np.ndarray  # (FOUND,) int64: of what followed in a sequence
-    lengths: np.ndarray  # (FOUND,) int64: how many tokens match there
-    longest: np.ndarray  # (2, 2) int64: in this sequence and the history, the longest match and its newest place
+    places: np.ndarray  # (FOUND,) int64: places of continuations
+    lengths: np.ndarray  # (FOUND,) int64: length of the match there
+    longest: (
+        np.ndarray
+    )  # (2, 2) int64: in this sequence and in the history, length and newest place of the longest match
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:
@@ -80,7 +79,7 @@ class Mixture(NamedTuple):
         return cls(
             orders,
             recent=ints(LONGEST),
-            beside=ints(orders),
+            alternative=ints(orders),
             tokens=ints(most),
             shares=floats(most),
             matches=np.zeros((2, most), np.int64),
@@ -100,11 +99,11 @@ def mixture_calibration() -> np.ndarray:
 
 @compiled_part
 def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
-    """Finds the candidates after `mixture.recent` and how likely they are; returns their number. `places`
-    (HYPOTHESES, 4): where copying may go on.
+    """Find the candidates after `mixture.recent` and their probabilities; return their number. `places` (HYPOTHESES,
+    4): where copying may continue.
     """
     rows, shares = sources.rows, mixture.shares
-    found, known = _mix_beside(mixture, rows), False
+    found, known = _mix_alternatives(mixture, rows), False
     for order in range(1, mixture.orders + 1):
         row = find_row(rows, mixture.recent, order)
         if row < 0:
@@ -127,28 +126,28 @@ def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
         if mixture.copied[place] >= 0 and mixture.matches[0, place] < _LONG_MATCH:
             kind = _MATCHED + mixture.copied[place]
         mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
-        likely = calibrated(sources.calibration, mixture.cells[place], shares[place])
-        mixture.probabilities[place] = min(likely, _CERTAIN)
+        probability = calibrated(sources.calibration, mixture.cells[place], shares[place])
+        mixture.probabilities[place] = min(probability, _CERTAIN)
     return found
 
 
 @compiled_part
-def _mix_beside(mixture: Mixture, rows: Rows) -> int:
-    """What the target said at the place before: the first candidates; returns their number."""
-    recent, beside, found = mixture.recent, mixture.beside, np.int64(0)
+def _mix_alternatives(mixture: Mixture, rows: Rows) -> int:
+    """Add the target's candidates one position earlier, as the first ones; return their number."""
+    recent, alternative, found = mixture.recent, mixture.alternative, np.int64(0)
     for place in range(mixture.orders):
-        beside[place] = recent[place + 1]
-    row = _longest_row(rows, beside, mixture.orders, 1)
+        alternative[place] = recent[place + 1]
+    row = _longest_row(rows, alternative, mixture.orders, 1)
     if row < 0:
         return found
     found = _mix_row(mixture, found, rows, row, _BESIDE_WEIGHT, rows.candidates.shape[1], recent[0])
     for place in range(1, mixture.orders):
-        beside[place] = recent[place]
+        alternative[place] = recent[place]
     for rank in range(min(_BESIDE, rows.candidates.shape[1])):
-        beside[0] = rows.candidates[row, rank]
-        if beside[0] == recent[0] or not rows.shares[row, rank]:
+        alternative[0] = rows.candidates[row, rank]
+        if alternative[0] == recent[0] or not rows.shares[row, rank]:
             continue
-        after = _longest_row(rows, beside, mixture.orders, _LONG)
+        after = _longest_row(rows, alternative, mixture.orders, _LONG)
         if after >= 0:
             weight = _AFTER_WEIGHT * np.float32(rows.shares[row, rank]) / np.float32(FULL)
             found = _mix_row(mixture, found, rows, after, weight, _AFTER, np.int64(-1))
@@ -157,7 +156,7 @@ def _mix_beside(mixture: Mixture, rows: Rows) -> int:
 
 @compiled_part
 def _longest_row(rows: Rows, ngram: np.ndarray, orders: int, least: int) -> int:
-    """The row of the most tokens of an n-gram, no fewer than `least`, or -1."""
+    """Return the row of the longest context of an n-gram with at least `least` tokens, or -1."""
     for order in range(orders, least - 1, -1):
         row = find_row(rows, ngram, order)
         if row >= 0:
@@ -167,7 +166,7 @@ def _longest_row(rows: Rows, ngram: np.ndarray, orders: int, least: int) -> int:
 
 @compiled_part
 def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, most: int, but: int) -> int:
-    """Adds the first `most` candidates of a row, without the token `but`; returns the number of candidates."""
+    """Add the first `most` candidates of a row, except the token `but`; return the number of candidates."""
     for rank in range(min(most, rows.candidates.shape[1])):
         if not rows.shares[row, rank]:
             break
@@ -180,7 +179,7 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
 
 @compiled_part
 def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: int) -> int:
-    """Adds what followed in a sequence; returns the number of candidates."""
+    """Add continuations in a sequence; return the number of candidates."""
     places, total = find_matches(sequence, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
     mixture.longest[which, 0] = 0
     for one in range(places):
@@ -200,7 +199,7 @@ def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: in
 
 @compiled_part
 def _mix_copied(mixture: Mixture, found: int, sources: Sources, places: np.ndarray) -> int:
-    """Add what is to be copied; return the number of candidates."""
+    """Add tokens to be copied; return the number of candidates."""
     most, total = np.float32(0), np.float32(0)
     for row in range(HYPOTHESES):
         token, kind = candidate(sources.copying, sources.sequence, places[row])
@@ -221,14 +220,14 @@ def _mix_copied(mixture: Mixture, found: int, sources: Sources, places: np.ndarr
 
 @compiled_part
 def _fade(mixture: Mixture, found: int, weight: float) -> None:
-    """Makes room for a source of that weight."""
+    """Scale the candidates down for a source of that weight."""
     for place in range(found):
         mixture.shares[place] *= 1 - weight
 
 
 @compiled_part
 def _add(mixture: Mixture, found: int, token: int, share: float) -> int:
-    """Adds a share to a candidate, which may be new; returns its place."""
+    """Add to the share of a candidate, which may be new; return its place."""
     for place in range(found):
         if mixture.tokens[place] == token:
             mixture.shares[place] += share

@@ -1,10 +1,10 @@
 """Candidates after n-grams: the adjacency matrix with probabilities, and rows for longer n-grams.
 
-Beyond the matrix of Token Recycling (section 3.1) every row holds the candidates' probabilities too, and more rows are
-kept for the last two, three or four tokens, in a table of fixed size: a row's place is a hash of its tokens, and a
-newer n-gram takes the place of an older one. Probabilities have 16 bits, so that 32,000 tokens with 8 candidates take
-1.5 MB; `memory` is what the longer n-grams may take besides. The arrays lie on the CPU, where trees are grown. Learning
-an n-gram costs a fraction of a microsecond for each order, in compiled code.
+Beyond the matrix of Token Recycling (section 3.1) each row has the candidates' probabilities, and there are rows for
+the last two, three or four tokens, in a hash table of fixed size where a newer n-gram replaces an older one.
+Probabilities have 16 bits, so that 32,000 tokens with 8 candidates take 1.5 MB; `memory` is for the longer n-grams. The
+arrays are on the CPU, where trees are grown. Learning an n-gram takes a fraction of a microsecond per order, in
+compiled code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_TEXT, _NOT_COPIED = IndexArrays.empty(0), Copying.empty()
 
 
 def check_options(k: int, orders: int, memory: float, history: int) -> None:
-    """Raises ValueError unless some matrix can have these sizes; `NgramMatrix` says what they are."""
+    """Raise ValueError unless a matrix can have these sizes; `NgramMatrix` says what they are."""
     if k < 1:
         raise ValueError(f"k must be >= 1, got {k}")
     if not 1 <= orders <= MAX_ORDER:
@@ -39,7 +39,7 @@ def check_options(k: int, orders: int, memory: float, history: int) -> None:
 
 
 class NgramMatrix:
-    """What was learned from verified drafts: candidates and probabilities after the last one to `orders` tokens."""
+    """Candidates and probabilities after the last one to `orders` tokens, learned from verified drafts."""
 
     def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 16.0, history: int = 0) -> None:
         """`memory`: megabytes for longer n-grams; `history`: tokens of earlier outputs, 20 bytes each. Raises
@@ -55,7 +55,7 @@ class NgramMatrix:
         )
         self.calibration = mixture_calibration()
         self.history = SuffixIndex(capacity=history)
-        """The newest tokens of all sequences."""
+        """Outputs of all sequences, as far as they fit."""
 
     @property
     def candidates(self) -> np.ndarray:
@@ -69,12 +69,12 @@ class NgramMatrix:
 
     @property
     def filled(self) -> np.ndarray:
-        """(vocab_size,) bool: the tokens that something was learned for."""
+        """(vocab_size,) bool: tokens whose rows were learned."""
         return self.shares[:, 0] > 0
 
     @property
     def ngrams(self) -> int:
-        """Number of n-grams of two tokens and more that something is known for."""
+        """Number of known n-grams of two tokens and more."""
         return int((self.rows.keys > 0).sum())
 
     @property
@@ -99,9 +99,9 @@ class NgramMatrix:
         return [(int(token), float(p)) for token, p in zip(self.rows.candidates[row], shares, strict=True)]
 
     def learn(self, ngrams: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray) -> None:
-        """Overwrite the rows of n n-grams, in order, so that of equal ones the last stays.
+        """Overwrite the rows of n n-grams in order: of equal ones the last stays.
 
-        `ngrams` is (n, orders) int64, the newest token first, -1 before the beginning of a sequence; `candidates` and
+        `ngrams` is (n, orders) int64, newest token first, -1 before the beginning of a sequence; `candidates` and
         `probabilities` (n, k), best first. Raises ValueError for another number of rows or of candidates.
         """
         wanted = (len(ngrams), self.k)
@@ -110,26 +110,26 @@ class NgramMatrix:
                 f"candidates and probabilities must be {wanted[0]} x {wanted[1]}, "
                 f"got {candidates.shape} and {probabilities.shape}"
             )
-        # Another type or layout would be another compilation.
+        # Another type or layout would trigger another compilation.
         given, types = (ngrams, candidates, probabilities), (np.int64, np.int32, np.float32)
         overwrite(self.rows, *map(np.ascontiguousarray, given, types))
 
     def predicts(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """(n,) bool: whether the row of each n-gram (n, orders) as a whole has `chosen` (n,) first, -1 if unknown."""
+        """Return for each n-gram (n, orders) whether its row has `chosen` (n,) first, bool (n,); -1: unknown."""
         return predicts(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
 
     def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        """(m,) int64: the n-grams (n, orders) whose rows do not have the likeliest token by logits (n, vocabulary)
+        """Return the n-grams (m,) int64 of (n, orders) whose rows do not have the argmax of logits (n, vocabulary)
         first.
         """
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
     def sources(self) -> Sources:
-        """What candidates come from, without a sequence."""
+        """Return the sources of candidates, without a sequence."""
         return Sources(self.rows, _NO_TEXT, self.history.arrays, self.calibration, _NOT_COPIED)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Writes a safetensors file; as `AdjacencyMatrix.save`."""
+        """Write a safetensors file; see `AdjacencyMatrix.save`."""
         known = np.flatnonzero(self.rows.keys > 0)
         held = {
             "candidates": self.candidates,
@@ -143,7 +143,9 @@ class NgramMatrix:
         write_matrix(path, held, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """As `AdjacencyMatrix.load`, and of the same orders; keeps what contexts and history there is room for."""
+        """Load a file of the same orders as `AdjacencyMatrix.load` does; keeps as many contexts and history tokens as
+        fit.
+        """
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         read = read_ngram_matrix(path, ours, self.calibration)
         self.calibration[:] = read["calibration"]
@@ -163,7 +165,7 @@ def overwrite(rows: Rows, ngrams: np.ndarray, candidates: np.ndarray, probabilit
     """See `NgramMatrix.learn`."""
     vocab_size = len(rows.candidates) - len(rows.keys)
     for node in range(len(ngrams)):
-        if ngrams[node, 0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
+        if ngrams[node, 0] >= vocab_size:  # it has an embedding, but is never emitted: no row
             continue
         for order in range(1, ngrams.shape[1] + 1):
             if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):

@@ -1,8 +1,8 @@
-"""n-grams and their rows: what is read where trees are grown.
+"""n-grams and their rows, as compiled code reads them.
 
-An n-gram is the last tokens up to a place of a sequence or a tree, the newest first. A row holds the candidates after
-one and their probabilities in 16 bits. Rows of single tokens stand at their place; those of longer n-grams in a table
-of fixed size, at a hash of their tokens. Cost of a look-up: that hash, in compiled code.
+An n-gram is the last tokens up to a place in a sequence or a tree, newest first. A row holds the candidates after an
+n-gram and their probabilities in 16 bits. Rows of single tokens are indexed by token; those of longer n-grams lie in a
+table of fixed size, indexed by a hash. Cost of a look-up: that hash.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from .._util.compiled import compiled, compiled_part
 
 ABSENT = -1
-"""No token: in an n-gram before the beginning of the sequence, elsewhere one that is not known."""
+"""No token: before the beginning of the sequence, or unknown."""
 FULL = 65_535
 """The probability 1 in 16 bits."""
 
 
 def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
-    """(orders,) int64: the n-gram that ends with the last token of a sequence (length,)."""
+    """Return the n-gram (orders,) int64 that ends with the last token of a sequence (length,)."""
     ngram = np.full(orders, ABSENT, np.int64)
     last = tokens[-orders:]
     ngram[: len(last)] = last[::-1]
@@ -29,7 +29,7 @@ def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
 
 @compiled
 def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: int) -> np.ndarray:
-    """(n, orders) int64: the last `counts` (rows,) n-grams of sequences (rows, longest) up to `ends` (rows,)."""
+    """Return the last `counts` (rows,) n-grams of sequences (rows, longest) up to `ends` (rows,): (n, orders) int64."""
     total = np.int64(0)
     for row in range(len(counts)):
         total += counts[row]
@@ -44,16 +44,16 @@ def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: 
 
 
 class Rows(NamedTuple):
-    """The arrays of a `NgramMatrix`; the rows of single tokens come first, by token, then the hashed ones."""
+    """The arrays of an `NgramMatrix`: rows of single tokens first, by token, then the hashed ones."""
 
     candidates: np.ndarray  # (rows, k) int32, best first
-    shares: np.ndarray  # (rows, k) uint16: probabilities, 65,535 for 1; 0 in the first place where nothing was learned
-    keys: np.ndarray  # (hashed rows,) int64: the n-gram of a hashed row, mixed into one number; 0 where free
+    shares: np.ndarray  # (rows, k) uint16: probabilities, 65,535 for 1; first 0 where nothing was learned
+    keys: np.ndarray  # (hashed rows,) int64: hash of the n-gram of a row; 0 where free
 
 
 @compiled(allocates=False)
 def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
-    """The row of the last `order` tokens of an n-gram, or -1 if nothing was learned for them."""
+    """Return the row of the last `order` tokens of an n-gram, or -1 without one."""
     vocab_size = len(rows.candidates) - len(rows.keys)
     if order == 1:
         known = 0 <= ngram[0] < vocab_size and rows.shares[ngram[0], 0] > 0
@@ -67,7 +67,7 @@ def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
 
 @compiled_part
 def key_of(ngram: np.ndarray, order: int) -> int:
-    """A number for the last `order` tokens: the finalizer of splitmix64, token by token; never 0, never negative."""
+    """Return a hash of the last `order` tokens: the finalizer of splitmix64, token by token; always positive."""
     mixed = np.uint64(order)
     for place in range(order):
         mixed = (mixed + np.uint64(ngram[place])) * np.uint64(0x9E3779B97F4A7C15)

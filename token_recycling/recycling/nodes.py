@@ -1,6 +1,6 @@
-"""The nodes of a draft that grows: what may follow each, the likeliest first (`mixture`).
+"""Nodes of a growing draft, each with its candidates, most probable first (`mixture`).
 
-Cost: two microseconds a node.
+Cost: two microseconds per node.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from .ngrams import ABSENT
 from .suffix_index import LONGEST
 
 CHILDREN = 16
-"""Most candidates that are looked at after one node."""
+"""Most candidates of one node."""
 
 
 class GrowingTree(NamedTuple):
-    """Nodes of a tree in order of growth, and what may follow; of many sequences with a dimension of slots in front."""
+    """Nodes of a tree in order of growth, with their candidates; with slots as first dimension for many sequences."""
 
     tokens: np.ndarray
     parents: np.ndarray
     depths: np.ndarray  # (capacity,) int64 each
-    ranks: np.ndarray  # (capacity,) int64: place among the parent's candidates
+    ranks: np.ndarray  # (capacity,) int64: rank among the parent's candidates
     values: np.ndarray  # (capacity,) float32: probability that the node is accepted
-    recent: np.ndarray  # (LONGEST,) int64: the last tokens up to the root, the newest first
-    candidates: np.ndarray  # (capacity, CHILDREN) int64: what may follow, the likeliest first
-    probabilities: np.ndarray  # (capacity, CHILDREN) float32: how likely each is
-    cells: np.ndarray  # (capacity, CHILDREN) int64: kinds, for the calibration
+    recent: np.ndarray  # (LONGEST,) int64: the last tokens up to the root, newest first
+    candidates: np.ndarray  # (capacity, CHILDREN) int64: candidates, most probable first
+    probabilities: np.ndarray  # (capacity, CHILDREN) float32: their probabilities
+    cells: np.ndarray  # (capacity, CHILDREN) int64: kinds, as the calibration has them
     known: np.ndarray  # (capacity,) int64: number of candidates
     drafted: np.ndarray  # (capacity,) int64: how many of them became children
-    places: np.ndarray  # (capacity, HYPOTHESES, 4) int64: where copying may go on
+    places: np.ndarray  # (capacity, HYPOTHESES, 4) int64: where copying may continue
     mixture: Mixture
 
     @classmethod
     def empty(cls, slots: int, nodes: int, orders: int, k: int) -> GrowingTree:
-        """For `slots` sequences of `nodes` nodes each, the root included; for rows of `orders` and k."""
+        """Allocate `slots` sequences of `nodes` nodes each, the root included; for rows of `orders` and k."""
         ints = ("tokens", "parents", "depths", "ranks", "known", "drafted")
         return cls(
             **{name: np.zeros((slots, nodes), np.int64) for name in ints},
@@ -54,7 +54,7 @@ class GrowingTree(NamedTuple):
 
 @compiled_part(allocates=True)
 def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
-    """The nodes of one sequence; views."""
+    """Return the nodes of one sequence, as views."""
     return GrowingTree(
         trees.tokens[slot],
         trees.parents[slot],
@@ -74,22 +74,22 @@ def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
 
 @compiled_part
 def attach(tree: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
-    """Makes the candidate of that rank a child, the newest node."""
+    """Make the candidate of that rank a child: the newest node."""
     put_below(tree, node, parent, tree.candidates[parent, rank], tree.probabilities[parent, rank], sources)
     tree.ranks[node], tree.drafted[parent] = rank, max(tree.drafted[parent], rank + 1)
 
 
 @compiled_part
-def put_below(tree: GrowingTree, node: int, parent: int, token: int, chance: float, sources: Sources) -> None:
-    """Puts a token below a node, as the newest one."""
+def put_below(tree: GrowingTree, node: int, parent: int, token: int, probability: float, sources: Sources) -> None:
+    """Add a token below a node, as the newest node."""
     tree.tokens[node], tree.parents[node], tree.depths[node] = token, parent, tree.depths[parent] + 1
-    tree.values[node] = tree.values[parent] * chance
+    tree.values[node] = tree.values[parent] * probability
     go_on(sources.copying, sources.sequence, tree.places[parent], tree.tokens[node], tree.places[node])
 
 
 @compiled_part
 def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
-    """Find what may follow the newest node."""
+    """Find the candidates after the newest node."""
     mixture, known, depth, above = tree.mixture, np.int64(0), tree.depths[node], node
     for place in range(LONGEST):
         if place < depth:
@@ -97,15 +97,15 @@ def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
         else:
             mixture.recent[place] = tree.recent[place - depth]
     for candidate in range(mix(mixture, sources, tree.places[node])):
-        likely, place = mixture.probabilities[candidate], known
-        while place > 0 and tree.probabilities[node, place - 1] < likely:
+        probability, place = mixture.probabilities[candidate], known
+        while place > 0 and tree.probabilities[node, place - 1] < probability:
             if place < CHILDREN:
                 tree.candidates[node, place] = tree.candidates[node, place - 1]
                 tree.probabilities[node, place] = tree.probabilities[node, place - 1]
                 tree.cells[node, place] = tree.cells[node, place - 1]
             place -= 1
         if place < CHILDREN:
-            tree.candidates[node, place], tree.probabilities[node, place] = mixture.tokens[candidate], likely
+            tree.candidates[node, place], tree.probabilities[node, place] = mixture.tokens[candidate], probability
             tree.cells[node, place] = mixture.cells[candidate]
             known = min(known + 1, np.int64(CHILDREN))
     tree.known[node], tree.drafted[node] = known, 0
@@ -115,8 +115,8 @@ def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
 
 @compiled_part
 def keep_allowed(tree: GrowingTree, node: int, mask: np.ndarray) -> None:
-    """Drops the candidates after a node that a grammar forbids, which are nothing to calibrate by either. `mask`
-    (words,) int32: a bit a token, the lowest first; set if the token may follow.
+    """Drop the candidates of a node that a grammar forbids; they do not count for the calibration either. `mask`
+    (words,) int32: one bit per token, lowest first, set if the token is allowed.
     """
     known = np.int64(0)
     for rank in range(tree.known[node]):

@@ -1,4 +1,4 @@
-"""The options of whatever recycles: of the drafter, and of every engine."""
+"""Options of the recycler, shared by the drafter and all engines."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from .ngram_matrix import NgramMatrix, check_options
 
 @dataclass(kw_only=True)
 class Options:
-    """How much is remembered, wherever drafts are recycled."""
+    """Sizes and sources of the recycler."""
 
     k: int = 8
     """Candidates kept after every context."""
     orders: int = 3
-    """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
+    """Longest context in tokens, 1 to 4; 1 is the adjacency matrix of the paper."""
     memory: float = 16.0
     """Megabytes for contexts of two tokens and more: some 290,000 of them."""
     suffix: bool = True
-    """Draft what followed where the last tokens stood in the sequence before."""
+    """Draft continuations of earlier occurrences of the last tokens in the sequence."""
     history: int = 1_048_576
-    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB."""
+    """Tokens of earlier outputs to keep, whose continuations are drafted too; up to 20 MB."""
 
     def __post_init__(self) -> None:
         check_options(self.k, self.orders, self.memory, self.history)
 
     def new_matrix(self, vocab_size: int) -> NgramMatrix:
-        """An empty matrix of these sizes; raises ValueError for more candidates than tokens."""
+        """Return an empty matrix of these sizes; raises ValueError for more candidates than tokens."""
         return NgramMatrix(vocab_size, self.k, self.orders, self.memory, self.history)

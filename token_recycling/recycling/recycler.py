@@ -1,13 +1,13 @@
-"""The recycler: drafts for one sequence or many, and learns from what the target said (Luo et al., 2408.08696, and
-more).
+"""Draft for one sequence or many, and learn from the verified logits (Luo et al., 2408.08696, and later work).
 
-What is learned is an `NgramMatrix`, which recyclers may share. Nothing here imports transformers, torch or an engine,
-and what is learned follows from tokens and logits, never from clocks or random numbers: the ranks of a tensor-parallel
-engine learn the same. Cost per step: some twenty microseconds, a few a sequence, and what `growth` says of nodes.
+The knowledge is an `NgramMatrix`, which recyclers may share. This module imports neither transformers nor torch nor an
+engine, and learning depends only on tokens and logits, never on clocks or random numbers, so that all ranks of a
+tensor-parallel engine learn the same. Cost per step: about 20 microseconds, a few more per sequence, and the nodes
+(`growth`).
 
-Every sequence has a slot in arrays that compiled code shares, an index of its tokens, and a recorder, which adds it to
-the past of all. A slot is given back when its sequence is gone, in whatever thread and at whatever moment that is: what
-such a sequence had not yet added is added with the next draft.
+Each sequence has a slot in arrays shared with compiled code, an index of its tokens, and a recorder that appends it to
+the history of all outputs. A slot is freed when its sequence is garbage-collected, at any time and in any thread; its
+last tokens are then recorded with the next draft.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 _OURS = "token_recycling"
 _ROOT_ALONE = np.ones(1)
-"""Times by which no node pays."""
+"""Costs by which no node pays."""
 _NO_MASK = np.zeros(0, np.int32)
-"""Where nothing is looked for."""
+"""An empty mask: no candidates are looked up."""
 _UNFINISHED = 16
-"""Tokens of a piece that is added to the history where nobody says when a sequence ends."""
+"""Tokens per piece added to the history where the end of a sequence is not announced."""
 _PIECE, _LEAD = 32, 8
-"""Tokens of a piece of a sequence, and how many of the piece before it stand before these again."""
+"""Tokens per piece of a sequence, and how many of them are repeated at the start of the next piece."""
 
 
 class Recycler:
-    """Drafts for sequences from what was learned, and learns from what was verified."""
+    """Drafts for sequences and learns from verified steps."""
 
     def __init__(
         self,
@@ -59,12 +59,13 @@ class Recycler:
         prompts: bool = False,
         learns: bool = True,
     ) -> None:
-        """`nodes`: most drafted ones of a sequence. `template`: filled instead of growing; its breadth is `CHILDREN` at
-        most. `corrected` as of `Shape`. `prompts`: keep the end of a prompt, by which what followed is found again.
+        """`nodes`: most drafted nodes of a sequence. `template`: filled instead of growing a tree; it branches at most
+        `CHILDREN` times per node. `corrected`: see `Shape`. `prompts`: record the end of each prompt too, so that its
+        continuation is found again.
         """
         self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
         self.lessons = 0
-        """How many rows were learned."""
+        """Rows learned so far."""
         self._prompts = prompts
         parents, ranks = ((), ()) if template is None else (template.parents, template.ranks)
         self._shape = Shape(
@@ -79,7 +80,7 @@ class Recycler:
     # Sequences
 
     def begin(self, tokens: np.ndarray, sequence: SequenceState | None = None) -> SequenceState:
-        """A sequence that begins with `tokens` (length,), its prompt, or one that has become another."""
+        """Start a sequence with its prompt `tokens` (length,), in a new slot or in that of `sequence`."""
         sequence, history = self._sequences.new() if sequence is None else sequence, self.matrix.history
         recorder = Recorder(history, tokens, _UNFINISHED) if self._prompts else Recorder(history)
         self._sequences.begin(sequence.slot, len(tokens), recorder)
@@ -88,22 +89,22 @@ class Recycler:
         return sequence
 
     def predict(self, sequence: SequenceState, tokens: Sequence[int] | np.ndarray, answered: int = 0) -> None:
-        """What is expected to follow the prompt of a sequence that has just begun, tokens (n,): drafts are copied from
-        it first. `answered`: how many tokens of the sequence are no prompt any more.
+        """Set the predicted output of a sequence that has just begun, tokens (n,): drafts copy from it first.
+        `answered`: how many tokens of the sequence are output already.
         """
         if len(tokens):
             self._sequences.predict(sequence.slot, [*tokens, BREAK])
             self._sequences.arrays.copying.begin(sequence.slot, sequence.read - answered, len(tokens))
 
     def predicted(self, sequence: SequenceState) -> int:
-        """How many tokens of a sequence its prediction had, of those that were read; all of them once it has ended."""
+        """Return how many tokens of a sequence its prediction contained, counting tokens read so far."""
         return self._sequences.arrays.copying.predicted(sequence.slot)
 
     def sequence_of(
         self, record: Any, tokens: np.ndarray, prediction: Callable[[], Sequence[int]] = tuple, answered: int = 0
     ) -> SequenceState:
-        """The sequence kept on an engine's record of a request; begun again if it does not go on with `tokens`
-        (length,), then with what `prediction()` says of it, as of `predict`.
+        """Return the sequence state stored on an engine's record of a request. It starts again where it does not
+        continue with `tokens` (length,), with the predicted output `prediction()`.
         """
         sequence: SequenceState | None = getattr(record, _OURS, None)
         if sequence is None or not sequence.read <= len(tokens) or tokens[sequence.read - 1] != sequence.last:
@@ -120,16 +121,16 @@ class Recycler:
         tokens: np.ndarray,
         rows: np.ndarray,
         lengths: np.ndarray,
-        rooms: np.ndarray,
+        max_depths: np.ndarray,
         costs: np.ndarray = NO_COSTS,
         ratio: float = 1.0,
     ) -> np.ndarray:
-        """(n,) int64: how many nodes the draft of each of n sequences has, the root included; `tree` has them.
+        """Draft for n sequences; return the size of each draft (n,) int64, the root included. `tree` has the nodes.
 
-        The sequences lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
-        `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
-        all sequences take, in any unit; none where every node pays. `ratio`: accepted / predicted tokens of earlier
-        drafts, which scales what nodes are expected to bring.
+        The sequences lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node is deeper than
+        `max_depths` (n,). All are int64; tokens may be any integers. `costs` (m,) float64: time of verifying 1, 2, ...
+        nodes of all sequences, in any unit; empty where every node pays. `ratio`: accepted / predicted tokens of
+        earlier drafts, which scales the expected gain of a node.
         """
         self._sequences.record_ended()
         for sequence, row, length in zip(sequences, rows.tolist(), lengths.tolist(), strict=True):
@@ -143,7 +144,7 @@ class Recycler:
         if self.options.suffix:
             for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
                 self._sequences.reserve(slot, length)
-        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
+        asked = Asked(tokens, rows, slots, lengths, max_depths, self.learns)
         draft(self._sequences.arrays, asked, self.matrix.sources(), self._shape, costs, ratio, counts)
         return counts
 
@@ -151,12 +152,12 @@ class Recycler:
         self,
         sequence: SequenceState,
         tokens: np.ndarray,
-        room: int,
+        max_depth: int,
         costs: np.ndarray = NO_COSTS,
         ratio: float = 1.0,
     ) -> GrowingTree:
-        """The nodes of a draft for one sequence (length,): as `draft`."""
-        one = np.array([0, len(tokens), room])
+        """Draft for one sequence (length,), as `draft`; return the nodes."""
+        one = np.array([0, len(tokens), max_depth])
         counts = self.draft([sequence], tokens[None], one[:1], one[1:2], one[2:], costs, ratio)
         return self.tree(sequence, int(counts[0]))
 
@@ -164,16 +165,16 @@ class Recycler:
         self,
         sequence: SequenceState,
         tokens: np.ndarray,
-        room: int,
+        max_depth: int,
         state: State,
         grammar_statistics: GrammarStatistics,
         costs: np.ndarray = NO_COSTS,
         ratio: float = 1.0,
     ) -> tuple[GrowingTree, np.ndarray]:
-        """A draft for one sequence (length,) that keeps to a grammar: its nodes as of `draft_one`, and how likely each
-        is if its parent is accepted, (n,) float32. `state`: what may follow the sequence.
+        """Draft for one sequence (length,) within a grammar. Return the nodes as `draft_one` does, and the probability
+        (n,) float32 of each being accepted if its parent is. `state`: the grammar's state at the end of the sequence.
         """
-        one = np.array([0, len(tokens), room])
+        one = np.array([0, len(tokens), max_depth])
         self.draft([sequence], tokens[None], one[:1], one[1:2], one[2:], _ROOT_ALONE)
         tree, known, slot = self.tree(sequence, self.nodes + 1), self.matrix.sources(), sequence.slot
         sequences, made = self._sequences.arrays, [0]
@@ -182,19 +183,19 @@ class Recycler:
             shown = slice(tree.known[node])
             return [*zip(tree.candidates[node, shown].tolist(), tree.probabilities[node, shown].tolist(), strict=True)]
 
-        def propose(parent: int, token: int, chance: float, after: State | None) -> Candidates:
-            put(sequences, slot, known, parent, token, chance, _NO_MASK if after is None else after.mask)
+        def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
+            put(sequences, slot, known, parent, token, probability, _NO_MASK if after is None else after.mask)
             made[0] += 1
             return [] if after is None else candidates(made[0])
 
         keep_allowed(tree, 0, state.mask)
         first = candidates(0)
         root = int(tree.tokens[0])
-        _, _, confidence = grow(state, first, root, propose, grammar_statistics, room, self.nodes, costs, ratio)
+        _, _, confidence = grow(state, first, root, propose, grammar_statistics, max_depth, self.nodes, costs, ratio)
         return self.tree(sequence, len(confidence)), np.array(confidence, np.float32)
 
     def tree(self, sequence: SequenceState, nodes: int) -> GrowingTree:
-        """The first nodes of a sequence's draft, in order of growth: views that hold until the next draft."""
+        """Return the first nodes of a draft in order of growth, as views that hold until the next draft."""
         trees = self._sequences.arrays.trees
         arrays = [
             array[sequence.slot] if array is trees.recent else array[sequence.slot, :nodes] for array in trees[:-1]
@@ -202,13 +203,15 @@ class Recycler:
         return GrowingTree._make([*arrays, trees.mixture])
 
     def chain(self, sequence: SequenceState, nodes: int) -> list[int]:
-        """The drafted tokens of a chain of so many nodes."""
+        """Return the drafted tokens of a chain of that many nodes."""
         return self._sequences.arrays.trees.tokens[sequence.slot, 1:nodes].tolist()
 
-    # What is learned
+    # Learning
 
     def observe(self, sequence: SequenceState, written: Sequence[int], ends: bool) -> None:
-        """Learn what followed the last draft before the next one would; `ends`: the sequence ends with it."""
+        """Record the accepted tokens of the last draft now instead of with the next one; `ends`: the sequence ends
+        there.
+        """
         made, self._sequences.arrays.made[sequence.slot] = int(self._sequences.arrays.made[sequence.slot]), 0
         if made and self.learns:
             tree = self.tree(sequence, made)
@@ -220,7 +223,7 @@ class Recycler:
         self._record(sequence, written, ends)
 
     def forget_draft(self, sequence: SequenceState) -> None:
-        """Forget the last draft, which was not verified."""
+        """Discard the last draft, which was not verified."""
         self._sequences.arrays.made[sequence.slot] = 0
 
     def ngrams(self, sequence: SequenceState, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -239,11 +242,13 @@ class Recycler:
             self.lessons += len(ngrams)
 
     def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
-        """Learns from the target's logits (n, vocabulary) after n-grams (n, orders), where they say something new."""
+        """Learn from the target's logits (n, vocabulary) after n-grams (n, orders) whose rows would change."""
         if not self.learns or not len(ngrams):
             return
         rows = None
-        if isinstance(logits, np.ndarray) or logits.device.type == "cpu":  # elsewhere all are copied sooner than some
+        if (
+            isinstance(logits, np.ndarray) or logits.device.type == "cpu"
+        ):  # on other devices copying all is cheaper than selecting
             logits = logits if isinstance(logits, np.ndarray) else logits.float().numpy()
             rows = self.matrix.surprised_by(ngrams, logits)
             ngrams = ngrams[rows]
@@ -257,9 +262,9 @@ class Recycler:
 
 
 class Recorder:
-    """Adds one sequence to the history of all, a piece at a time: sequences that are written at once do not mix. A
-    piece begins with the end of the one before, unless that is the newest of the history. One that is there already is
-    not added again.
+    """Appends one sequence to the shared history piece by piece, so that concurrent sequences do not interleave. A
+    piece repeats the end of the one before, unless that is the newest in the history. A continuation already in the
+    history is not added again.
     """
 
     def __init__(self, history: SuffixIndex, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
@@ -270,13 +275,13 @@ class Recorder:
         self._lead = len(self._held)
 
     def add(self, tokens: Iterable[int], ends: bool = False) -> None:
-        """Add what was written since the last call; `ends`: the sequence ends with it."""
+        """Add tokens; `ends`: the sequence ends with them."""
         self._held.extend(tokens)
         if len(self._held) - self._lead < (1 if ends else self._piece):
             return
         with self._history.writing:
             if self._history.holds(self._held):
-                self._written_to = -1  # the next piece does not follow what stands at the end
+                self._written_to = -1  # the next piece does not continue the end of the history
             else:
                 alone = len(self._history) == self._written_to
                 self._history.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
@@ -286,39 +291,39 @@ class Recorder:
 
 
 class SequenceState:
-    """One sequence that is being written, kept by whoever asks for its drafts."""
+    """One sequence in progress; its owner keeps a reference to it."""
 
     slot: int
     read = recorded = 0
-    """Tokens that were seen, and given to the recorder."""
+    """Tokens read, and tokens given to the recorder."""
     last = -1
-    """The last token that was seen."""
+    """The last token read."""
 
 
 class SequenceStates:
-    """The slots of all sequences of a recycler."""
+    """Slots of all sequences of a recycler."""
 
     def __init__(self, history: SuffixIndex, *sizes: int) -> None:
-        """`history`: what was written before, of all sequences. `sizes`: as of `SequenceArrays.empty`."""
+        """`history`: outputs of all earlier sequences. `sizes`: see `SequenceArrays.empty`."""
         self._history, self._sizes = history, sizes
         self._free: list[int] = []
         self._predicted: list[int] = []
-        """Tokens of each index that are not the sequence's."""
+        """Tokens of the prediction at the start of each index."""
         self._indices: list[SuffixIndex] = []
         self._recorders: list[Recorder] = []
         self._ended: list[Recorder] = []
         self.arrays = SequenceArrays.empty(0, *sizes)
-        """Made again as there are more sequences."""
+        """Replaced by larger arrays as sequences are added."""
 
     def new(self) -> SequenceState:
-        """A sequence in a slot of its own, as long as it is referred to."""
+        """Return a sequence in a slot of its own, which is freed when the last reference goes."""
         sequence = SequenceState()
         sequence.slot = self._take()
         weakref.finalize(sequence, self._give_back, sequence.slot)
         return sequence
 
     def begin(self, slot: int, prompt: int, recorder: Recorder) -> None:
-        """A sequence of a prompt of so many tokens begins in a slot, or another one than before."""
+        """Start a sequence with a prompt of that many tokens in a slot."""
         arrays = self.arrays
         arrays.copying.begin(slot, prompt)
         arrays.made[slot] = arrays.read[slot] = arrays.wrong[slot] = 0
@@ -327,28 +332,28 @@ class SequenceStates:
         self._locate(slot)
 
     def predict(self, slot: int, tokens: Sequence[int]) -> None:
-        """Adds tokens to the index of a sequence that has just begun."""
+        """Put predicted tokens into the index of a sequence that has just begun."""
         self._indices[slot].extend(tokens)
         self._predicted[slot] = len(tokens)
         self._locate(slot)
 
     def reserve(self, slot: int, length: int) -> None:
-        """Makes room for what is not read of a sequence of `length` tokens."""
+        """Reserve memory for the unread tokens of a sequence of `length` tokens."""
         if self._predicted[slot] + length > self.arrays.capacities[slot]:
             self._indices[slot].reserve(length - int(self.arrays.read[slot]))
             self._locate(slot)
 
     def record(self, slot: int, written: Sequence[int], ends: bool) -> None:
-        """Adds what was written to the history; `ends`: the sequence ends with it."""
+        """Append output to the history; `ends`: the sequence ends there."""
         self._recorders[slot].add(written, ends)
 
     def record_ended(self) -> None:
-        """Adds to the history what sequences that are gone still hold."""
+        """Append the remaining tokens of garbage-collected sequences to the history."""
         while self._ended:
             self._ended.pop().add((), ends=True)
 
     def _take(self) -> int:
-        """A free slot; where there is none, twice as many are made."""
+        """Return a free slot; double the number of slots where there is none."""
         if not self._free:
             old, slots = self.arrays, len(self._indices)
             self.arrays = new = SequenceArrays.empty(max(1, 2 * slots), *self._sizes)
@@ -363,7 +368,7 @@ class SequenceStates:
         return self._free.pop()
 
     def _give_back(self, slot: int) -> None:
-        """Nothing here may wait."""
+        """Free a slot. Must not block: it runs during garbage collection."""
         self._indices[slot] = SuffixIndex()
         self._ended.append(self._recorders[slot])
         self._free.append(slot)
@@ -375,5 +380,5 @@ class SequenceStates:
 
 
 def _flat(sequences: SequenceArrays) -> list[np.ndarray]:
-    """All arrays of sequences that have a dimension of slots in front."""
+    """Return all arrays that have slots as their first dimension."""
     return [*sequences.trees[:-1], *sequences[1:-1], *sequences.copying]

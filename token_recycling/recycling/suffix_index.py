@@ -1,13 +1,12 @@
-"""Where tokens stood before, and what followed: an index of a sequence, or of many, by hash chains.
+"""Suffix index: finds earlier occurrences of the last tokens, in one sequence or many, by hash chains.
 
-As in LZ77 compressors every place points back to the one before it that has the same hash of its last tokens, in two
-chains, of one token and of three. A look-up walks the newest few places of both and compares backwards, so it finds the
-longest matches and how often each continuation followed. SuffixDecoding (2411.04975) draws the same from a suffix tree.
-Tokens that are only to be matched, never drafted, stand `masked`.
+As in LZ77 compressors each place points back to the one before it with the same hash of its last tokens, in two chains:
+of one token and of three. A look-up walks the newest few places of both and compares backwards, so it finds the longest
+matches and how often each continuation followed. SuffixDecoding (2411.04975) takes the same from a suffix tree. Tokens
+that are matched but never drafted are `masked`.
 
-An index grows with its tokens up to a number of them, and keeps the newest: 20 bytes each, up to 80 while it grows.
-Cost, in compiled code: nanoseconds for a token added; a microsecond for a look-up in a sequence, four among a million
-tokens.
+An index grows up to its capacity and then keeps the newest tokens: 20 bytes each, up to 80 while it grows. Cost, in
+compiled code: nanoseconds per added token; a microsecond per look-up in a sequence, four among a million tokens.
 """
 
 from __future__ import annotations
@@ -23,45 +22,45 @@ from .._util.locks import Lock
 from .ngrams import last_ngram
 
 LONGEST = 32
-"""Tokens of a match that are compared."""
+"""Most tokens of a match that are compared."""
 FOUND = 32
-"""Most places that a look-up for a draft that grows finds: 16 of each chain."""
+"""Most places that a look-up for a growing draft finds: 16 of each chain."""
 BREAK = -1
-"""Stands between two sequences: nothing matches across it."""
+"""Separates two sequences: no match crosses it."""
 _MASK = BREAK - 1
-"""A masked token is this less the token."""
+"""A masked token is this minus the token."""
 _LONG = 3
-"""Tokens of the longer chain; that of the shorter one is 1."""
+"""Tokens of the longer chain; the shorter one has 1."""
 _RENUMBERED = 2**31 - 2
-"""Places have 32 bits: after so many tokens they are counted again."""
+"""Places have 32 bits: after so many tokens they are numbered again."""
 
 
 class IndexArrays(NamedTuple):
     """The arrays of an index, for compiled functions."""
 
-    tokens: np.ndarray  # (capacity,) int32: token number n stands at n modulo the capacity
+    tokens: np.ndarray  # (capacity,) int32: token number n is at n modulo the capacity
     before: np.ndarray
-    """(2, capacity) int32: of each token the one before it in its chain of one and of three tokens, -1 for none."""
+    """(2, capacity) int32: for each token the one before it in its chains of one and of three tokens, -1 for none."""
     newest: np.ndarray
-    """(2, chains) int32: the newest token of every chain, by the hash of what it ends with; a power of two, or 0."""
-    added: np.ndarray  # (1,) int64: how many tokens there were
+    """(2, chains) int32: the newest token of every chain, by the hash of its last tokens; a power of two, or 0."""
+    added: np.ndarray  # (1,) int64: number of tokens added so far
 
     @classmethod
     def empty(cls, capacity: int, chains: int | None = None) -> IndexArrays:
-        """Room for so many tokens, and for `chains` of each length, a power of two; as many if not given."""
+        """Allocate that many tokens, and `chains` of each length, a power of two; by default as many as tokens."""
         before = np.full((2, capacity), -1, np.int32)
         newest = np.full((2, capacity if chains is None else chains), -1, np.int32)
         return cls(np.full(capacity, BREAK, np.int32), before, newest, np.zeros(1, np.int64))
 
 
 def masked(tokens: np.ndarray) -> np.ndarray:
-    """Tokens (n,) that match as they are and are never said to follow: each becomes a number below `BREAK`."""
+    """Return tokens (n,) that match but are never drafted: each becomes a number below `BREAK`."""
     return _MASK - tokens.astype(np.int64)
 
 
 @compiled_part
 def _bucket(first: int, second: int, third: int, buckets: int) -> int:
-    """Where the chain of these tokens begins; of fewer, the rest are `BREAK`."""
+    """Return the bucket of the chain of these tokens; missing ones are `BREAK`."""
     mixed = np.uint64(first + 1) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ np.uint64(second + 1)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(29)) ^ np.uint64(third + 1)) * np.uint64(0x94D049BB133111EB)
@@ -75,14 +74,14 @@ def _unmasked(token: int) -> int:
 
 @compiled(allocates=False)
 def append(index: IndexArrays, added: np.ndarray) -> None:
-    """Appends tokens (n,) int64; the oldest make room where there is none."""
+    """Append tokens (n,) int64; the oldest are dropped where the index is full."""
     for new in range(len(added)):
         append_one(index, np.int64(added[new]))
 
 
 @compiled_part
 def append_one(index: IndexArrays, token: int) -> None:
-    """Appends a token; the oldest makes room where there is none."""
+    """Append a token; the oldest is dropped where the index is full."""
     capacity, chains, count = len(index.tokens), index.newest.shape[1], index.added[0]
     place = count % capacity
     index.tokens[place] = token
@@ -105,14 +104,14 @@ def append_one(index: IndexArrays, token: int) -> None:
 
 @compiled_part
 def token_at(index: IndexArrays, place: int) -> int:
-    """Token number `place`; -1 or less where none is to be drafted: at the end, between sequences, of a masked one."""
+    """Return token number `place`; -1 or less where nothing is drafted: at the end, between sequences, if masked."""
     return np.int64(index.tokens[place % len(index.tokens)]) if place < index.added[0] else np.int64(BREAK)
 
 
 @compiled(allocates=False)
 def find_matches(index: IndexArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
-    """Fills in `places` (m,) of what followed where the tokens `recent` (n,), the newest first, ended before, and how
-    many match there; those with three equal tokens first, the newest first. Returns how many there are.
+    """Fill `places` (m,) with the places after earlier occurrences of the tokens `recent` (n,), newest first, and
+    `lengths` with the length of each match; those of three equal tokens first, newest first. Return their number.
     """
     capacity, chains, count, found = len(index.tokens), index.newest.shape[1], index.added[0], np.int64(0)
     if not capacity or recent[0] < 0:
@@ -148,8 +147,8 @@ def _same(stored: int, token: int) -> bool:
 
 
 def longest_match(index: IndexArrays, recent: np.ndarray, walked: int) -> tuple[np.ndarray, int]:
-    """The places (n,) int64 of what followed the longest match of the last tokens `recent` (m,), the newest first, and
-    its length, 0 for none; the newest `walked` places of each chain are looked at.
+    """Return the places (n,) int64 after the longest match of the last tokens `recent` (m,), newest first, and its
+    length, 0 for none; the newest `walked` places of each chain are compared.
     """
     places, lengths = np.empty((2, 2 * walked), np.int64)
     found = find_matches(index, last_ngram(recent, max(len(recent), _LONG)), places, lengths)
@@ -160,42 +159,42 @@ def longest_match(index: IndexArrays, recent: np.ndarray, walked: int) -> tuple[
 
 @cache
 def warm_up() -> None:
-    """Compiles what a look-up takes."""
+    """Compile the functions of a look-up."""
     longest_match(SuffixIndex([0, 0]).arrays, np.zeros(1, np.int64), 1)
 
 
 class SuffixIndex:
-    """The newest tokens of one sequence or many, and where each of them stood before."""
+    """The newest tokens of one sequence or many, and their earlier occurrences."""
 
     def __init__(self, tokens: Iterable[int] = (), capacity: int | None = None) -> None:
-        """`capacity`: for how many tokens at most, rounded up to a power of two; as many as are added if not given."""
+        """`capacity`: most tokens kept, rounded up to a power of two; unlimited if not given."""
         self.capacity = None if capacity is None else _power_of_two(capacity)
         self.writing = Lock()
-        """Held by a thread that writes where others do too."""
+        """Held by a thread that writes to a shared index."""
         self.arrays = IndexArrays.empty(0)
         self.extend(tokens)
 
     def __len__(self) -> int:
-        """How many tokens were added."""
+        """Return the number of tokens added so far."""
         return int(self.arrays.added[0])
 
     @property
     def tokens(self) -> np.ndarray:
-        """(n,) int32: the newest tokens, as many as there is room for, in order."""
+        """(n,) int32: the newest tokens that are kept, in order."""
         count, capacity = len(self), len(self.arrays.tokens)
         if count <= capacity:
             return self.arrays.tokens[:count]
         return np.roll(self.arrays.tokens, -(count % capacity))
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Appends tokens, those of one sequence in order; a `BREAK` ends a sequence."""
+        """Append tokens of one sequence in order; a `BREAK` ends a sequence."""
         added = np.ascontiguousarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), np.int64)
         self.reserve(len(added))
         if len(added) and len(self.arrays.tokens):
             append(self.arrays, added)
 
     def reserve(self, more: int) -> None:
-        """Makes room for so many tokens more, as far as the capacity goes; the arrays may be new ones then."""
+        """Reserve memory for that many more tokens, up to the capacity; the arrays may be replaced."""
         total = len(self) + more
         wanted = _power_of_two(2 * total)
         wanted = wanted if self.capacity is None else min(wanted, self.capacity)
@@ -205,7 +204,9 @@ class SuffixIndex:
             self._rebuild(len(self.arrays.tokens))
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token stands here already after the `LONGEST` before it; False for a shorter sequence."""
+        """Return whether the last `LONGEST` tokens and the one after them are in the index already; False for fewer
+        tokens.
+        """
         if len(tokens) < LONGEST:
             return False
         before = np.array(tokens[-LONGEST - 1 : -1], np.int64)

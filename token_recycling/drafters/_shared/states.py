@@ -31,30 +31,30 @@ REMOVED = {"learn": "learning while decoding did not raise acceptance; leave it 
 """Former options of heads and layers, and what to use instead."""
 
 
-class UnreadStates:
+class PendingStates:
     """The target's states (n, ...) at tokens of one sequence in a row, as far as a drafter has not read them."""
 
     def __init__(self, prompt: int) -> None:
-        self._unread: list[torch.Tensor] = []
+        self._pending: list[torch.Tensor] = []
         self._next = self.begin = prompt - 1
         """The place of the first of these, and that of the first token whose states were known."""
 
     def read_prompt(self, states: torch.Tensor) -> None:
         """Takes those of the tokens before the prompt's last one."""
-        self._unread.append(states)
+        self._pending.append(states)
         self._next = self.begin = self.begin - len(states)
 
     def learn(self, states: torch.Tensor) -> None:
         """Takes those of the sequence's next tokens, all but its newest."""
-        self._unread.append(states)
+        self._pending.append(states)
 
     @property
     def waits(self) -> bool:
-        return any(map(len, self._unread))
+        return any(map(len, self._pending))
 
     def taken(self) -> torch.Tensor:
         """All of them, to be read now."""
-        states, self._unread = torch.cat(self._unread), []
+        states, self._pending = torch.cat(self._pending), []
         return states
 
 
@@ -109,11 +109,11 @@ class StatesSequence(SequenceDrafter):
     def __init__(
         self,
         drafter: StatesDrafter[Any],
-        unread: UnreadStates,
+        pending: PendingStates,
         costs: Costs,
     ) -> None:
         super().__init__(drafter)
-        self._unread, self._costs = unread, costs
+        self._pending, self._costs = pending, costs
         self._tree, self._overhead = drafter.tree, drafter.overhead
         self._disabled_steps = 0
         """Steps for which nothing is to be drafted, where the tree is to pay."""
@@ -129,9 +129,9 @@ class StatesSequence(SequenceDrafter):
 
     def _backs_off(self) -> bool:
         """Whether nothing is to be drafted for this step; called once a step."""
-        rests = self._disabled_steps > 0
-        self._disabled_steps -= rests
-        return rests
+        disabled = self._disabled_steps > 0
+        self._disabled_steps -= disabled
+        return disabled
 
     def _spent(self, passes: int, since: float) -> None:
         """The module was passed so often for this step, which began drafting then (`time.perf_counter`)."""
@@ -141,11 +141,11 @@ class StatesSequence(SequenceDrafter):
             self._costs.count(self._overhead, 1, (time.perf_counter() - since) / passes)
 
     def read_prompt(self, states: torch.Tensor) -> None:
-        self._unread.read_prompt(states)
+        self._pending.read_prompt(states)
 
     def observe(self, step: Step) -> None:
         assert step.states is not None
-        self._unread.learn(step.states[step.accepted])
+        self._pending.learn(step.states[step.accepted])
         passes, self._passes = self._passes, 0
         if passes and self._tree == "auto":
             own = passes * self._overhead.step

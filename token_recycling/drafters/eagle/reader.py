@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from .._shared.states import UnreadStates
+from .._shared.states import PendingStates
 from .head import EagleHead
 
 _PIECE = 512
@@ -47,7 +47,7 @@ class PlacedHead:
         return everything.index_copy_(1, self.head.ids, logits)
 
 
-class HeadReader(UnreadStates):
+class HeadReader(PendingStates):
     """One sequence, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, placed: PlacedHead, prompt: int) -> None:
@@ -69,7 +69,7 @@ class HeadReader(UnreadStates):
         """Logits (1, vocabulary) after `sequence` (length,), all of whose tokens but the last have known states."""
         if len(self._outputs) > 1:
             self._cache.crop(1 - len(self._outputs))
-        if self._unread:
+        if self._pending:
             states = self.taken()
             following = sequence[self._next + 1 :].to(self._placed.device)
             for some, tokens in zip(states.split(_PIECE), following.split(_PIECE), strict=True):

@@ -90,7 +90,7 @@ class NodeValues(NamedTuple):
     """(n,) float64: probability that the node is accepted."""
     alone: np.ndarray
     """(n, p) int64: which kind of candidate of each drafter it is."""
-    together: np.ndarray
+    joint: np.ndarray
     """(n,) int64: which kind among all candidates."""
 
 
@@ -99,7 +99,7 @@ class FuseCalibration(NamedTuple):
 
     alone: np.ndarray
     """(p, kinds, 2) float32: as `calibration.new_calibration`, for each drafter."""
-    together: np.ndarray
+    joint: np.ndarray
     """(kinds, 2) float32: the same, with a kind for every combination of drafters."""
 
     @classmethod
@@ -142,10 +142,10 @@ def _value(
         for part in range(parts):
             kinds[node] *= 3
             if ranks[node, part] >= 0:
-                likely = confidences[node, part]
-                cell = cell_of(likely, ranks[node, part], match_kind(depths[node]))
+                confidence = confidences[node, part]
+                cell = cell_of(confidence, ranks[node, part], match_kind(depths[node]))
                 valued.alone[node, part] = cell
-                mixed[node] += calibrated(calibration.alone[part], cell, likely)
+                mixed[node] += calibrated(calibration.alone[part], cell, confidence)
                 kinds[node] += 2
                 proposers += 1
             elif proposes[parents[node], part]:
@@ -157,8 +157,8 @@ def _value(
         rank = 0
         for other in range(1, n):
             rank += parents[other] == parents[node] and mixed[other] > mixed[node]
-        valued.together[node] = cell_of(mixed[node], rank, kinds[node], 3**parts)
-        values[node] = calibrated(calibration.together, valued.together[node], mixed[node])
+        valued.joint[node] = cell_of(mixed[node], rank, kinds[node], 3**parts)
+        values[node] = calibrated(calibration.joint, valued.joint[node], mixed[node])
         sums[parents[node]] += values[node]
     for node in range(1, n):  # of siblings at most one is right
         values[node] *= values[parents[node]] / max(1.0, sums[parents[node]])
@@ -183,7 +183,7 @@ def _learn(
             for part in range(ranks.shape[1]):
                 if ranks[node, part] >= 0:
                     count(calibration.alone[part], valued.alone[node, part], right)
-            count(calibration.together, valued.together[node], right)
+            count(calibration.joint, valued.joint[node], right)
             if right:
                 following = node
         if following < 0:

@@ -71,13 +71,13 @@ class RecyclingSequence(SequenceDrafter):
             return Draft(root_only(), context.root)
         began = _now()
         times, ratio = self._times(), 1.0 if self._costs is None else self._costs.forecast_ratio(self._overhead)
-        tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
+        tokens, max_depth = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
         if self._state is not None:
             tree, probabilities = self._recycler.draft_within(
-                self._sequence, tokens, room, self._state, self.drafter.grammar_statistics, times, ratio
+                self._sequence, tokens, max_depth, self._state, self.drafter.grammar_statistics, times, ratio
             )
         else:
-            tree = self._recycler.draft_one(self._sequence, tokens, room, times, ratio)
+            tree = self._recycler.draft_one(self._sequence, tokens, max_depth, times, ratio)
             probabilities = tree.probabilities[tree.parents, tree.ranks]
         self._values = tree.values.copy()
         draft = Draft.of(tree.parents.tolist(), tree.tokens, probabilities, ranks=tree.ranks.tolist())

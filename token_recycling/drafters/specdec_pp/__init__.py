@@ -62,12 +62,12 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
                     f"the head must fit the draft model's hidden size, {output_width(model)}, got {self.head.width}"
                 )
             return self.head
-        beside = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
-        if not self.head and (not model.name_or_path or not beside.parent.is_dir()):
+        folder = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
+        if not self.head and (not model.name_or_path or not folder.parent.is_dir()):
             raise ValueError(
                 f"head is required, since {self.what()} has no local folder that could hold one: specdec_pp:head=FOLDER"
             )
-        return load_head(beside, model)
+        return load_head(folder, model)
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
         self._head_for(model.model)  # a head that is missing is said with the first sequence, not with its first draft
@@ -75,13 +75,13 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
 
     def stop(self, sequence: ModelSequence) -> Stop:
         """By the probability that all tokens so far are accepted: the product of what the head predicts for each."""
-        head, chance = self._head_for(sequence.reader.model.model), 1.0
+        head, probability = self._head_for(sequence.reader.model.model), 1.0
 
         def expected_rejection(graph: Graph) -> bool:
-            nonlocal chance
+            nonlocal probability
             assert sequence.reader.states is not None
-            chance *= head.acceptance(sequence.reader.states[-1])
-            stops = len(graph) - 1 >= self.min_length and 1 - chance > self.threshold
+            probability *= head.acceptance(sequence.reader.states[-1])
+            stops = len(graph) - 1 >= self.min_length and 1 - probability > self.threshold
             sequence.counts["stopped_by_head"] += stops
             return stops
 

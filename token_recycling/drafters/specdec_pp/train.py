@@ -173,8 +173,8 @@ def kl(labels: torch.Tensor, odds: torch.Tensor) -> torch.Tensor:
     return (_crossed(labels, odds) - _entropy(labels)).mean()
 
 
-def _entropy(chance: torch.Tensor) -> torch.Tensor:
-    return -torch.xlogy(chance, chance) - torch.xlogy(1 - chance, 1 - chance)
+def _entropy(probability: torch.Tensor) -> torch.Tensor:
+    return -torch.xlogy(probability, probability) - torch.xlogy(1 - probability, 1 - probability)
 
 
 def train(options: SpecDecTraining, run: TrainingRun) -> Trained:

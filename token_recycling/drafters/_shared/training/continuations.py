@@ -143,8 +143,8 @@ def _continued(
 ) -> list[torch.Tensor]:
     """Each prompt with what the model says after it, up to and including an end-of-sequence token."""
     target, longest = TreeModel(model), max(map(len, prompts))
-    room = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
-    if room < 1:
+    remaining = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
+    if remaining < 1:
         raise ValueError(
             f"prompts must be shorter than the model's context of {target.max_length} tokens, got {longest}"
         )
@@ -160,7 +160,7 @@ def _continued(
         ids,
         drafter="plain" if temperature else "recycling",
         attention_mask=mask,
-        max_new_tokens=room,
+        max_new_tokens=remaining,
         pad_token_id=padding if padding is not None else min(ends, default=0),
         do_sample=bool(sampling),
         **sampling,
