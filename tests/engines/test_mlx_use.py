@@ -5,6 +5,7 @@ import gc
 import logging
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,15 +77,6 @@ def test_drafts_end_where_they_do_not_pay(llama):
     assert accepted[0.0] > 30
     warm._passes._given = np.append(1.0, np.full(warm.most, 50.0))
     assert said(llama, warm) == (plain(llama), 0)
-
-
-def test_tokens_that_are_read_again_are_part_of_what_a_pass_costs(llama):
-    draft = drafter()
-    draft._passes._given = np.array([1.0, 1.0, 1.0, 9.0, 9.0])
-    drafting = mlx_model.Drafting(llama, make_prompt_cache(llama), draft, 31, 10, None)
-    assert drafting._paying(np.full(4, 0.9)) == 2
-    drafting._again = [5]
-    assert drafting._paying(np.full(3, 0.9)) == 1
 
 
 def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
@@ -190,25 +182,6 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path):
         list(stream_generate(llama, other, PROMPT, 5, drafter(matrix=str(file))))
 
 
-def test_wrong_use_says_what_to_do(llama):
-    with pytest.raises(ValueError, match=r"draft_model .*, got Model"):
-        said(llama, llama)
-    with pytest.raises(ValueError, match=r"num_draft_tokens .* 31, got 32"):
-        said(llama, None, num_draft_tokens=32)
-    with pytest.raises(ValueError, match="input_embeddings"):
-        said(made("gpt_oss"), None, input_embeddings=mx.zeros((2, 32)))
-    with pytest.raises(ValueError, match="non-zero"):
-        said(llama, None, max_tokens=0)
-    with pytest.raises(TypeError, match="colour"):
-        said(llama, None, colour="red")
-    with pytest.raises(ValueError, match="got 'depth'"):
-        TokenRecycling(depth=3)
-    draft = drafter()
-    said(llama, draft)
-    with pytest.raises(ValueError, match="make a TokenRecycling for each model"):
-        said(made("llama"), draft)
-
-
 def test_a_model_that_was_loaded_again_goes_on_with_what_was_learned():
     draft, model = drafter(), made("llama")
     wanted, _ = said(model, draft)
@@ -217,26 +190,6 @@ def test_a_model_that_was_loaded_again_goes_on_with_what_was_learned():
     found, accepted = said(made("llama"), draft)
     assert found == wanted
     assert accepted > 30
-
-
-def test_several_processes_are_refused(llama, monkeypatch):
-    class Two:
-        def size(self):
-            return 2
-
-    monkeypatch.setattr(mx.distributed, "init", Two)
-    with pytest.raises(ValueError, match="one process, got 2"):
-        said(llama, None)
-
-
-@pytest.mark.parametrize(("version", "known"), [("0.31.3", False), ("0.32.0", True), ("0.32.9", True), ("0.33", False)])
-def test_versions_that_are_not_known_are_refused(monkeypatch, version, known):
-    monkeypatch.setattr(mlx_drafter.mlx_lm, "__version__", version)
-    if known:
-        TokenRecycling()
-        return
-    with pytest.raises(RuntimeError, match=f"got {version}"):
-        TokenRecycling()
 
 
 def test_every_row_is_learned_with_the_tokens_that_it_followed():
@@ -264,3 +217,38 @@ def test_every_row_is_learned_with_the_tokens_that_it_followed():
         for logits, place in compared:
             np.testing.assert_allclose(logits, whole[place], atol=1e-4)
     assert counts[0] < 10 < 30 < counts[1]
+
+
+def two_processes(llama, patch):
+    patch.setattr(mx.distributed, "init", lambda: SimpleNamespace(size=lambda: 2))
+    said(llama, None)
+
+
+def another_version(llama, patch):
+    patch.setattr(mlx_drafter.mlx_lm, "__version__", "0.33")
+    TokenRecycling()
+
+
+def another_model(llama, patch):
+    draft = drafter()
+    said(llama, draft)
+    said(made("llama"), draft)
+
+
+WRONG = {
+    "a model that drafts": (lambda llama, patch: said(llama, llama), "Model"),
+    "too many tokens": (lambda llama, patch: said(llama, None, num_draft_tokens=32), "got 32"),
+    "embeddings": (lambda llama, patch: said(made("gpt_oss"), None, input_embeddings=mx.zeros((2, 32))), "embeddings"),
+    "no tokens": (lambda llama, patch: said(llama, None, max_tokens=0), "non-zero"),
+    "unknown argument": (lambda llama, patch: said(llama, None, colour="red"), "colour"),
+    "unknown option": (lambda llama, patch: TokenRecycling(depth=3), "'depth'"),
+    "another model": (another_model, "another model"),
+    "two processes": (two_processes, "2 processes"),
+    "another version": (another_version, "got 0.33"),
+}
+
+
+@pytest.mark.parametrize(("use", "value"), WRONG.values(), ids=WRONG)
+def test_wrong_use_is_refused(llama, monkeypatch, use, value):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=value):
+        use(llama, monkeypatch)
