@@ -1,9 +1,9 @@
-"""Steps of constant shapes: the whole step on the device, captured once as a CUDA graph and replayed.
+"""Captured steps: the whole step has constant shapes and runs on the device, captured once as a CUDA graph.
 
-On a data-centre accelerator the forward pass of a step takes less time than Python needs to ask for it. So where
-everything can be known beforehand, a step can be one CUDA graph: drafting, mask, forward pass over slots of fixed
-places, acceptance, and the move of the accepted slots (docs/how-it-works.md). Captured steps are the default on CUDA
-(`fast="auto"`), where the common shapes are captured when a model is accelerated.
+On a data-centre accelerator the forward pass of a step takes less time than Python needs to launch it. Where all shapes
+are known in advance, a step can be one CUDA graph: draft trees, mask, forward pass over fixed slots, acceptance, and
+the move of the accepted slots (docs/how-it-works.md). Captured steps are the default on CUDA (`fast="auto"`), where the
+common shapes are captured when a model is accelerated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs a step again and again: captured as a CUDA graph where there is CUDA, else operation by operation.
+"""Runs a step repeatedly: captured as a CUDA graph where there is CUDA, else operation by operation.
 
-A graph replays the operations of one run with nothing of Python between them: a step then costs the device's time. It
-holds addresses, so all tensors it reads and writes stay where they are. Cost of a replay: some microseconds on the
-host. Of a capture: three runs, whose time is counted as compilation, not as that of a step.
+A graph replays the operations of one run without Python in between, so that a step takes the device's time only. It
+holds addresses: all tensors that it reads and writes stay where they are. Cost: some microseconds on the host per
+replay. A capture takes three runs, which count as compilation, not as a step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Random numbers that belong to a place in the text: drafts do not change what a seed gives.
+"""Random numbers by position in the sequence: what a seed gives does not depend on drafts.
 
-A token drawn from log-probabilities is their argmax with Gumbel noise added (Gumbel, 1954). A generator that counts its
-numbers would give other ones whenever a step judges more nodes or fewer. Here a number is a hash of the seed, the place
-in the text and the token (SplitMix64: Steele et al., *Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014), so
-that a text depends on its seed alone, and a captured step needs no state. Cost: some twenty passes over n rows.
+A token sampled from log-probabilities is their argmax with Gumbel noise added (Gumbel, 1954). A stateful generator
+would give other numbers whenever a step verifies more or fewer nodes. Here each number is a hash of the seed, the
+position and the token (SplitMix64: Steele et al., *Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014), so
+that a sequence depends on its seed alone, and a captured step needs no state. Cost: some twenty elementwise operations
+over n rows of the vocabulary.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def _mixed(bits: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(seed: torch.Tensor, places: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Gumbel noise (n, vocabulary) float32 for each of `places` (n,) int64 in the text of that `seed` (1,) int64.
+    """Gumbel noise (n, vocabulary) float32 for each of `places` (n,) int64 in the sequence of that `seed` (1,) int64.
 
     An unlikely token wins by a uniform number near 0. Numbers of 24 bits, as float32 has them, are 0 once in some
-    hundred draws from a large vocabulary, and 0 would always win. So there are 48.
+    hundred samples from a large vocabulary, and 0 would always win. So there are 48.
     """
     tokens = torch.arange(1, vocabulary + 1, device=places.device)
     bits = _mixed(_mixed(seed + (places + 1) * _GAMMA)[:, None] + tokens * _GAMMA)

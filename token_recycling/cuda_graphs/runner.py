@@ -60,7 +60,7 @@ class StepRunner:
         self._pinned: dict[tuple[int, ...], torch.Tensor] = {}
         self._read = torch.cuda.Event() if self.device.type == "cuda" else None
         self.seeds = torch.zeros(0, dtype=torch.long, device=self.device)
-        """(batch,) int64: those of the sequences' draws."""
+        """(batch,) int64: the seeds of the sequences."""
         self.said: torch.Tensor | None = None
         """(batch, vocabulary) bool: tokens of each sequence, where a penalty asks for them."""
         self.batch = self.capacity = 0
@@ -211,7 +211,7 @@ class StepRunner:
             self._pinned[found.report.shape] = pinned
         pinned.copy_(found.report, non_blocking=True)
         self._read.record(torch.cuda.current_stream(self.device))
-        # Enqueued behind the step while the device still works on it: the next step writes these numbers again.
+        # Enqueued after the step while the device still works on it: the next step overwrites these tensors.
         own = _own(found)
         self._read.synchronize()
         return Report(plan, pinned.numpy().copy()), own

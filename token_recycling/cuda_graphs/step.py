@@ -5,8 +5,8 @@ sequences with n nodes each in one band of slots is the same sequence of operati
 once. What the host must know comes back in one packed tensor.
 
 Acceptance is that of `accept`: all nodes are judged at once, by one choice at every node. Greedily the choice is the
-argmax; sampled it is one draw from the processed distribution (`noise`), which depends on the seed and the place in the
-sequence, not on what was drafted. Cost besides the forward pass: some passes over the logits, and one move of the
+argmax; sampled it is one sample from the processed distribution (`noise`), which depends on the seed and the place in
+the sequence, not on what was drafted. Cost besides the forward pass: some passes over the logits, and one move of the
 accepted slots for the whole model.
 """
 
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def penalised(self) -> LogitsProcessor | None:
-        """The repetition penalty, if there is one; it needs to know which tokens were said."""
+        """The repetition penalty, if there is one; it needs the tokens of the sequence so far."""
         return next((one for one in self.processors if type(one) is RepetitionPenaltyLogitsProcessor), None)
 
     @property
@@ -64,7 +64,7 @@ class Choice:
         scores = logits.to(torch.float32).flatten(0, 1)
         for processor in self.processors:
             if type(processor) is RepetitionPenaltyLogitsProcessor:
-                assert said is not None, "a penalty needs the tokens that were said"
+                assert said is not None, "a penalty needs the tokens so far"
                 repeated = _said_by_node(said, trees).flatten(0, 1)
                 penalised = torch.where(scores < 0, scores * processor.penalty, scores / processor.penalty)
                 scores = torch.where(repeated, penalised, scores)
@@ -86,13 +86,13 @@ class Choice:
 
 
 def _key(processor: LogitsProcessor) -> Hashable:
-    if type(processor) is RepetitionPenaltyLogitsProcessor:  # whose other attributes say which tokens were said
+    if type(processor) is RepetitionPenaltyLogitsProcessor:  # whose other attributes hold tokens
         return type(processor), processor.penalty
     return type(processor), tuple(sorted(vars(processor).items()))
 
 
 def _said_by_node(said: torch.Tensor, trees: PackedTrees) -> torch.Tensor:
-    """(b, n, vocabulary) bool: the tokens said before each node and on its path, the node included."""
+    """(b, n, vocabulary) bool: the tokens before each node and on its path, the node included."""
     batch, n = trees.tokens.shape
     vocabulary = said.shape[1]
     # The root counts only if `said` says so, which may leave out a prompt. One column more, for what is not on a path.

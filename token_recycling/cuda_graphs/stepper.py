@@ -1,7 +1,7 @@
-"""Makes the steps of a call of constant shapes.
+"""Makes the steps of a call in constant shapes.
 
-The host drafts, sends all drafts in one copy, and reads once a step what was accepted; everything between is one graph.
-What a step has written beyond the end of a sequence is forgotten: its slots lie behind the sequence.
+The host drafts, sends all drafts in one copy, and reads once per step what was accepted; everything in between is one
+graph. Slots that a step has written beyond the end of a sequence are overwritten by the next step.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class CapturedStepper:
 
 
 class _Appending:
-    """Appends tokens to a sequence, after what is kept of the scores that they were chosen by."""
+    """Appends tokens to a sequence, and before each the scores that it was chosen by, where they are wanted."""
 
     def __init__(self, row: RequestState, found: Verified, place: int, path: list[int]) -> None:
         self._row, self._found, self._place, self._path = row, found, place, iter(path)

@@ -35,7 +35,7 @@ ones.
 _HOST_BOUND = {
     "falcon": "indexes heads by a Python list, which is copied to the device in each pass",
     "jetmoe": "reads the sizes of its experts' batches on the host",
-    "xglm": "makes its table of positions anew in each pass",
+    "xglm": "rebuilds its table of positions in each forward pass",
 }
 """Tested families whose forward pass cannot be captured, and what it does."""
 

@@ -4,8 +4,8 @@
     llama = Llama("model.gguf", draft_model=draft, logits_all=True)
     draft.attach(llama)
 
-`Llama` calls its draft model after every pass, with the ids of the text, and samples from the logits of one drafted
-position after the other for as long as the tokens drawn are the drafted ones: a chain, and the text is the same as
+`Llama` calls its draft model after every pass, with the ids of the sequence, and samples from the logits of one drafted
+position after another for as long as the sampled tokens are the drafted ones: a chain, and the output is the same as
 without it. The logits stay in `Llama.scores`; `Llama.eval` of the one object that is attached is wrapped, since only
 there is it certain which tokens the rows of a pass belong to (Luo et al., 2408.08696, with the means of `recycling`).
 
@@ -53,7 +53,7 @@ class TokenRecycling(LlamaDraftModel):
 
     _text: SequenceState | None = None
     _read: np.ndarray
-    """The ids of the text so far."""
+    """The ids of the sequence so far."""
     _evaluated_next: np.ndarray
     """Those that the next pass should evaluate: the newest and the draft."""
     _values: np.ndarray
@@ -101,7 +101,7 @@ class TokenRecycling(LlamaDraftModel):
         weakref.finalize(llama, self.recycler.save)
 
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
-        """The likeliest continuation of a text (n,) as far as it pays: (m,) intc; m may be 0."""
+        """The likeliest continuation of a sequence (n,) as far as it pays: (m,) intc; m may be 0."""
         if self.recycler is None:
             raise RuntimeError("draft.attach(llama) was not called; call it once before the first completion")
         began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""What the adapters of engines share: their options, and one recycler for all requests of a replica, with its file.
+"""Shared by the engine adapters: their options, and one recycler with its file for all requests of a replica.
 
-What was learned is saved at intervals and at the end, by one process of a replica.
+One process of a replica saves the matrix, at intervals and at the end.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TokenBuffer:
 
 
 class PassCosts:
-    """What passes over 1, 2, ... tokens take: learned from all of them, or as `token_cost` says where that is given."""
+    """The cost of forward passes over 1, 2, ... tokens: learned from all of them, or given by `token_cost`."""
 
     def __init__(self, given: Mapping[str, Any], usual: np.ndarray) -> None:
         """`given`: the options as the user gave them; `usual` (n,) float64: seconds, as long as nothing is known."""
@@ -94,7 +94,7 @@ class PassCosts:
         self._learned = OnlineCurve(usual) if cost is None else None
         self._given = 1 + float(cost or 0) * np.arange(len(usual))
         self._overhead = Overhead()
-        """What drafts of all texts brought, where costs are learned."""
+        """Accepted and predicted tokens of all sequences, where costs are learned."""
         self.begin_text()
 
     @property
@@ -103,12 +103,12 @@ class PassCosts:
         return self._given if self._learned is None else self._learned.seconds
 
     def took(self, tokens: int, seconds: float) -> None:
-        """What a pass of so many tokens took, with drafting and learning."""
+        """Record the time of a forward pass over so many tokens, drafting and learning included."""
         if self._learned is not None:
             self._learned.took(tokens, seconds)
 
     def begin_text(self) -> None:
-        """Forecasts of a new text are trusted as those of all texts were."""
+        """Start the forecast ratio of a new sequence from that of all earlier ones."""
         if (curve := self._learned) is not None:
             self._costs = Costs(lambda texts, length: curve, 1, 1)
 
@@ -118,7 +118,7 @@ class PassCosts:
         return 1.0 if self._learned is None else self._costs.forecast_ratio(self._overhead)
 
     def gave(self, tokens: int, values: np.ndarray) -> None:
-        """What a step brought whose draft had nodes of these probabilities (n,), the root first."""
+        """Record the tokens of a step whose draft had nodes of these probabilities (n,), the root first."""
         if self._learned is not None:
             self._costs.back_off(
                 self._overhead, tokens, self._costs.of(len(values)), own=0.0, predicted=float(values.sum())
@@ -210,7 +210,7 @@ class Replica(Recycler):
             self.save()
 
     def warm_up(self, tokens: type[np.integer]) -> None:
-        """Compiles what a step needs, so that no request waits for it; texts are of tokens of that type."""
+        """Compile what a step needs, for token arrays of that type, so that no request waits for it."""
         warm_up(tokens)
         one = np.ones(1, np.int64)
         ngrams = ngrams_at(np.zeros((1, 2), tokens), one, one, 1)

@@ -5,8 +5,8 @@
 
 SGLang finds `register` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed number of nodes,
 given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every node. Here the
-worker's drafts come from the matrix and the text (Luo et al., 2408.08696, with the means of the drafter `recycling`),
-and the logits are learned from. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
+worker's drafts come from the matrix and the sequence (Luo et al., 2408.08696, with the means of the drafter
+`recycling`), and the logits are learned from. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node.
 """
@@ -150,7 +150,7 @@ def worker_class() -> type:
             return self.trees.grow(batch.reqs, self._accepted(batch))
 
         def _accepted(self, batch: Any) -> list[list[int]]:
-            """The accepted tokens of each request that SGLang has not yet put to its text, as with overlap."""
+            """The accepted tokens of each request that SGLang has not yet put to its sequence, as with overlap."""
             if not self.enable_overlap or batch.grammar_needs_sync():
                 return [[] for _ in batch.reqs]
             tokens, counts = batch.spec_info.accept_tokens.cpu(), batch.spec_info.accept_lens.tolist()
@@ -158,7 +158,7 @@ def worker_class() -> type:
             return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
         def _update_ngram_corpus(self, batch: Any) -> None:
-            """NGRAM puts texts into its corpus here; a matrix learns from logits."""
+            """NGRAM puts sequences into its corpus here; a matrix learns from logits."""
 
         def forward_batch_generation(self, batch: Any, *arguments: Any, **named: Any) -> Any:
             verifies = batch.forward_mode.is_decode()

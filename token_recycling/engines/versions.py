@@ -1,4 +1,4 @@
-"""Whether an engine is one that its adapter was written for: its version, and the signatures of what is overridden."""
+"""Checks that an engine is one that its adapter supports: its version, and the signatures it overrides or reads."""
 
 from __future__ import annotations
 

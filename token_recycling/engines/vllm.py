@@ -11,9 +11,9 @@ attributes that are read are checked when the class is loaded. vLLM verifies no 
 likeliest chain, and of all chains in a step as many tokens are sent as pay.
 
 On a CPU the logits of a step are learned before its drafts are made. On other devices candidates are found on the
-device and copied to pinned memory while the sampler runs, and learned behind the next forward pass.
+device and copied to pinned memory while the sampler runs, and learned during the next forward pass.
 
-A request may carry an expected output, as `prediction` of the `extra_args` of its sampling parameters: a text, or token
+A request may carry an expected output, as `prediction` of the `extra_args` of its sampling parameters: text, or token
 ids in a list. Cost per step: see `recycling.recycler`.
 """
 
@@ -48,7 +48,7 @@ _PASS = 0.01
 _PIECEWISE = 1.15
 """Time of a pass in piecewise CUDA graphs against one full graph: an estimate, since no card was measured."""
 _FILLER = 0
-"""The token that fills a chain up to the length of a full CUDA graph."""
+"""The token that pads a chain to the length of a full CUDA graph."""
 
 
 class TokenRecycling:
@@ -82,7 +82,7 @@ class TokenRecycling:
         self.passes = OnlineCurve(seed) if options.token_cost else None
         """Times of passes over 1, 2, ... tokens; None where every token is to be drafted."""
         self._tokens, self._began = 0, 0.0
-        """Tokens of the last pass, 0 where its time says nothing; and when it began."""
+        """Tokens of the last forward pass, 0 where its time is not learned; and when it began."""
         self._drafted: dict[str, int] = {}
         """Drafted tokens of each request whose chain was filled up."""
         self.recycler.warm_up(np.int32)
@@ -181,7 +181,7 @@ class TokenRecycling:
         )
 
     def _predicted(self, request: Any) -> Sequence[int]:
-        """Return the expected output of a request: token ids, or a text, as `prediction` of its `extra_args`."""
+        """Return the expected output of a request: token ids, or a sequence, as `prediction` of its `extra_args`."""
         parameters = getattr(request, "sampling_params", None)
         given = None if parameters is None else (getattr(parameters, "extra_args", None) or {}).get("prediction")
         if isinstance(given, str):
@@ -191,7 +191,7 @@ class TokenRecycling:
             return given
         if given is not None:
             logger.warning(
-                "prediction must be a text, or a list of token ids below %d, got %.40r; it is ignored",
+                "prediction must be text, or a list of token ids below %d, got %.40r; it is ignored",
                 vocabulary,
                 given,
             )

@@ -1,11 +1,11 @@
-"""An accelerated model: of a subclass of its own class, made on the spot, that decodes in our loop what it can.
+"""An accelerated model: an instance of a subclass of its own class, made at run time, that decodes in our loop.
 
 `generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the
 model's class. The subclass overrides this method, and what else calls go through only to note what is not accelerated.
 It has the name of the model's class, under which the model is saved. What cannot be accelerated without risk goes to
 transformers' own method, with a warning that says why.
 
-Several threads may call one model: what is noted of a call is kept by itself until that call ends.
+Several threads may call one model: each call has its own notes until it ends.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Acceleration:
     """State that `accelerate` adds to a model, as `model.acceleration`."""
 
     drafter: Drafter
-    """Drafts, and remembers from call to call."""
+    """Drafts, and learns from call to call."""
     way: Way = ordinary
-    """How steps are made."""
+    """Captured or eager steps."""
     target: TreeModel | None = None
     """The model that decodes, if not the one that `generate` was called on: see `generate`."""
     stats: Stats = field(default_factory=Stats)
@@ -60,9 +60,9 @@ class Acceleration:
     decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
     """Decodes a call."""
     hints: Hints = NO_HINTS
-    """What is known of the texts of all calls."""
+    """Hints for the sequences of all calls."""
     lays_out: bool = False
-    """Whether `accelerate` laid the weights out, for as long as the model is accelerated."""
+    """Whether `accelerate` prepacked the weights, which `decelerate` then drops."""
 
     _said: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
@@ -90,7 +90,7 @@ class _Call:
     stats: Stats
     fallback: str | None = None
     reached: bool = False
-    """Whether it came to a loop that is known."""
+    """Whether it reached a decoding loop that we know."""
 
     def fall_back(self, reason: str) -> None:
         """Leave the call to transformers."""
@@ -99,7 +99,7 @@ class _Call:
 
 
 _innermost: ContextVar[_Call | None] = ContextVar("_innermost", default=None)
-"""The call that goes on in this thread; that of a model's drafts where they too are made by `generate`."""
+"""This thread's innermost call: a draft model may run `generate` within another call."""
 
 
 @contextlib.contextmanager

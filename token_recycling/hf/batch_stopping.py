@@ -1,7 +1,8 @@
-"""Criteria that must see all texts of a batch at once, as `generate` shows them.
+"""Stopping criteria that must see all sequences of a batch at once, as `generate` shows them.
 
-`generate` lets all texts grow by one token, asks, and goes on. Here one text is ahead of another, so a column of the
-batch is judged when every text has reached it, once and in order; what a text has said beyond its end is withdrawn.
+`generate` appends one token to every sequence, evaluates the criteria and goes on. Here sequences advance by different
+numbers of tokens. So a column of the batch is evaluated once every sequence has reached it, in order; tokens that a
+sequence emitted beyond its end are withdrawn.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from ..loop.state import Sequence
 
 
 class BatchStopping:
-    """Applies criteria to the texts of a batch, column by column, and ends texts."""
+    """Applies criteria to the sequences of a batch, column by column, and ends sequences."""
 
     def __init__(self, sequences: list[Sequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
-        """`padding` fills up texts that have ended; None if every text goes on until all have ended."""
+        """`padding` fills up sequences that have ended; None if every sequence goes on until all have ended."""
         self.sequences, self.criteria, self.padding = sequences, criteria, padding
         self.withdrawn = 0
         """Tokens that were emitted beyond an end."""
@@ -24,7 +25,7 @@ class BatchStopping:
         self._met = [False] * len(sequences)
 
     def apply(self) -> None:
-        """Evaluate the criteria for every column that all texts have reached."""
+        """Evaluate the criteria for every column that all sequences have reached."""
         while not all(self._met) and all(
             sequence.ended or sequence.columns > self._columns for sequence in self.sequences
         ):

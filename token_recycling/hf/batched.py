@@ -1,8 +1,8 @@
-"""Continuous batching of `generate` calls: one thread decodes the texts of all threads that call.
+"""Continuous batching of `generate` calls: one thread decodes the sequences of all calling threads.
 
-transformers prepares each call in the thread that makes it; then the call waits while its text is decoded among the
-others (`loop.continuous.RunningBatch`), and its streamer is given the tokens there. A call with several texts, or whose
-cache somebody will see, is decoded by itself in its own thread.
+transformers prepares each call in the thread that makes it. The call then waits while its sequence is decoded in the
+shared batch (`loop.continuous.RunningBatch`), which also feeds its streamer. Calls with several sequences, or with a
+cache that the caller sees, are decoded in their own thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DecodingThread:
     """Decodes the sequences of all concurrent calls in one batch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Start the thread. Raises UnsupportedModelError for a model whose texts cannot share passes."""
+        """Start the thread. Raises UnsupportedModelError for a model whose sequences cannot share passes."""
         self._model, self.target = model, ready(model)
         self._batch = RunningBatch(self.target)
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -48,7 +48,9 @@ class DecodingThread:
         self._thread.start()
 
     def model(self, drafter: Drafter, seed: int, hints: Hints = NO_HINTS) -> PreTrainedModel:
-        """A view whose `generate` decodes in this thread, with the text that it has alone after `manual_seed(seed)`."""
+        """A view whose `generate` decodes in this thread, with the sequence that it has alone after
+        `manual_seed(seed)`.
+        """
         decode = partial(self._decoded, seed)
         return view(self._model, Acceleration(drafter, ordinary, self.target, decode=decode, hints=hints))
 
@@ -70,7 +72,7 @@ class DecodingThread:
         return called
 
     def close(self) -> None:
-        """End the thread, once all texts have ended; may be called again."""
+        """End the thread, once all sequences have ended; may be called again."""
         self._asked.put(None)
         self._thread.join()
 
@@ -105,7 +107,7 @@ class DecodingThread:
         return sequence.padded
 
     def _decode(self) -> None:
-        """The thread's loop: make steps as long as there are texts; before each, call what was asked for."""
+        """The thread's loop: make steps as long as there are sequences; before each, call what was asked for."""
         closing = False
         while not closing or self._waiting:
             while not self._asked.empty() or not (self._waiting or closing):
@@ -127,7 +129,7 @@ class DecodingThread:
                 asked()
 
     def _step(self) -> list[RequestState]:
-        """Make a step and return the texts that have ended; if the batch fails as a whole, all of them."""
+        """Make a step and return the sequences that have ended; if the batch fails as a whole, all of them."""
         try:
             return self._batch.step()
         except Exception as error:

@@ -1,11 +1,10 @@
-"""The cache of a call: the one that `generate` made or a caller gave, and the one that decoding works in.
+"""Conversion between the cache of a call, which `generate` made or the caller passed, and the one that decoding uses.
 
-Decoding keeps the slots of every text from slot 0 on, in a `DynamicCache`. `generate` pads shorter texts on the left,
-so that all end in one slot, and a static cache has a place for every slot from the start. Here one becomes the other:
-before the first step what a cache holds is read, and after the last one, if anybody will see the cache, what plain
-decoding would have left in it is written.
+Decoding keeps the slots of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter sequences on the
+left, so that all end in one slot, and a static cache has all its slots from the start. Before the first step the given
+cache is read; after the last one, if the caller will see it, it is filled as plain decoding would have left it.
 
-Cost: nothing for one text in a dynamic cache. For a batch one pass over its cache; for a static cache a copy.
+Cost: nothing for one sequence in a dynamic cache, one pass over the cache for a batch, a copy for a static cache.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ class CacheHandover:
     """Hands a cache over to decoding and back."""
 
     def __init__(self, given: Cache, paddings: list[int], config: PretrainedConfig) -> None:
-        """`paddings[row]`: how many columns before each text are padding; `config`: that of the text decoder."""
+        """`paddings[row]`: how many columns before each sequence are padding; `config`: that of the text decoder."""
         self.given, self.paddings = given, paddings
         if type(given) is DynamicCache:
             unroll(given)
         held = int(given.get_seq_length())
         self.cache = given if type(given) is DynamicCache else _read(given, held, config)
-        """The cache that decoding works in: the slots of every text from slot 0 on."""
+        """The cache that decoding works in: the slots of every sequence from slot 0 on."""
         self.lengths = [max(0, held - padding) for padding in paddings]
-        """Number of slots that it holds of each text."""
+        """Number of slots that it holds of each sequence."""
         if held and any(paddings):
             TreeCache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
 
@@ -79,7 +78,7 @@ class CacheHandover:
 def fill_up(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
 ) -> None:
-    """Continue shorter texts with padding, as `generate` does: their tokens, cache, scores and logits."""
+    """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
     columns = max(sequence.columns for sequence in sequences)
     rest = [one.tokens.new_full((columns - one.columns,), padding) for one in sequences]
     # What follows the last token is padding; the last padding token gets no slot.

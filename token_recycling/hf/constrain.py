@@ -1,7 +1,7 @@
-"""Texts of a given form, through xgrammar (Dong et al., 2411.15100; the extra `grammar`): `constrain` makes a logits
-processor of a JSON schema, a regular expression or a grammar, for whoever has none.
+"""`constrain` makes a logits processor from a JSON schema, a regular expression or a grammar, through xgrammar
+(Dong et al., 2411.15100; the extra `grammar`).
 
-A form is compiled once, to masks of the tokens that may follow: milliseconds for a schema of ten fields.
+A grammar is compiled once, to masks of the tokens that may follow: milliseconds for a schema of ten fields.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def constrain(
     regex: str | None = None,
     grammar: str | None = None,
 ) -> LogitsProcessor:
-    """A logits processor for `model.generate(..., logits_processor=[...])` that holds one text to a form.
+    """A logits processor for `model.generate(..., logits_processor=[...])` that holds one sequence to a form.
 
     `model` is a model, whose tokenizer is loaded from where the model came from, or a tokenizer. Give one of
-    `json_schema` (an object or its JSON), `regex`, and `grammar` (EBNF as of xgrammar). Make a new one for every text.
-    Raises ValueError for a form that cannot be compiled, a keyword of JSON Schema that would not be held to, or not
-    exactly one form; ImportError without xgrammar. Objects have no properties but those that a schema names, unless it
-    says `additionalProperties`.
+    `json_schema` (an object or its JSON), `regex`, and `grammar` (EBNF as of xgrammar). Make a new one for every
+    sequence. Raises ValueError for a form that cannot be compiled, a keyword of JSON Schema that would not be held to,
+    or not exactly one form; ImportError without xgrammar. Objects have no properties but those that a schema names,
+    unless it says `additionalProperties`.
     """
     given = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
     forms = {name: value for name, value in given.items() if value is not None}
@@ -60,7 +60,9 @@ def _compiler(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
 
 
 def tokenizer_info(tokenizer: PreTrainedTokenizerBase, words: int, stop: int | list[int] | None) -> Any:
-    """The tokenizer as xgrammar takes it, of a model of so many words; raises ValueError where no token ends a text."""
+    """The tokenizer as xgrammar takes it, of a model of so many words; raises ValueError where no token ends a
+    sequence.
+    """
     import xgrammar
 
     if stop is None:

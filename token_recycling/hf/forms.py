@@ -1,6 +1,6 @@
 """What xgrammar makes of a form: a JSON schema, a regular expression, a grammar, structural tags.
 
-Nothing here imports transformers or torch: the server compiles in a process of its own, which is to start quickly.
+Nothing here imports transformers or torch: the server compiles in a separate process that must start quickly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def compiled(compiler: Any, name: str, form: Any, strict: bool = True) -> Any:
         if name == "json_schema":
             schema = json.loads(form) if isinstance(form, str) else form
             check_schema(schema, strict)
-            # Where any space may follow, a model may go on with spaces for ever.
+            # Where any whitespace may follow, a model may emit spaces for ever.
             how = {"any_whitespace": False, "strict_mode": strict}
             grammar = str(_grammar(json.dumps(schema), **how))
             limited = _LITERAL.sub(lambda found: _JSON_CHARACTER if found[0] == _CHARACTER else found[0], grammar)

@@ -60,7 +60,7 @@ _KNOWN_INPUTS = {
 _MARKS = {"mm_token_type_ids", "token_type_ids"}
 """Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
 _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
-"""Criteria that say the same of a text whether they see it alone or in a batch."""
+"""Criteria that decide about each sequence alone."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class GenerateCall:
 
     @property
     def cache(self) -> Cache:
-        """The key/value cache, empty or with a prefix of the text."""
+        """The key/value cache, empty or with a prefix of the sequence."""
         return self.model_kwargs.get("past_key_values", self.model_kwargs.get("cache_params"))
 
     @cached_property
     def paddings(self) -> list[int]:
-        """Number of padding tokens before each text; -1 where some stand elsewhere, or nothing else is there."""
+        """Number of padding tokens before each sequence; -1 where some stand elsewhere, or nothing else is there."""
         mask = self.model_kwargs.get("attention_mask")
         if mask is None or (mask.ndim == 2 and bool(mask.all())):
             return [0] * len(self.input_ids)
@@ -148,7 +148,7 @@ class GenerateCall:
         )
 
     def _why_not_recurrent(self, known: ModelInfo) -> str | None:
-        """Return why this call cannot be accelerated with a model that keeps states over the text, or None."""
+        """Return why this call cannot be accelerated with a model that keeps recurrent states, or None."""
         held = slots(self.cache)
         if type(self.cache) is StaticCache:
             return f"a static cache is unsupported for {known.model}, which has recurrent states; use a dynamic one"
@@ -157,7 +157,7 @@ class GenerateCall:
         return known.cannot_read_on(held, self.input_ids.shape[1])
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
-        """Inputs beside the text. A model that takes pictures too is given empty ones with a text alone."""
+        """Return inputs besides token ids. A model that takes pictures too is given empty ones with text alone."""
         others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
         if model.config.get_text_config(decoder=True) is not model.config:
             others -= {name for name in others & _MARKS if not self.model_kwargs[name].any()}
@@ -169,7 +169,9 @@ class GenerateCall:
 
     @property
     def _counts_from_zero(self) -> bool:
-        """Whether positions, (batch, length) or several such tensors for one text, are those of the text's tokens."""
+        """Whether positions, (batch, length) or several such tensors for one sequence, are those of the sequence's
+        tokens.
+        """
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
             return True
@@ -184,7 +186,7 @@ class GenerateCall:
         )
 
     def _why_no_batch(self) -> str | None:
-        """Why several texts cannot be accelerated where one could, or None."""
+        """Why several sequences cannot be accelerated where one could, or None."""
         if self.streamer is not None:
             return f"a streamer takes one sequence, got {len(self.input_ids)}"
         others = (one for one in self.processors if scope(one) < Scope.EACH_TEXT and for_sequence(one, 0) is None)
@@ -203,18 +205,20 @@ class GenerateCall:
 
     @property
     def pads(self) -> bool:
-        """Whether texts that have ended are filled up with padding, as `generate` decides; else all go on together."""
+        """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
         return any(hasattr(one, "eos_token_id") for one in self.criteria)
 
     @cached_property
     def padding_token(self) -> int | None:
-        """The token that ended texts are filled up with; None if there is none."""
+        """The token that pads ended sequences; None if there is none."""
         token = self.config._pad_token_tensor
         return None if token is None else int(token)
 
     @cached_property
     def joint_criteria(self) -> StoppingCriteriaList:
-        """Criteria that must see all texts at once: the caller's own; all, where ended texts go on with the others."""
+        """Criteria that must see all sequences at once: the caller's own; all, where ended sequences go on with the
+        others.
+        """
         others = [one for one in self.criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
         if len(self.input_ids) == 1 or (self.pads and all(type(one) in _CRITERIA_BY_TEXT for one in others)):
             return StoppingCriteriaList()
@@ -228,7 +232,7 @@ class GenerateCall:
         )
 
     def processors_for(self, row: int) -> LogitsProcessorList:
-        """The processors as one text of a batch sees them, alone."""
+        """The processors as one sequence of a batch sees them, alone."""
         if len(self.input_ids) == 1:
             return self.processors
         return LogitsProcessorList([_for_text(processor, row) for processor in self.processors])
@@ -274,7 +278,7 @@ def run_call(
     generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:
     """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Sampled tokens
-    are drawn from `generator`, or torch's own.
+    are sampled with `generator`, or torch's own.
     """
     if type(call.cache) is StaticCache:
         target.kept.say_once(
@@ -297,7 +301,7 @@ def run_call(
 
     def reading() -> None:
         nonlocal whole
-        whole = True  # what was read of a prompt that nobody waits for any more can be kept
+        whole = True  # the part of a cancelled prompt that was read can be cached
         if call.reading is not None:
             call.reading()
         whole = False
@@ -336,7 +340,7 @@ def run_call(
         selector.forget(sequence.columns - call.input_ids.shape[1])
     if call.cache_is_seen and prefixes is None:
         if len({sequence.columns for sequence in sequences}) > 1:
-            assert call.padding_token is not None, "texts of a batch end apart only where they are padded"
+            assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
             fill_up(target, sequences, selectors, handover.cache, call.padding_token)
         handover.give_back(max(sequence.columns for sequence in sequences))
     ids = _stacked(sequences, call.padding_token)
@@ -348,7 +352,7 @@ def run_call(
 
 
 def _begins_anew(call: GenerateCall) -> bool:
-    """Whether nobody sees the cache of a call's only text, so that it may begin with what is kept of others."""
+    """Whether the cache of a call's only sequence is internal, so that it may start from the prefix cache."""
     alone = len(call.input_ids) == 1 and not call.config.return_dict_in_generate
     return alone and type(call.cache) is DynamicCache and not call.cache.offloading and not slots(call.cache)
 
@@ -376,7 +380,7 @@ def beginnings(
 
 
 def _stacked(sequences: list[Sequence], padding: int | None) -> torch.Tensor:
-    """(batch, columns) ids, shorter texts filled up with padding."""
+    """Return (batch, columns) ids, shorter sequences padded."""
     ids = [sequence.padded[0] for sequence in sequences]
     if padding is None:
         return torch.stack(ids)
@@ -384,6 +388,6 @@ def _stacked(sequences: list[Sequence], padding: int | None) -> torch.Tensor:
 
 
 def _by_step(rows: list[list[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:
-    """Batch the scores of all texts, (1, vocabulary) a token each: (batch, vocabulary) a token."""
+    """Batch the scores of all sequences, (1, vocabulary) a token each: (batch, vocabulary) a token."""
     kept = [row for row in rows if row is not None]
     return tuple(map(torch.cat, zip(*kept, strict=True))) if kept else None

@@ -1,8 +1,8 @@
 """Warm-up of a drafter: the model generates sequences from nothing, and the drafter learns from them.
 
-A model that chats is given the beginning of a user's turn and goes on from there, so that it asks as it was taught to
-be asked (Magpie, 2406.08464), and then answers; any other begins with its start token. Several texts are written at
-once. Questions are drawn, answers are greedy. Cost: the time that is asked for, once a model.
+A chat model is given the start of a user's turn and continues it, so that it writes prompts as it was trained to
+be asked (Magpie, 2406.08464), and then answers; any other begins with its start token. Several sequences are written at
+once. Prompts are sampled, answers are greedy. Cost: the time that is asked for, once a model.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _AT_ONCE, _QUESTION, _ANSWER = 32, 48, 160
-"""Texts that are written together, and most tokens of a question and of an answer."""
+"""Batch size, and maximum tokens of a prompt and of an answer."""
 _PLACE = "\u2063here\u2063"
-"""Stands for what a user says."""
+"""Placeholder for the user's message."""
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class Learner(Protocol):
         """The matrix for this target."""
 
     def warmed_file(self, target: TreeModel) -> Path:
-        """Where what the target has taught by text of its own is kept."""
+        """The file of what was learned from the target's own output."""
 
 
 class Warmed(NamedTuple):
@@ -65,7 +65,7 @@ def warm(
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Warmed:
     """Let the model write for so many minutes, teach the drafter, and keep what it learned in the file `output`; by
-    default where the option `warmed=true` finds it. `history`: keep the texts among earlier outputs too. Raises
+    default where the option `warmed=true` finds it. `history`: keep the sequences among earlier outputs too. Raises
     ValueError.
     """
     if not minutes > 0:
@@ -91,7 +91,7 @@ def warm(
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The ids before and after what a user says; nothing after it where the model does not chat."""
+    """Return the ids before and after a user's message; none after it for a model without a chat template."""
     if not getattr(tokenizer, "chat_template", None):
         begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         return [begin if begin is not None else 0], []
@@ -109,7 +109,7 @@ def _written(
     before: list[int],
     after: list[int],
 ) -> int:
-    """Writes some texts; returns how many tokens they have."""
+    """Generate a batch of sequences; return how many tokens they have."""
     room = model_info(model).max_length
     longest = _ANSWER if room is None else min(_ANSWER, room - len(before) - len(after) - _QUESTION)
     drawn: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
@@ -131,6 +131,6 @@ def _written(
 
 
 def _without_end(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """The tokens before the end of a text, and before its padding."""
+    """The tokens before the end of a sequence, and before its padding."""
     ends = (place for place, token in enumerate(ids) if token in tokenizer.all_special_ids)
     return ids[: next(ends, len(ids))]

@@ -1,7 +1,7 @@
-"""One table of what families of models need so that trees are exact.
+"""What each family of models needs so that trees are exact.
 
-Most models need one mask; models whose layers see windows or chunks of the text need one for each type of layer
-(`Reach`). What remains is in `EXCEPTIONS`, by the family's name (`config.model_type`): a new one is one entry.
+Most models need one mask. Models with sliding windows or chunks need one for each type of layer (`Reach`). All other
+needs are in `EXCEPTIONS`, by `config.model_type`: a new family is one entry.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 """Families whose layers, given several tokens at once, begin as if nothing had been read."""
 
 WITH_STATES = frozenset(_STATEFUL.split())
-"""Families that may have layers with a state over the text."""
+"""Families that may have recurrent layers."""
 TESTED = frozenset(_FAMILIES.split()) | WITH_STATES
 """Families for which trees were compared with linear decoding: docs/architectures.md."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The part of the visible text that a layer sees, counted in positions."""
+    """The part of the visible sequence that a layer sees, counted in positions."""
 
     kind: str = "full"
     """full: all of it; sliding: the last `size` tokens; chunked: the tokens of the same `size`-token chunk."""
@@ -60,7 +60,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Border:
-    """A length of text at which the model changes how it computes; a tree must not lie across it."""
+    """A length of sequence at which the model changes how it computes; a tree must not lie across it."""
 
     at: int
     """In tokens; a tree after `length` tokens is before the border if `length + nodes <= at`."""
@@ -74,7 +74,7 @@ class Border:
     changes_model: bool = False
     """Whether passes beyond it leave the model itself changed, so that calls of several threads must take turns."""
     reread: bool = False
-    """Whether the model's own `generate` reads the whole text again on reaching it."""
+    """Whether the model's own `generate` reads the whole sequence again on reaching it."""
 
     def fits(self, length: int, nodes: int) -> bool:
         """Whether a tree of `nodes` nodes after `length` tokens is exact."""
@@ -92,7 +92,7 @@ class KeyBias:
     in_mask: bool = False
     """Whether the model puts it into the attention mask too."""
     shared: bool = False
-    """Whether the model has one bias for all texts of a batch."""
+    """Whether the model has one bias for all sequences of a batch."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def index_border(config: PretrainedConfig) -> Border:
 
 
 def rotary_border(config: PretrainedConfig) -> Border | None:
-    """Where rotary frequencies change with the length of the text, for the scalings that do so."""
+    """Where rotary frequencies change with the length of the sequence, for the scalings that do so."""
     given = rotary(config)
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:

@@ -1,15 +1,14 @@
-"""Attention of passes over trees, in place of the implementation that a model's configuration names.
+"""Attention for forward passes over trees, in place of the implementation that a model's configuration names.
 
-Two things differ from a model's own attention. Where several query heads share one key/value head (grouped-query
-attention), transformers copies keys and values of the whole context for every query head as soon as there is a mask.
-Here the queries of one group stand side by side instead, as more rows over the same keys: the same sums, and a step
-over a tree costs up to a seventh less. And implementations that take no mask of any shape (flash, flex) give way to one
-that does.
+It differs from a model's own attention in two ways. With grouped-query attention and a mask, transformers copies the
+keys and values of the whole context for every query head. Here the queries of one group become more rows over the same
+keys: the same sums, and a tree step costs up to a seventh less. And implementations that do not take any mask (flash,
+flex) are replaced by one that does.
 
-A configuration is one for all threads, so it is never changed. Instead the functions of a name are registered once more
-with transformers, by ones that look at a context variable: outside of a pass, and for any other model, they call what
-was registered before. A compiler cannot look there: in its graphs `sdpa` attends as registered, and what else is given
-a mask of four dimensions as `sdpa` does.
+A configuration is shared by all threads, so it is never changed. Instead the functions registered with transformers
+under a name are wrapped by ones that look at a context variable: outside of our forward passes, and for any other
+model, they call the original. A compiler cannot look there: in its graphs `sdpa` attends as registered, and other
+implementations attend as `sdpa` does if they are given a mask of four dimensions.
 """
 
 from __future__ import annotations
@@ -213,7 +212,7 @@ def biased_by_position(
 
 
 def _by_position(bias: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
-    """The bias (..., 1, keys) of every key's position; for (batch * heads, 1, keys) rows may differ by text."""
+    """The bias (..., 1, keys) of every key's position; for (batch * heads, 1, keys) rows may differ by sequence."""
     rows = bias.shape[0] // key_positions.shape[0] if bias.ndim == 3 else 1
     places = key_positions.repeat_interleave(rows, 0)
     places = places.view(places.shape[0], *[1] * (bias.ndim - 2), -1)

@@ -2,7 +2,7 @@
 
 Everything else is written for the newest release. What a lower one within the range (`versions`) does not have is an
 entry here, with the release that brought it. Where nothing can stand in, there is a class that nothing is of, and
-`needed` says to the user which release has it. An entry goes when the lowest release has it.
+`needed` tells the user which release has it. An entry goes when the lowest release has it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ else:
     DynamicIndexedLayer = _found("cache_utils", "DynamicIndexedLayer", (5, 11), DynamicLayer)
     StaticIndexedLayer = _found("cache_utils", "StaticIndexedLayer", (5, 11))
 
-    # States over the text, by number. Before, each family kept them in a way of its own.
+    # Recurrent states, by number. Before, each family kept them in its own way.
     LinearAttentionCacheLayerMixin = _found("cache_utils", "LinearAttentionCacheLayerMixin", (5, 14))
     LinearAttentionLayer = _found("cache_utils", "LinearAttentionLayer", (5, 14))
     LinearAttentionAndFullAttentionLayer = _found("cache_utils", "LinearAttentionAndFullAttentionLayer", (5, 14))
@@ -124,8 +124,8 @@ def write_behind(cache: Cache, held: int, index: int, keys: torch.Tensor, values
 
 
 def told_slots(length: torch.Tensor, nodes: int) -> dict[str, torch.Tensor]:
-    """What a pass over `nodes` tokens behind `length` (1,) slots is told of where they go. Before 5.4 the host asked
-    the device.
+    """Return arguments that name the slots of `nodes` tokens after `length` (1,) slots. Before 5.4 the host asked the
+    device.
     """
     if _TRANSFORMERS >= (5, 4):
         return {}

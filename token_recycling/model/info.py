@@ -1,15 +1,15 @@
-"""Everything the package asks about a model, found once: `model_info(model)`, from its class, its configuration and the
-kinds of its parts and weights. Nothing runs.
+"""Everything the package asks about a model, found once by `model_info(model)`: from its class, its configuration and
+the kinds of its modules and weights. Nothing runs.
 
-A pass over a tree is exact if the logits after a token depend on nothing but the text before it. Attention must follow
-the mask and the positions that it is given, and layers with a state over the text must keep it in transformers' cache
-(`recurrence`). Families that need more are in `architectures`. Quantised weights change nothing. Activations that are
-quantised as the model runs do: where those of a pass share one scale, each depends on all others, and the model is
-refused. Where each token has its own scale, coarse rounding can turn the last bit of a sum into another text; the
-self-test decides (`self_test`).
+Verifying a tree is exact if the logits after a token depend on nothing but the tokens before it. Attention must follow
+the mask and the positions it is given, and recurrent layers must keep their state in transformers' cache
+(`recurrence`). `architectures` lists the families that need more. Quantized weights change nothing. Activations that
+are quantized at run time do: where all rows of a forward pass share one scale, each row depends on the others, and the
+model is refused. Where every token has its own scale, coarse rounding can still change the output; the self-test
+decides (`self_test`).
 
-Cost: a few milliseconds for each state of the model. After that a look-up compares parts, weights and configuration
-with those that were looked at (`remembered`), some 0.15 ms for a model of 32 layers.
+Cost: a few milliseconds for each state of the model. After that a lookup compares modules, weights and configuration
+with those seen before (`remembered`): 0.15 ms for a model of 32 layers.
 """
 
 from __future__ import annotations
@@ -87,34 +87,34 @@ class ModelInfo:
     border: Border | None = None
     key_bias: KeyBias | None = None
     branches: bool = True
-    """Whether a tree may branch; if not, its nodes must lie in the cache as a text does."""
+    """Whether a tree may branch; if not, drafts are chains, whose nodes lie in the cache in order."""
     recurrent: bool = False
-    """Whether some of its layers keep a state over the text."""
+    """Whether it has recurrent layers."""
     reads_on: bool = True
-    """Whether it reads several tokens behind a cache as it reads them one by one."""
+    """Whether reading several tokens after a cache equals reading them one by one."""
     shape: str = field(default="", repr=False)
     """A short name for its configuration, wherever it was loaded from."""
     config: PretrainedConfig | None = field(default=None, repr=False)
     """That of its text decoder."""
     mixers: tuple[Mixer, ...] = field(default=(), repr=False)
-    """Its layers with a state over the text."""
+    """Its recurrent layers."""
     arguments: frozenset[str] = field(default=frozenset(), repr=False)
     """The arguments that its forward names."""
     device: torch.device | None = None
     """Where it takes its inputs; None where its embedding has no weights."""
     dtype: torch.dtype = torch.float32
     max_length: int | None = None
-    """Tokens of the longest text that it was made for; None if its configuration does not say."""
+    """Its context length in tokens; None if its configuration does not say."""
     vocab_size: int = 0
     """Number of logits, which is the number of ids that a draft may name."""
     embedded: int = 0
-    """Number of ids that a text may hold."""
+    """Number of input ids."""
     bytes_read: int = 0
     """Of weights, by a pass: of all but embeddings that are no output layer too."""
     processes: int = 1
     """Number of processes that hold a part of the model each (tensor parallelism)."""
     compiled: bool = False
-    """Whether its calls go to a graph that torch.compile made."""
+    """Whether it is compiled as a whole by torch.compile."""
 
     @property
     def supported(self) -> bool:
@@ -122,7 +122,7 @@ class ModelInfo:
 
     @property
     def batch_reason(self) -> str | None:
-        """Why several texts, or a padded one, cannot be decoded at once where one can; None if they can."""
+        """Why batches and padded sequences cannot be decoded; None if they can."""
         if self.border is not None:
             return f"{self.model} decodes one sequence without padding at a time: {self.border.why}"
         if not self.branches:
@@ -132,7 +132,7 @@ class ModelInfo:
         return None
 
     def cannot_read_on(self, held: int, length: int) -> str | None:
-        """Why a text of `length` tokens cannot be read on behind the first `held` of them, or None if it can."""
+        """Return why the rest of `length` tokens cannot be read after the first `held` cached ones, or None."""
         if self.reads_on or not held or length - held == 1:
             return None
         return (
@@ -168,7 +168,7 @@ def model_info(model: PreTrainedModel, kept: Kept | None = None) -> ModelInfo:
 
 
 def _stated(config: PretrainedConfig) -> dict[str, Any]:
-    """All that a configuration says, and those within it, whose own comparison fails where layers differ in size."""
+    """Return all values of a configuration and of nested ones, whose `==` fails where layers differ in size."""
     return {
         name: _stated(value) if isinstance(value, PretrainedConfig) else value for name, value in vars(config).items()
     }
@@ -315,7 +315,7 @@ def _refused_by_parts(
 
 
 def depends_on_rows(name: str) -> str:
-    """Begin the reason for refusing a model whose logits depend on more than the text before them."""
+    """Begin the reason for refusing a model whose logits depend on more than the sequence before them."""
     return f"the logits of {name} depend on how many tokens are read at once"
 
 
@@ -412,7 +412,7 @@ def _input_device(model: PreTrainedModel) -> torch.device | None:
 
 
 def _context_length(config: PretrainedConfig) -> int | None:
-    """Tokens of the longest text that a model was made for, the shorter one if its configuration says it twice."""
+    """Return the model's context length, the shorter one if its configuration has two."""
     said = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
     return min(filter(None, said), default=None)
 

@@ -1,7 +1,7 @@
-"""Looks into a model: hidden states of its layers, its output layer, and a fingerprint of its weights.
+"""Hidden states of a model's layers, its output layer, and a fingerprint of its weights.
 
-Hidden states are read by forward hooks, so any family works without changes. Where a family scales or caps logits after
-the output layer, the order of candidates stays. Cost: setting the hooks, some microseconds a forward pass.
+Forward hooks read the hidden states, so that any family works unchanged. Where a family scales or caps logits after the
+output layer, the order of candidates stays the same. Cost: some microseconds per forward pass to set the hooks.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The KV cache of a tree: which slots are kept, and the layers and tensors that hold them.
 
-Verifying n nodes appends n slots. Only those of accepted nodes stay, moved together at the end of the sequence; of
-recurrent states that of the last accepted node stays (`recurrence`). `TreeCache` replaces the layers of a
-`DynamicCache` by layers that can do so.
+Verifying n nodes appends n slots. Only those of accepted nodes stay, moved to the end of the sequence; of recurrent
+states, that of the last accepted node stays (`recurrence`). `TreeCache` replaces the layers of a `DynamicCache` by
+layers that support this.
 
-All layers of one shape share one preallocated tensor, so moving a slot is one operation for the whole model instead of
-two for each layer, and the slots before it are not copied. Capacity grows by doubling. Offloaded layers share tensors
-in host memory: a step copies the slots of one layer after the other to the device, and only its own nodes back.
+All layers of one shape share one preallocated tensor, so that moving a slot is one operation for the whole model
+instead of two per layer, and earlier slots are not copied. Capacity doubles when it is exceeded. Offloaded layers share
+tensors in host memory: a step copies the slots of one layer after another to the device, and only its own nodes back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SlotStore:
     """Keys and values of all layers of one shape, in turn: (tensors, batch, heads, capacity, size)."""
 
     def __init__(self, shape: torch.Size, tensors: int, like: torch.Tensor, on_host: bool = False) -> None:
-        """Room for twice the slots of `shape` (batch, heads, slots, size), where `like` is or on the host."""
+        """Allocate twice the slots of `shape` (batch, heads, slots, size), on the device of `like` or on the host."""
         batch, heads, slots, size = shape
         self.on_host = on_host
         self._set(self._empty(tensors, batch, heads, _rounded(2 * slots), size, like))
@@ -52,7 +52,7 @@ class SlotStore:
             # Passes on an accelerator attend to slots that nothing was written to, masked: zero times NaN is NaN.
             make = like.new_empty if like.device.type == "cpu" else like.new_zeros
             return make(tensors, batch, heads, slots, size)
-        # The heads of a slot lie side by side, so that the slots of one text are one piece to copy to the device.
+        # The heads of a slot lie side by side, so that the slots of one sequence are one piece to copy to the device.
         pinned = torch.cuda.is_available()
         made = torch.empty(tensors, batch, slots, heads, size, dtype=like.dtype, pin_memory=pinned)
         return made.transpose(2, 3)
@@ -60,12 +60,12 @@ class SlotStore:
     @lasting()
     def _set(self, whole: torch.Tensor, texts: int | None = None) -> None:
         self._whole = whole
-        """With room for further texts."""
+        """With capacity for further sequences."""
         self.buffer = whole[:, :texts]
         self.tensors = self.buffer.unbind()
 
     def reserve(self, slots: int, texts: int = 0) -> None:
-        """Grow to room for `slots` slots in every layer and for `texts` texts, each by doubling."""
+        """Grow the capacity to `slots` slots per layer and `texts` sequences, each by doubling."""
         tensors, held, heads, capacity, size = self._whole.shape
         if slots > capacity or texts > held:
             more_texts = max(2 * held, texts) if texts > held else held
@@ -76,13 +76,14 @@ class SlotStore:
             self._set(grown, shown)
 
     def resize(self, texts: int) -> None:
-        """Hold `texts` texts, of which the first ones stay; room for more is kept."""
+        """Hold `texts` sequences: the first ones stay, and so does the capacity for more."""
         self.reserve(0, texts)
         self._set(self._whole, texts)
 
     def append(self, other: SlotStore, held: int, joining: int) -> int:
-        """Write the first `joining` slots of another store's texts behind this one's texts, whose slots from `held` on
-        become zeros, and zeros after both; return how many texts there are. They are not among them before `resize`.
+        """Write the first `joining` slots of another store's sequences behind this one's sequences, whose slots from
+        `held` on become zeros, and zeros after both; return how many sequences there are. They are not among them
+        before `resize`.
         """
         slots, texts, more = max(held, joining), self.buffer.shape[1], other.buffer.shape[1]
         self.reserve(slots, texts + more)
@@ -145,7 +146,7 @@ class TreeLayer(DynamicLayer):
         return store.tensors[place].narrow(2, 0, self.length)
 
     def _replace(self, part: int, states: torch.Tensor | None) -> None:
-        """Put states in a store of its own: somebody reordered, repeated or selected rows."""
+        """Put states in a separate store: transformers reordered, repeated or selected rows."""
         if states is None:
             return
         store = SlotStore(states.shape, 1, states, self.parts[part][0].on_host)
@@ -164,7 +165,7 @@ class TreeLayer(DynamicLayer):
             self.length = self.frame.end
             return self._within(self.frame, 0, key_states), self._within(self.frame, 1, value_states)
         if not self.length and self._view(0).shape[:2] != key_states.shape[:2]:
-            # Emptied, and used again for another number of texts.
+            # Emptied, and reused for another batch size.
             self._replace(0, key_states)
             self._replace(1, value_states)
         else:
@@ -226,7 +227,7 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
             self.indexer_keys[row, place] = self.indexer_keys[row, source]
 
     def shift(self, places: Sequence[int], slots: int) -> None:
-        """Move the index keys of each text by `places[row]` within the first `slots`; see `TreeCache.shift`."""
+        """Move the index keys of each sequence by `places[row]` within the first `slots`; see `TreeCache.shift`."""
         if self.indexer_keys is not None:
             self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, slots - self.indexer_keys.shape[1]))
             for row, distance in enumerate(places):
@@ -257,7 +258,7 @@ class BlockTreeLayer(IndexedTreeLayer):
 
 
 class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
-    """A layer that attends and keeps a state over the text as well."""
+    """A layer with attention and a recurrent state."""
 
     def __init__(self, *place: Any, states: LinearAttentionLayer) -> None:
         """`place` as of a `TreeLayer`; `states` is the layer that held them."""
@@ -281,7 +282,7 @@ def take_states(layer: LinearAttentionLayer, states: LinearAttentionLayer) -> No
 
 
 class TokenCount(OwnLayer):
-    """Counts the tokens that layers have read which keep nothing but states."""
+    """Counts tokens for a model whose layers all keep states and no slots."""
 
     parts: tuple[()] = ()
 
@@ -351,14 +352,14 @@ class TreeCache:
     @torch.inference_mode(False)
     @torch.no_grad()
     def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
-        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each text, moved
-        to the end of its `lengths[row]` slots, and forget the rest.
+        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each sequence,
+        moved to the end of its `lengths[row]` slots, and forget the rest.
         """
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
         if not self._layers:
             self._take_over()
-        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
+        # A slot only moves left, onto one that has moved or is forgotten: no copy reads what another wrote.
         for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
             for place, node in enumerate(nodes):
                 if length + place != held + node:
@@ -391,8 +392,8 @@ class TreeCache:
         return self._stores
 
     def parts(self, row: int, first: int, last: int) -> list[torch.Tensor]:
-        """What it holds of slots of one text, as views: keys and values, (tensors, heads, n, size) for every store, and
-        index keys, (n, size) for every layer that has some.
+        """What it holds of slots of one sequence, as views: keys and values, (tensors, heads, n, size) for every store,
+        and index keys, (n, size) for every layer that has some.
         """
         states = [store.buffer[:, row, :, first:last] for store in self._stores]
         keys = [layer.indexer_keys for layer in self._indexed if layer.indexer_keys is not None]
@@ -400,7 +401,7 @@ class TreeCache:
 
     @lasting()
     def shift(self, places: Sequence[int], slots: int) -> None:
-        """Move each text by `places[row]` slots, to the right if positive, behind zeros; there are `slots` then."""
+        """Shift each sequence by `places[row]` slots, to the right if positive, filled with zeros; `slots` are left."""
         self._take_over()
         touched = max(slots, self.cache.get_seq_length())
         for store in self._stores:
@@ -413,8 +414,8 @@ class TreeCache:
 
     @lasting()
     def join(self, other: TreeCache) -> None:
-        """Append the texts of another cache of the same model. Slots that a text does not have hold zeros, as what is
-        masked must still be numbers. An error leaves both caches as they were.
+        """Append the sequences of another cache of the same model. Slots that a sequence does not have hold zeros, as
+        what is masked must still be numbers. An error leaves both caches as they were.
         """
         self._take_over()
         other._take_over()
@@ -438,8 +439,8 @@ class TreeCache:
 
     @lasting()
     def select(self, rows: Sequence[int], slots: int) -> None:
-        """Keep these texts alone, in this order, with `slots` slots; a text may only move to the place of one that
-        goes.
+        """Keep these sequences alone, in this order, with `slots` slots; a sequence may only move to the place of one
+        that goes.
         """
         self._take_over()
         for store in self._stores:
@@ -571,7 +572,7 @@ def _share(cache: Cache) -> None:
 
 
 def _wait_for_copies(cache: Cache) -> None:
-    """An offloaded cache copies states to and fro while the host goes on."""
+    """Wait for the copies of an offloaded cache, which run while the host continues."""
     devices = {layer.device for layer in cache.layers if layer.keys is not None} if cache.offloading else ()
     for device in devices:
         synchronize(device)

@@ -36,7 +36,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT = 5
 _MAGIC = b"GGUF"
 _ENDS = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
-"""Tokens that end a text, a turn and a message: generation ends at each, as in llama.cpp."""
+"""Tokens that end a sequence, a turn and a message: generation ends at each, as in llama.cpp."""
 
 
 class Loaded(NamedTuple):
@@ -47,7 +47,7 @@ class Loaded(NamedTuple):
 
     @property
     def context(self) -> int | None:
-        """Number of tokens the model was made for, if its configuration says so."""
+        """The model's context length, if its configuration has one."""
         from .info import model_info
 
         return model_info(self.model).max_length
@@ -70,8 +70,8 @@ def load(
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
     A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, so
-    that texts are exactly `generate`'s, and to the file's own elsewhere; `device` to the accelerator if there is one;
-    `threads` to torch's choice; `prepack` and `reproducible` are as in `accelerate`. `device_map` is that of
+    that sequences are exactly `generate`'s, and to the file's own elsewhere; `device` to the accelerator if there is
+    one; `threads` to torch's choice; `prepack` and `reproducible` are as in `accelerate`. `device_map` is that of
     transformers' `from_pretrained`, in place of `device`: "auto" spreads a model that one card cannot hold over all of
     them. Raises ValueError with what is wrong, and UnsupportedModelError for a model that cannot be accelerated.
     """
@@ -354,7 +354,7 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
 
     from .compat import dequantising
 
-    # Alone in a folder: nothing that lies beside the file, such as a tokenizer's settings, has a say.
+    # Alone in a folder: other files next to it, such as tokenizer settings, are ignored.
     with _reading(path), tempfile.TemporaryDirectory() as alone:
         (Path(alone) / "model.gguf").symlink_to(path.resolve())
         fields = GGUFReader(path).fields

@@ -1,9 +1,9 @@
-"""What the passes of a model take: learned from its steps, for every number of texts and length, and kept on disk.
+"""The cost t(n) of verifying n nodes, learned from a model's steps by batch size and length, and kept on disk.
 
-Nothing is measured for its own sake. The first step begins with what earlier processes have learned of the model on
-this machine, else with what is usual; from then on every step teaches (`costs.costs`). On disk is the shape alone,
-t(n) / t(1), as a slow average: so a busy machine, which changes it for a while, spoils little. It is written when a
-text has ended, at most once a minute.
+Nothing is measured for its own sake. The first step starts from what earlier processes learned about the model on this
+machine, or from a prior; every step teaches (`costs.costs`). Only the shape t(n) / t(1) is kept on disk, as a slow
+average, so that a machine that is busy for a while spoils little. It is written when a sequence has ended, at most once
+a minute.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from . import remembered
 from .tree_model import TreeModel
 
 _MOST_ON_CPU, _MOST = 64, 256
-"""Nodes of the largest passes that are considered."""
+"""Nodes of the largest forward passes that are considered."""
 _BYTES_ON_CPU, _BYTES = 1e10, 1e12
-"""Of weights that are read in a second, as long as nothing was seen."""
+"""Of weights that are read per second, until steps were timed."""
 _SECONDS, _STEPS, _SHARE = 60.0, 16, 0.25
-"""At least so long between two writings; what fewer steps taught is not kept; what the newest shape counts for."""
+"""Minimum time between two writes; minimum steps of a curve that is written; weight of the newest shape."""
 _FLATTEST, _STEEPEST = 0.2, 2.0
 """Bounds of how much rows may add, in what they usually do, by what was seen of products alone."""
 _FEW = 16
-"""Rows of the largest passes in 16 bits whose costs are fixed."""
+"""Maximum rows in 16 bits where costs are fixed."""
 _DEAREST = 1.5
-"""A pass over n nodes that seems to take longer than so many times n passes is not believed."""
+"""A curve where n nodes cost more than so many times n single ones is implausible."""
 
 
 class PassTimes:
-    """Learned curves of one model, whose steps are made in one way."""
+    """Learned cost curves of one model, for one way to make steps."""
 
     def __init__(self, prior: np.ndarray, setting: dict[str, str] | None) -> None:
         """`prior` (nodes,) float64: see the function. `setting`: what t(n) depends on; None to keep nothing on disk."""
         self._prior, self._setting = prior, setting
         self._curves: dict[tuple[int, int], OnlineCurve] = {}
-        """By number of texts and band of length."""
+        """By batch size and band of length."""
         self._path = None if setting is None else remembered.file_of("costs", setting)
         self._written = -math.inf
         self._choosing = Lock()
 
     def curve(self, texts: int, length: int) -> OnlineCurve:
-        """What is learned of passes over so many texts, the longest of `length` tokens. It begins with what is kept of
-        them, else with another length or one text.
+        """What is learned of passes over so many sequences, the longest of `length` tokens. It begins with what is kept
+        of them, else with another length or one sequence.
         """
         key = texts, band(length)
         with self._choosing:
@@ -68,7 +68,7 @@ class PassTimes:
         return self._prior if texts == 1 else shared_by(texts, self.curve(1, length).seconds)
 
     def _kept(self) -> dict[tuple[int, int], np.ndarray]:
-        """The shapes on disk that can be believed."""
+        """Return the plausible shapes on disk."""
         return {} if self._path is None else remembered.read(self._path, self._parsed, {})
 
     def _parsed(self, held: dict[str, Any]) -> dict[tuple[int, int], np.ndarray]:
@@ -80,10 +80,10 @@ class PassTimes:
         }
 
     def keep(self) -> None:
-        """Write to disk, now and then, what was learned; called at the end of a text. Other threads do not wait for the
-        disk: the lock is held while the curves are read.
+        """Write to disk, now and then, what was learned; called at the end of a sequence. Other threads do not wait for
+        the disk: the lock is held while the curves are read.
         """
-        with self._choosing:  # another thread's text may begin with a new length
+        with self._choosing:  # another thread's sequence may begin with a new length
             now = time.monotonic()
             if self._path is None or now - self._written < _SECONDS:
                 return
@@ -111,7 +111,7 @@ def _plausible(shape: np.ndarray) -> bool:
 
 
 def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
-    """What is known of a model's passes in this process; `kind`: how steps are made, if not by ordinary passes."""
+    """Return the learned costs of a model in this process; `kind`: how steps are made, if not eagerly."""
     key: Hashable = ("costs", kind, torch.get_num_threads(), target.prepacked is not None)
     return target.kept.get(key, partial(_new, target, kind), values_matter=False)
 
@@ -126,7 +126,7 @@ def _agreed(target: TreeModel, seconds: float) -> float:
 
 
 def costs_of(target: TreeModel, texts: int, length: int, kind: str = "", fixed: bool = False) -> Costs:
-    """What the steps of a call with some texts, the longest of `length` tokens, take, as learned; or `fixed` costs."""
+    """Return the learned costs of steps with a batch of `texts`, the longest of `length` tokens; or `fixed` ones."""
     if fixed:
         # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
         times = np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
@@ -141,7 +141,7 @@ def _new(target: TreeModel, kind: str) -> PassTimes:
 
 
 def setting(target: TreeModel, kind: str = "") -> dict[str, str]:
-    """What t(n) depends on, besides texts and length."""
+    """Return what t(n) depends on, besides batch size and length."""
     return {
         "model": type(target.model).__name__,
         "shape": target.info.shape,

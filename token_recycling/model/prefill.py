@@ -1,7 +1,7 @@
-"""Reads known text into a cache: prompts, and whole pieces of text behind what a cache holds.
+"""Prefill: reads prompts, and further known tokens, into a KV cache.
 
-All of a text but its last token goes into the cache: that token is the root of the first draft. Prompts are read in
-pieces where logits are wanted, so that they are never held whole.
+All tokens of a sequence but the last go into the cache: the last one is the root of the first draft. Where logits are
+wanted, prompts are read in pieces, so that the logits of a whole prompt are never held.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .kv_cache import TreeCache, unroll
 from .tree_model import TreeModel
 
 PIECE = 512
-"""Tokens of all texts together whose logits are held at once, or that are read with a mask."""
+"""Tokens per batch whose logits are held at once, or that are read with a mask."""
 _READ, _READ_FAR_ON_CPU, _FAR = 512, 256, 1024
 """Tokens of a prompt that are read before anybody else has a turn: on a CPU fewer behind so many others, where
 attention takes most of the time. From a few hundred rows on arithmetic bounds a pass: larger pieces gain little a
@@ -27,10 +27,10 @@ token. These are numbers and no times, so that a prompt is cut, and rounded, at 
 _READ_ON_DEVICE, _READ_ON_DEVICE_ALONE = 1024, 4096
 """The same on an accelerator, which needs more rows to be busy; the latter where no other sequence waits."""
 _EXTENDED_PIECE = 64
-"""Tokens of each text, at most, that are read at once behind what a cache holds already."""
+"""Maximum tokens per sequence that are read at once after cached ones."""
 
 Reading = Callable[[], None]
-"""Called before each piece of a prompt; what it raises ends the call that the prompt is of."""
+"""Called before each piece of a prompt; an exception ends the call."""
 
 
 def piece_of(model: TreeModel, held: int, others: bool = False) -> int:
@@ -51,8 +51,8 @@ def prefill(
 ) -> None:
     """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
-    `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right. `reading` is called before pieces.
+    `held[row]` slots of each sequence are there; as many as the cache has if it is not given. Shorter sequences are
+    filled up on the right. `reading` is called before pieces.
     """
     _begin(model, cache)
     slots, border = cache.get_seq_length(), model.info.border
@@ -92,8 +92,8 @@ def _begin(model: TreeModel, cache: Cache) -> None:
 
 def read_prompts(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
     """Logits (batch, 1, vocabulary) after the last token of each of `texts` (length,), from the pass that `generate`
-    makes over what the cache does not hold: shorter texts are filled up on the left, and the cache then holds each from
-    slot 0 on.
+    makes over what the cache does not hold: shorter sequences are filled up on the left, and the cache then holds each
+    from slot 0 on.
     """
     _begin(model, cache)
     held, longest = cache.get_seq_length(), max(map(len, texts))
@@ -109,11 +109,11 @@ def first_pass(
     model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache, reading: Reading | None = None
 ) -> torch.Tensor:
     """Logits (1, n, vocabulary) after the nodes of a draft below the last token of `text` (length,), from a pass that
-    reads with them what of the text is not in the cache.
+    reads with them what of the sequence is not in the cache.
 
     Where nothing is drafted, it is the pass that `generate` makes. Where something is, every token has a row in the
-    mask, and some models make logits after every token: of a long text only the end is read with the draft. `reading`
-    is called before pieces.
+    mask, and some models make logits after every token: of a long sequence only the end is read with the draft.
+    `reading` is called before pieces.
     """
     _begin(model, cache)
     text, n, held = text.to(model.device), len(draft.tree), cache.get_seq_length()
@@ -132,9 +132,9 @@ def first_pass(
 def extend(
     model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there. Yields
-    piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; pieces of shorter texts
-    are shorter, or empty.
+    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence, whatever stood there.
+    Yields piece by piece the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of
+    shorter sequences are shorter, or empty.
     """
     kept, lengths = TreeCache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
@@ -148,14 +148,14 @@ def extend(
 
 
 def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:
-    """Read a text again if the model does so at its length."""
+    """Read a sequence again where the model's own `generate` does so."""
     border = model.info.border
     if border is not None and border.reread and len(texts[0]) == border.at + 1:
         _read_at_once(model, texts[0], cache)
 
 
 def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
-    """`prompt` (length,) and what the model says after it, greedily and without an end: `tokens` more."""
+    """Return `prompt` (length,) and its greedy continuation by `tokens` tokens, whatever ends a sequence."""
     cache, text = model.new_cache(), prompt.to(model.device)
     prefill(model, [text], cache)
     for _ in range(tokens):
@@ -167,7 +167,7 @@ def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tens
 
 
 def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
-    """Read a text whole, with its last token, as `generate` reads a prompt whose length decides how it is read."""
+    """Read a whole sequence in one forward pass, as `generate` reads a prompt whose length decides how it is read."""
     border = model.info.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
         cache.crop(-cache.get_seq_length())
@@ -176,7 +176,7 @@ def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
 
 
 def _chain(tokens: torch.Tensor) -> Draft:
-    """Tokens in a row; where there are none, a dummy whose logits are not used."""
+    """A chain of tokens; for none, a dummy whose logits are not used."""
     if len(tokens) < 2:
         return Draft(root_only(), tokens if len(tokens) else tokens.new_zeros(1))
     return Draft(chain(len(tokens) - 1), tokens)

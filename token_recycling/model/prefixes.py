@@ -1,16 +1,17 @@
-"""Keys and values of the newest texts, so that a text that begins as one of them did is read from where they part.
+"""Prefix cache: keys and values of recent sequences, so that a sequence that starts like one of them is read from where
+they differ.
 
-A radix tree of tokens (SGLang's RadixAttention, 2312.07104), one for each API key: every segment holds the slots of its
-own tokens, so that a beginning that many texts share is held once. What is kept never changes. A text is decoded in a
-cache of its own, which begins with a copy; of it a copy is kept. transformers' own ways do not fit: a copied
-`DynamicCache` (its "prefix caching") is of a whole batch, holds a beginning once a text and cannot be found by tokens;
-its paged cache gives no tree its mask.
+A radix tree of tokens (SGLang's RadixAttention, 2312.07104) for each API key. Every segment holds the slots of its own
+tokens, so that a prefix that many sequences share is stored once. Segments never change: a sequence is decoded in a
+cache of its own that starts with a copy of them, and a copy of its slots is added. transformers' own caches do not fit:
+a copied `DynamicCache` belongs to a whole batch, stores a prefix once per sequence and cannot be found by tokens; its
+paged cache takes no tree mask.
 
-States over the text cannot be cut. Of a model that keeps some, a copy stands at the end of every text that was kept,
-and a text is read from the last such place that it passes.
+Recurrent states cannot be cut. For models that have them, the state at the end of every stored sequence is kept, and a
+sequence is read from the last such place that it passes.
 
-Cost: comparing tokens, and copying slots, both ways: about a thousandth of reading them. Eviction takes the
-segment used least recently, without a search.
+Cost: comparing tokens, and copying slots in and out, about a thousandth of reading them. Eviction removes the least
+recently used segment, without a search.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SHARE = 8
 
 @dataclass(eq=False)
 class _Segment:
-    """Some tokens of a text, behind those of the segments above."""
+    """Some tokens of a sequence, after those of the segments above."""
 
     tokens: np.ndarray  # (n,) int64
     parts: list[torch.Tensor] = field(default_factory=list)
@@ -48,7 +49,7 @@ class _Segment:
     below: dict[int, _Segment] = field(default_factory=dict)
     """By their first tokens."""
     end: Layers | None = None
-    """The layers without slots, as a text left them that ended here; of models with states over the text alone."""
+    """The layers without slots, as a sequence left them that ended here; of models with recurrent states alone."""
     end_bytes: int = 0
 
     @property
@@ -64,22 +65,22 @@ def default_budget(target: TreeModel) -> int:
 
 
 class PrefixCache:
-    """Slots of the newest texts, up to a number of bytes; used by several threads."""
+    """Slots of recent sequences, up to a number of bytes; thread-safe."""
 
     def __init__(self, target: TreeModel, limit: int) -> None:
-        """`limit`: bytes, of all keys together; at 0 nothing is kept."""
+        """`limit`: bytes for all API keys; 0 caches nothing."""
         self.target, self.limit = target, limit
         self.nbytes = 0
-        """What is held now, in bytes."""
+        """Bytes in use."""
         self._roots: dict[str, _Segment] = {}
         self._by_use: OrderedDict[_Segment, None] = OrderedDict()
         """All segments, those used least recently first, and each before the one above it: the first is a leaf."""
         self._blank: tuple[Layers, list[SlotStore]] | None = None
-        """The layers of a cache without slots, and their stores; None before the first text."""
+        """The layers of a cache without slots, and their stores; None before the first sequence."""
         self._lock = Lock()
 
     def of(self, key: str) -> Prefixes:
-        """What is kept of one API key."""
+        """Return the part of the cache that belongs to one API key."""
         return Prefixes(self, key)
 
     @lasting()
@@ -93,18 +94,18 @@ class PrefixCache:
             return self._copied(path, n), n
 
     def known(self, ids: torch.Tensor, key: str) -> int:
-        """How many tokens `take` would give now."""
+        """Return how many tokens `take` would give now."""
         with self._lock:
             return self._found(ids, key)[1]
 
     def _found(self, ids: torch.Tensor, key: str) -> tuple[list[_Segment], int]:
-        """The segments that a text can begin with, the last one perhaps in part, and how many of its tokens."""
+        """Return the cached segments of a sequence's prefix, the last one perhaps in part, and the tokens in them."""
         support, border = self.target.info, self.target.info.border
         path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get(key))
         if support.recurrent:
             while path and (path[-1].end is None or n < sum(len(one.tokens) for one in path)):
                 path, n = path[:-1], sum(len(one.tokens) for one in path[:-1])
-        # Beyond some borders all of a text is computed otherwise than what is kept was.
+        # Beyond some lengths the model computes a whole sequence in another way than the cached one.
         across = border is not None and not border.repeats and len(ids) > border.at
         return ([], 0) if across or support.cannot_read_on(n, len(ids)) else (path, n)
 
@@ -171,7 +172,7 @@ class PrefixCache:
         return upper
 
     def _use(self, path: list[_Segment]) -> None:
-        """Put segments, from the top down, behind all that were used before."""
+        """Mark segments, given from the top down, as most recently used."""
         for segment in reversed(path):
             self._by_use[segment] = None
             self._by_use.move_to_end(segment)
@@ -190,14 +191,14 @@ class PrefixCache:
         return True
 
     def _learn_layers(self, cache: Cache, held: TreeCache) -> None:
-        """Remember what the layers of this model's caches are."""
+        """Remember the layers of this model's caches, without slots."""
         if self._blank is None:
             stores = [SlotStore(_shape(store, 0), len(store.tensors), store.buffer) for store in held.stores]
             memo = {id(store): empty for store, empty in zip(held.stores, stores, strict=True)}
             self._blank = copy.deepcopy(cache.layers, memo), stores
 
     def _without_slots(self, cache: Cache, held: TreeCache, row: int) -> Layers:
-        """A copy of the layers, with the states of one text and no slots."""
+        """A copy of the layers, with the states of one sequence and no slots."""
         assert self._blank is not None
         memo = {id(store): empty for store, empty in zip(held.stores, self._blank[1], strict=True)}
         layers = copy.deepcopy(cache.layers, memo)
@@ -222,7 +223,7 @@ class PrefixCache:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """What is kept of one API key; see `PrefixCache`."""
+    """The part of a `PrefixCache` that belongs to one API key."""
 
     kept: PrefixCache
     key: str = ""
@@ -236,7 +237,7 @@ class Prefixes:
         return self.kept.known(ids, self.key)
 
     def keep(self, ids: torch.Tensor, cache: Cache, row: int = 0) -> None:
-        """Keep what a cache holds of a text (length,), all but its last token, if it holds just that."""
+        """Keep what a cache holds of a sequence (length,), all but its last token, if it holds just that."""
         if slots(cache) >= len(ids) - 1:
             self.kept.keep(ids[:-1], cache, self.key, row)
 

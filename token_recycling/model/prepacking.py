@@ -1,16 +1,15 @@
-"""Weights laid out once for passes over the few rows of a draft, on CPUs.
+"""Prepacked weights on a CPU: linear layers stored in the layout that products of a few rows need.
 
-torch hands a product of several rows to a library that lays the weights out anew with every call: in float32 eight rows
-take two to three times as long as one, most of it for that. oneDNN can keep the laid-out weights: eight rows then take
-1.4 times as long as one in float32, and in bfloat16 every pass takes a quarter less. Inference compilers call this
-prepacking. It costs a second copy of the weights, so it is done where there is memory for that, and used for the
-numbers of rows for which it was faster when it was made.
+For a product of several rows, torch calls a library that rearranges the weights in every call. In float32 eight rows
+then take two to three times as long as one. With weights that oneDNN has packed once, eight rows take 1.4 times as long
+as one in float32, and in bfloat16 every forward pass takes a quarter less. Packing costs a second copy of the weights,
+so it is done where memory allows, and used for the numbers of rows for which it was faster when it was made.
 
-torch has no public way to it but compiling the whole model: `torch.ops.mkldnn` is what its own compiler calls.
+torch has no public way to prepack weights but compiling the whole model: `torch.ops.mkldnn` is what its compiler calls.
 
-The copy stands for the weights only while they are what it was made of. A layer's own product is used as soon as its
-weight is another tensor or was written to; what is written through a tensor's `.data`, which torch does not count, is
-found at the beginning of the next text by some numbers of every weight.
+The copy is valid while the weights are what it was made of. A layer falls back to its own product as soon as its weight
+is another tensor or was written to. Writes through a tensor's `.data`, which torch does not count, are found at the
+start of the next sequence by comparing some numbers of every weight.
 """
 
 from __future__ import annotations
@@ -34,28 +33,28 @@ from ..costs.costs import TICK
 from .remembered import Kept, kept_of, parts_of, place
 
 _LEAST_BYTES = 4_000_000
-"""Weights that a core keeps at hand anyway are not packed, where nobody asked for it."""
+"""Smaller weights, which fit into a core's caches, are packed only on request."""
 _SHARE_OF_MEMORY = 4
-"""The copy takes at most this part of all memory, where nobody asked for it."""
+"""A larger part of memory is used only on request."""
 _ROWS = (8, 4, 2, 1)
 """Numbers of rows that are tried: packed weights are used from the least on down to which they were faster."""
 _TRIED = 128_000_000
 """Bytes of weights of one shape, at most, that are tried."""
 _COMPARED = 256
-"""Rows of a weight, at most, whose number in one column is compared before every text."""
+"""Maximum rows of a weight that are compared, in one column, before every sequence."""
 _FASTER = 0.97
 _USUALLY = {torch.bfloat16: 1, torch.float32: 4}
 """From how many rows on they are mostly faster."""
 _LAID_OUT_FOR = 16
-"""Rows that the weights are laid out for; others take the same."""
+"""Rows that the weights are packed for; others take the same time."""
 _PATIENCE = 1.0
-"""Seconds that nothing is said of."""
+"""Seconds of packing that are not worth a message."""
 PREPACKED = "prepacked"
 
 logger = logging.getLogger("token_recycling")
 
 _used: ContextVar[Prepacked | None] = ContextVar("prepacked", default=None)
-"""The weights that passes of this thread use."""
+"""The packed weights that forward passes of this thread use."""
 
 
 class _Layer:
@@ -116,7 +115,7 @@ class Prepacked:
         self.layers = [_Layer(module, self) for module in modules]
         self.fixed = fixed
         self.eight: float | None = None
-        """What the products of a pass over eight rows took, in those of a pass over one; None if nothing was tried."""
+        """Time of the products of eight rows / of one row; None if not measured."""
         if fixed:
             for layer in self.layers:
                 layer.least = _USUALLY[layer.weight.dtype]
@@ -213,7 +212,7 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
     began = time.perf_counter()
     made = kept.get(PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
-        logger.warning("weights laid out for short passes: %.1f s, once", time.perf_counter() - began)
+        logger.warning("prepacked weights: %.1f s, once", time.perf_counter() - began)
     return made
 
 

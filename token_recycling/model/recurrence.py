@@ -1,13 +1,13 @@
-"""Recurrent layers that read trees: node after node, each from the state that its parent left.
+"""Tree verification by recurrent layers: every node is read from the state that its parent left.
 
-A layer with a state over the text (linear attention, a state space model, a short convolution) reads in order and
-overwrites its state, so that it can neither skip a sibling nor go back to before a rejected token. Here it reads the
-nodes of a draft one by one, as plain decoding reads tokens, each from a copy of its parent's state (`NodeStates`); the
-state of the last accepted node becomes the text's. All nodes share the rest of the model, and of these layers the
-linear ones at both ends, which hold their weights.
+A recurrent layer (linear attention, a state space model, a short convolution) reads in order and overwrites its state,
+so it can neither skip a sibling nor return to before a rejected token. Here it reads the nodes of a draft one by one,
+each from a copy of its parent's state (`NodeStates`); the state of the last accepted node becomes the sequence's. All
+other layers read all nodes at once, and so do the linear layers at both ends of a recurrent one, which hold its
+weights.
 
-Cost: what lies between these, a small step for every node and layer, and a copy of the state for every node, in memory
-until the next step. Passes over text (prompts) are the model's own.
+Cost: a small step for every node and layer, and one copy of the state per node, kept until the next step. Prompts are
+read by the model's own code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MASKS = ("attention_mask", "conv_mask")
 """Arguments that tell such a layer of padding; drafts have none."""
 
 Parents = Sequence[Sequence[int]]
-"""For every text the parent of each node, -1 for the root."""
+"""The parent of each node of every sequence, -1 for the root."""
 
 
 class Place:
@@ -40,7 +40,7 @@ class Place:
     def __init__(self) -> None:
         self.node: int | None = None
         self.parents: list[list[int]] = []
-        """By node, for each text."""
+        """By node, for each sequence."""
 
 
 class NodeStates(dict[int, Any]):
@@ -58,7 +58,7 @@ class NodeStates(dict[int, Any]):
         self._nodes = [{} for _ in self.place.parents]
 
     def keep(self, nodes: Sequence[int | None]) -> None:
-        """The state after the last accepted of `nodes` becomes each text's; where none is accepted it stays."""
+        """The state after the last accepted of `nodes` becomes each sequence's; where none is accepted it stays."""
         before, self._nodes = self._nodes, []
         for number in sorted({number for states in before for number in states}):
             if len(nodes) == 1 and nodes[0] is not None:
@@ -87,7 +87,7 @@ class NodeStates(dict[int, Any]):
 
 
 def _copied_rows(states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One state of all texts, of each its row of `states[row]`."""
+    """One state for all sequences: row i of `states[i]`."""
     if all(state is states[0] for state in states):
         return states[0].clone()
     return torch.stack([state[row] for row, state in enumerate(states)])
@@ -99,7 +99,7 @@ class Mixer:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.linear = [part for part in module.children() if type(part) is torch.nn.Linear]
-        """Its linear layers, which read every row by itself."""
+        """Its linear layers, which process rows independently."""
         self.last: torch.nn.Linear | None = None
         """The one among them whose output is the layer's, once that was seen."""
 
@@ -198,7 +198,7 @@ def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
 
 
 def mixers_among(parts: Iterable[torch.nn.Module]) -> tuple[Mixer, ...]:
-    """The layers among a model's parts that keep a state over the text."""
+    """The layers among a model's parts that keep a recurrent state."""
     return tuple(Mixer(part) for part in parts if _keeps_state(type(part).forward))
 
 
@@ -221,14 +221,14 @@ def states_of(cache: Cache) -> Iterator[dict[int, Any]]:
 
 
 def bytes_of_states(cache: Cache) -> int:
-    """Bytes of memory that the states of a text take."""
+    """Return the bytes of a cache's recurrent states."""
     return sum(state.nbytes for states in states_of(cache) for state in states.values() if state is not None)
 
 
 @contextmanager
 def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Iterator[None]:
     """For the length of the block, a pass of this thread over trees keeps the states after every node beside those of
-    the texts, which stay as they are; `keep_states` keeps one.
+    the sequences, which stay as they are; `keep_states` keeps one.
     """
     states = [of_layer for of_layer in states_of(cache) if isinstance(of_layer, NodeStates)]
     place = states[0].place
@@ -246,14 +246,14 @@ def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Ite
 
 
 def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
-    """After a pass `node_by_node` let the state after `nodes[row]` be that of the text; None leaves it as it is."""
+    """After a pass `node_by_node` let the state after `nodes[row]` be that of the sequence; None leaves it as it is."""
     for states in states_of(cache):
         assert isinstance(states, NodeStates)
         states.keep(nodes)
 
 
 def joined_states(cache: Cache, other: Cache) -> list[tuple[dict[int, Any], dict[int, Any]]]:
-    """Return, with the states of every layer of a cache, those that it has once another cache's texts are appended."""
+    """Return the states of every layer of a cache, and those it has once another cache's sequences are appended."""
     return [
         (kept, {number: torch.cat([kept[number], state]) for number, state in joining.items() if state is not None})
         for kept, joining in zip(states_of(cache), states_of(other), strict=True)
@@ -261,7 +261,7 @@ def joined_states(cache: Cache, other: Cache) -> list[tuple[dict[int, Any], dict
 
 
 def select_states(cache: Cache, rows: Sequence[int]) -> None:
-    """Keep the states of these texts alone, in this order."""
+    """Keep the states of these sequences alone, in this order."""
     for states in states_of(cache):
         for number, state in states.items():
             if state is not None:

@@ -1,16 +1,16 @@
-"""Facts about a model, kept as long as the model stays the same, and how a change is noticed.
+"""Facts about a model, kept for as long as the model stays the same.
 
-A self-test, learned costs and captured steps are made once and needed with every call. They are kept in this process
-next to the model and not in it, so that it is saved, copied and pickled as before; facts that hold for later processes
-are kept on disk. They are dropped when weights or parts (adapters among them) change: by `load_state_dict`, an
-optimizer, `model.to()` or an in-place write, but not through a tensor's `.data`, which torch does not count. A look-up
-costs 0.1 ms for 423 modules with 291 parameters. A damaged file on disk is replaced by the next one written.
+A self-test, learned costs and captured steps are made once and used by every call. They are kept in this process next
+to the model, not in it, so that it is saved, copied and pickled as before; facts that hold for later processes are kept
+on disk. They are dropped when weights or modules (adapters among them) change: by `load_state_dict`, an optimizer,
+`model.to()` or an in-place write, but not through a tensor's `.data`, which torch does not count. A lookup costs 0.1 ms
+for 423 modules with 291 parameters. A damaged file is replaced by the next one written.
 
-A captured step is replayed without Python and needs more (`State`): an adapter that was switched, disabled or scaled, a
-replaced part, a moved weight, an option of the configuration or of torch. The attributes of every module are compared,
-since peft and others keep in them the choices of their forward pass; of tensors their address and form. Changes inside
-other objects, or in methods besides `forward`, are not seen. Nothing is kept alive. This costs 1.3 ms for 320 modules
-with 220 weights.
+A captured step is replayed without Python and needs a stricter check (`State`): an adapter that was switched, disabled
+or scaled, a replaced module, a moved weight, an option of the configuration or of torch. The attributes of every module
+are compared, since peft and others keep the choices of their forward pass there; of tensors the address and shape.
+Changes inside other objects, or in methods besides `forward`, are not seen. Nothing is kept alive. This costs 1.3 ms
+for 320 modules with 220 weights.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Kept:
                     results.pop(name, None)
 
     def say_once(self, message: str) -> None:
-        """A warning about the model, the first time only."""
+        """Log a warning about the model, the first time only."""
         self.get(("said", message), lambda: logger.warning(message), values_matter=False)
 
 
@@ -243,7 +243,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 @cache
 def say(message: str) -> None:
-    """A warning, the first time only."""
+    """Log a warning, the first time only."""
     logger.warning(message)
 
 
@@ -271,7 +271,7 @@ def machine(device: torch.device) -> str:
 
 
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
-"""Attributes that every module has: weights, parts and hooks, which are looked at by themselves."""
+"""Attributes that every module has: weights, parts and hooks, which are compared separately."""
 _ELSEWHERE = frozenset({"acceleration", "generation_config"})
 """Attributes that decide nothing of a pass."""
 _SKIPPED = (_OF_TORCH | _ELSEWHERE) - {"training"}

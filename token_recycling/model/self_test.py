@@ -1,9 +1,9 @@
-"""Tries whether a model follows the mask and the positions of a tree.
+"""Self-test: does a model follow the mask and the positions of a tree?
 
-The self-test is the claim itself, on a short random text: the logits after every node of a tree, from one forward pass
-with a cache, against those of ordinary passes over the text up to that node, without one. Passes of several sizes show
-whether the logits after a token depend on how many are read with it. Families that were compared when this library was
-made need none; others are tested once on a machine, and so is what is quantised. Cost: fourteen short forward passes.
+The logits after every node of a tree, from one forward pass with a cache, are compared with those of ordinary forward
+passes over the same path without one, on a short random sequence. Forward passes of several sizes show whether the
+logits after a token depend on how many tokens are read with it. Families that were compared when this library was made
+need no self-test. Others, and quantized models, are tested once per machine. Cost: fourteen short forward passes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .tree_model import TreeModel
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 _LENGTH, _LONGEST = 24, 512
 _ROWS = (2, 7, 16, 33)
-"""Sizes of passes: kernels change their ways with it, from one row to two at the latest."""
+"""Rows of forward passes: kernels differ with them, from one row to two at the latest."""
 _SELF_TEST = "self-test"
 _PATIENCE = 1.0
-"""Seconds that nothing is said of."""
+"""Seconds that are not worth a message."""
 
 logger = logging.getLogger("token_recycling")
 
@@ -58,7 +58,7 @@ def ready(model: PreTrainedModel) -> TreeModel:
 
 def unsupported(model: PreTrainedModel) -> str | None:
     """Why a tree cannot be verified with this model, or None if it can. A model of an unknown family is tested once, on
-    a short text.
+    a short sequence.
     """
     known = model_info(model)
     return known.reason if not known.supported else _found_out(kept_of(model), model, known)
@@ -92,7 +92,7 @@ class _Verdict:
 
 
 def _kept_verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
-    """The verdict of this process or of an earlier one. What fails is tried anew by each: other weights may pass."""
+    """The verdict of this process or of an earlier one. A failure is not kept: other weights may pass."""
     setting = None if known.quantised else _setting(model, known)
     path = None if setting is None else file_of("self-tests", setting)
     if path is not None and read(path, lambda held: held["setting"], None) == setting:
@@ -127,7 +127,7 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
     if windows and max(windows) < _LONGEST:
         length += max(windows)
     elif windows:
-        notes = (f"the self-test's text of {length} tokens does not cross the window of {max(windows)}",)
+        notes = (f"the self-test's {length} tokens do not cross the window of {max(windows)}",)
     while length > 1 and not known.fits(length - 1, len(_SMALL)):
         length -= 1
     try:
@@ -136,7 +136,7 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
         if known.recurrent:
             prefill(target, [text], cache := target.new_cache())
             size = bytes_of_states(cache) / 1e6
-            notes = (*notes, f"every node of a draft keeps a copy of the text's states, {size:.1f} MB")
+            notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
         trees, scale = largest_difference(target, text, _SMALL if known.branches else chain(len(_SMALL)))
         left = 2 * (time.perf_counter() - began)
         if left > _PATIENCE:
@@ -148,7 +148,7 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
     tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
     reason = None
     if not scale > 0:
-        reason = f"all logits of {known.model} are equal, so that the self-test says nothing; load its weights"
+        reason = f"all logits of {known.model} are equal, so that the self-test is meaningless; load its weights"
     elif not plain <= tolerance or (known.quantised and not difference <= tolerance):
         reason = (
             f"{depends_on_rows(known.model)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
@@ -170,8 +170,8 @@ def random_text(target: TreeModel, length: int, seed: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: int = 1) -> tuple[float, float]:
-    """The largest difference between a tree's logits and those of passes over the text up to each leaf, leaves of one
-    depth together, and the standard deviation of the latter.
+    """The largest difference between a tree's logits and those of passes over the sequence up to each leaf, leaves of
+    one depth together, and the standard deviation of the latter.
 
     `text` (length,) ends with the root; the other nodes are random.
     """
@@ -195,8 +195,8 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
 
 
 def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) texts, read as `generate` reads them: some
-    recurrent layers read several tokens at once in another way, which is more than rounding apart.
+    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) sequences, read as `generate` reads them:
+    some recurrent layers read several tokens at once in another way, which is more than rounding apart.
     """
     cache = target.new_cache()
     unroll(cache)

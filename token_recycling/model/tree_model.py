@@ -5,7 +5,7 @@ own ancestors, and positions of context length plus depth. No model code is copi
 beyond that is in `architectures`. `target` and `draft` are roles that such a model can have.
 
 Positions, not cache slots, decide what is within a window or a chunk: nodes of one depth lie in different slots and
-have the same position. Rows may differ, so that the same code serves several texts with holes in their caches.
+have the same position. Rows may differ, so that the same code serves several sequences with holes in their caches.
 
 On an accelerator forward passes have few shapes: attention libraries plan every shape once (cuDNN: 23 to 37 ms of host
 time, kept for ever), and so do captured graphs and compiled code. Drafts are padded to a bucket of rows (`rows_of`),
@@ -77,9 +77,9 @@ class TreeModel:
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModelError(model_info(model).reason)
         self.kept = kept_of(model)
-        """What was found out about it as it is."""
+        """Facts about the model in its present state."""
         self.info = info = model_info(model, self.kept)
-        """What is known about it."""
+        """Facts that hold without running it."""
         if info.reason is not None:
             raise UnsupportedModelError(info.reason)
         if info.device is None or info.config is None:
@@ -88,25 +88,27 @@ class TreeModel:
             )
         self.model, self.device, self.dtype, self.config = model, info.device, info.dtype, info.config
         self.eager = uncompiled(model)
-        """What its passes call: torch would compile trees, whose shapes change, again and again."""
+        """The model that forward passes call: torch would recompile for every new shape of a tree."""
         self.inputs = TreeInputs(info, self.device, self.dtype)
-        """Ids, masks and positions of its passes."""
+        """Ids, masks and positions of its forward passes."""
         self.prepacked = self.kept.recall(PREPACKED)
-        """Weights laid out for short passes, where `prepack` was called before."""
+        """Prepacked weights, where `prepack` was called before."""
         self.vocab_size, self.embedded, self.max_length = info.vocab_size, info.embedded, info.max_length
         self._takes_positions, self._takes_mask = (
             name in info.arguments for name in ("position_ids", "attention_mask")
         )
         self._cache = "cache_params" if "cache_params" in info.arguments else "past_key_values"
         self.leaves_logits_out = "logits_to_keep" in info.arguments
-        """Whether it can be told to make no logits but those of the last tokens."""
+        """Whether it can compute the logits of the last tokens only."""
 
     def attending(self) -> contextlib.AbstractContextManager[None]:
         """For the length of the block, let passes of this thread attend as they do over trees."""
         return attending(self.config, self.info.attention, grouped=self.info.named_attention)
 
     def check_weights(self) -> None:
-        """Let go of packed weights that are no longer the model's; before every text, for what torch does not count."""
+        """Let go of packed weights that are no longer the model's; before every sequence, for what torch does not
+        count.
+        """
         if self.prepacked is not None and not self.prepacked.unchanged:
             drop(self.model)
             self.prepacked = None
@@ -160,7 +162,7 @@ class TreeModel:
         self, tokens: torch.Tensor, cache: Cache, last: int = 0, padding: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
-        `last` ones alone as in `forward`. The first `padding[row]` tokens of all that was read so are of no text.
+        `last` ones alone as in `forward`. The first `padding[row]` tokens of all that was read so are of no sequence.
         """
         tokens, more = tokens.to(self.device), self._only(last)
         places = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device).expand(len(tokens), -1)
@@ -213,10 +215,10 @@ class TreeInputs:
     def __init__(self, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
         self._info, self._device, self._dtype = info, device, dtype
         self._widest: tuple[Tree | None, int, Masks] = None, 0, {}
-        """The last tree, a length of text, and the tree's mask for it."""
+        """The last tree, a sequence length, and the tree's mask for it."""
 
     def of(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
-        """Inputs of a pass over one draft for each text, filled up to the largest. The root of each follows
+        """Inputs of a pass over one draft for each sequence, filled up to the largest. The root of each follows
         `lengths[row]` tokens, the first ones of the `held` slots of the cache.
         """
         if len(drafts) > 1:
@@ -258,8 +260,8 @@ class TreeInputs:
         }
 
     def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
-        """Inputs of a pass over a text's tokens (m,) behind the `held` slots of the cache and a draft below them: m + n
-        rows.
+        """Inputs of a pass over a sequence's tokens (m,) behind the `held` slots of the cache and a draft below them: m
+        + n rows.
         """
         m, shape = len(unread), draft.tree.on(self._device)
         depths = torch.cat([torch.arange(m, device=self._device), shape.depths + m])
@@ -306,8 +308,8 @@ class TreeInputs:
     def _mask(self, tree: Tree, length: int) -> Masks | None:
         """(1, 1, n, length + n) each; None for a lone root, which sees everything.
 
-        The mask of a longer text is the same with more columns before it, so each is a window on the last one; only
-        where layers see fixed chunks of the text is it made anew.
+        The mask of a longer sequence is the same with more columns before it, so each is a window on the last one; only
+        where layers see fixed chunks of the sequence is it made anew.
         """
         n = len(tree)
         if n == 1:

@@ -1,8 +1,8 @@
-"""What mlx-lm's prompt caches take back: tokens of a pass that were drafted and then not drawn.
+"""Rolls mlx-lm's prompt caches back: removes drafted tokens that were not accepted.
 
-Keys and values are trimmed, as mlx-lm does it; those of a rotating cache, which a pass of several tokens leaves in
-order, are cut at the end. Layers with a state over the text (`ArraysCache`) are given back the state from before, and
-the right tokens are read again: mlx-lm replaces such states and never writes into them, so keeping them copies nothing.
+Keys and values are trimmed, as mlx-lm does it; those of a rotating cache, which a forward pass of several tokens leaves
+in order, are cut at the end. Recurrent layers (`ArraysCache`) get back their earlier state, and the accepted tokens are
+read again: mlx-lm replaces such states and never writes into them, so that keeping them copies nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is kept of an mlx-lm model from text to text: the matrix, the past, and what passes take on this machine."""
+"""State kept for an mlx-lm model across requests: the matrix, the history, and the cost of forward passes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TokenRecycling:
         check_version("mlx-lm", mlx_lm.__version__, LOWEST, BEYOND)
         self.options = EngineOptions.parse(options)
         self.recycler: Replica | None = None
-        """What was learned; None until the first text."""
+        """What was learned; None until the first sequence."""
         self._model: weakref.ref | None = None
         usual = _PASS * (1 + self.options.token_cost * np.arange(self.most + 1))
         self._new_passes = partial(PassCosts, options, usual)
@@ -67,14 +67,14 @@ class TokenRecycling:
         return self.recycler
 
     def sequence_of(self, cache: Sequence[Any]) -> np.ndarray:
-        """The tokens (n,) int32 that are known to lie in a cache: what was read and said with it by this object."""
+        """Return the tokens (n,) int32 in a cache, as far as this object has read or generated them."""
         for layer in _with_lengths(cache):
             text = self._sequences.get(layer, _NOTHING)
             return text[: layer.offset] if len(text) >= layer.offset else _NOTHING
         return _NOTHING
 
     def keep_text(self, cache: Sequence[Any], text: np.ndarray) -> None:
-        """Remembers, as long as the cache is there, what lies in it."""
+        """Remember the tokens in a cache, for as long as it exists."""
         for layer in _with_lengths(cache):
             self._sequences[layer] = text
 
@@ -83,7 +83,7 @@ class TokenRecycling:
         return self._passes.seconds
 
     def took(self, tokens: int, seconds: float) -> None:
-        """What a pass of so many tokens took, with drafting and learning."""
+        """Record the time of a forward pass over so many tokens, drafting and learning included."""
         self._passes.took(tokens, seconds)
 
 

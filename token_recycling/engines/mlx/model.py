@@ -1,12 +1,13 @@
-"""A model for mlx-lm's own decoding loop, which is asked for one token after the other and reads several in a pass.
+"""A model for mlx-lm's own decoding loop that reads several tokens per forward pass.
 
-mlx-lm hands a model the token that it has just drawn and wants the logits after it. Where that pays, `Drafting` reads a
-drafted continuation in the same pass; as long as the tokens drawn next are the drafted ones, it has their logits
-already. Otherwise the rest of the pass is taken back (`cache`). Samplers, processors and random numbers stay mlx-lm's.
+mlx-lm gives a model the token that it has just sampled and expects the logits after it. Where that pays, `Drafting`
+reads a drafted continuation in the same forward pass. As long as the next sampled tokens are the drafted ones, it has
+their logits already; otherwise the rest is rolled back (`cache`). Samplers, processors and random numbers stay
+mlx-lm's.
 
-mlx-lm starts a pass before it knows the token that is read there. A draft follows a token that is known, and costs this
-lead. So it is decided first whether to wait for the token, then how much to draft after it: both by what passes take,
-lead included, which is learned from each.
+mlx-lm starts a forward pass before it knows the token that is read there. A draft follows a known token, and gives up
+this lead. So two decisions are made: whether to wait for the token, then how much to draft after it. Both use the cost
+of forward passes, lead included, which is learned from each.
 
 Cost per step: a top-k over the logits and some ten microseconds; where nothing is drafted, while the device works.
 """
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class Pass(NamedTuple):
     """A pass of the model and what became of it."""
 
-    place: int  # of the newest token of the text; others before it may be read once more
+    place: int  # of the newest token of the sequence; others before it may be read once more
     draft: list[int]  # what it read after that
     logits: mx.array  # (1, 1 + drafted, vocabulary)
     read: list[int]  # all its tokens, where something was drafted
@@ -41,7 +42,7 @@ class Pass(NamedTuple):
 
 
 class Drafting:
-    """Stands for a model while one text is generated."""
+    """Wraps a model while one sequence is generated."""
 
     def __init__(
         self,
@@ -64,18 +65,18 @@ class Drafting:
         self._recycled: SequenceState | None = None
         """The same for the recycler, from the first draft on."""
         self._unread: mx.array | None = None
-        """The text's newest token, where a pass was started before it was known."""
+        """The sequence's newest token, where a pass was started before it was known."""
         self._passed: Pass | None = None
         """The newest pass."""
         self._used = 0
-        """How many drafted tokens of it were drawn."""
+        """How many drafted tokens of it were sampled."""
         self._again: list[int] = []
         """Tokens that the next pass must read once more."""
         self._unlearned: list[Pass] = []
         self._asked = 0
-        """How many tokens of the answer were drawn."""
+        """How many tokens of the answer were sampled."""
         self._timed, self._since = 0, 0.0
-        """Of the newest pass: its size, 0 where its time says nothing, and when it began."""
+        """Size of the newest forward pass, 0 where its time is not learned, and when it began."""
 
     def begin(self, processed: int, total: int) -> None:
         """What mlx-lm reports of the prompt: first, before any pass, that none of its `total` tokens was processed."""
@@ -83,7 +84,7 @@ class Drafting:
             self._prompt_left = total
 
     def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
-        """The logits (1, n, vocabulary) after tokens (1, n) of the prompt, or (1, 1, vocabulary) after one drawn."""
+        """Logits (1, n, vocabulary) after tokens (1, n) of the prompt, or (1, 1, vocabulary) after a sampled one."""
         if self._prompt_left:
             return self._read_prompt(inputs, input_embeddings)
         assert self._passed is not None, "a prompt has a token"
@@ -101,7 +102,7 @@ class Drafting:
         return self._pass_ahead(drawn)
 
     def settle(self) -> None:
-        """Leaves the cache with the tokens that were drawn and no others, whenever mlx-lm's loop has ended."""
+        """Leave exactly the sampled tokens in the cache, whenever mlx-lm's loop has ended."""
         if self._passed is None:
             return
         self._take_back()
@@ -109,7 +110,7 @@ class Drafting:
             self._model(mx.array([self._again]), cache=self._cache)
             mx.eval([layer.state for layer in self._cache])
         self._read_unread()
-        # A pass of which nothing was drawn may still be on its way.
+        # A forward pass of which nothing was sampled may still be running.
         self._learn(self._unlearned if self._used else self._unlearned[:-1])
         if self._recycled is not None:
             written = self._text.tokens[self._recycled.recorded :].tolist()
@@ -168,7 +169,7 @@ class Drafting:
         self._unlearned.append(passed)
 
     def _take_back(self) -> None:
-        """Leaves of the newest pass what was drawn."""
+        """Roll the newest forward pass back to its sampled tokens."""
         assert self._passed is not None
         _, draft, _, read, before = self._passed
         if before is not None:
@@ -184,7 +185,7 @@ class Drafting:
         return most if self._max_tokens < 0 else min(most, self._max_tokens - self._asked)
 
     def _chain(self, depth: int) -> tuple[list[int], np.ndarray]:
-        """The likeliest continuation of the text, and how likely each token of it is to be drawn."""
+        """The likeliest continuation of the sequence, and the probability that each of its tokens is sampled."""
         if depth < 1 or not len(self._text):
             return [], np.empty(0)
         if self._recycled is None:
