@@ -6,7 +6,6 @@ import torch
 from hypothesis import settings
 from support import tiny
 from support.commandline import CONTEXT
-from support.runs import fix_costs, fix_work
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -50,6 +49,8 @@ def own_cache(tmp_path_factory, monkeypatch):
 def fixed_costs(request, monkeypatch):
     """Drafts have the size that pays on one imagined machine, however busy this one is."""
     if request.node.get_closest_marker("measured") is None:
+        from support.runs import fix_costs, fix_work  # numba, which vLLM's tests may only import after their engine
+
         fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
         fix_work(monkeypatch)
 

@@ -14,6 +14,9 @@ from support.vllm_engine import SHIPPED, counts, engine, runner_of
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+pytestmark = pytest.mark.measured
+
+
 PATTERN = r"(ab|ba)(cd|dc){12}"
 
 

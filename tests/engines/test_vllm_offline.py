@@ -20,6 +20,8 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 from support.vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
 from vllm import SamplingParams
 
+pytestmark = pytest.mark.measured
+
 
 @pytest.fixture(scope="module")
 def model():

@@ -25,6 +25,8 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 from support.vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, wanted
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+pytestmark = pytest.mark.measured
+
 PROMPTS = Path(__file__).parents[2] / "models" / "prompts"
 PATIENCE = 420
 """Seconds to wait for a server that loads."""
