@@ -1,7 +1,7 @@
 """The datastore: look-ups against a search of the whole text, and files that are not to be trusted."""
 
 import os
-from pathlib import Path
+import re
 
 import numpy as np
 import pytest
@@ -60,32 +60,13 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("documents", "message"),
-    [
-        ([], "got 0"),
-        ([[], []], "got 0"),
-        ([[1, -1]], "got -1 to 1"),
-        ([[2**31 - 1]], "got 2147483647"),
-    ],
+    ("documents", "value"),
+    [([], "got 0"), ([[], []], "got 0"), ([[1, -1]], "got -1 to 1"), ([[2**31 - 1]], "got 2147483647")],
 )
-def test_what_is_no_text_is_refused(tmp_path, documents, message):
-    with pytest.raises(DatastoreError, match=message):
+def test_what_is_no_text_is_refused(tmp_path, documents, value):
+    with pytest.raises(DatastoreError, match=value):
         build(documents, tmp_path / "store")
     assert os.listdir(tmp_path) == []
-
-
-def test_a_failed_write_leaves_the_old_file(monkeypatch, tmp_path):
-    build([[1, 2]], tmp_path / "store")
-
-    def fail(_, path, **__):
-        Path(path).write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr("token_recycling.drafters.rest.datastore.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
-        build([[3, 4]], tmp_path / "store")
-    assert os.listdir(tmp_path) == ["store"]
-    assert Datastore(tmp_path / "store").tokens.tolist() == [1, 2, -1]
 
 
 # files of others
@@ -100,12 +81,6 @@ def rewritten(path, arrays=None, **header):
     return path
 
 
-def refused(path, message):
-    with pytest.raises(DatastoreError, match=message) as caught:
-        Datastore(path)
-    assert str(path) in str(caught.value)
-
-
 def test_a_missing_file_is_said_to_be_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         Datastore(tmp_path / "none")
@@ -113,32 +88,29 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
         Datastore(tmp_path)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.99])
-def test_a_truncated_file_is_refused(tmp_path, share):
-    path = rewritten(tmp_path / "store")
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    refused(path, "cannot be read")
-
-
 @pytest.mark.parametrize(
-    ("arrays", "header", "message"),
+    ("arrays", "header", "length"),
     [
-        ({}, {"format": "other"}, "not a datastore"),
-        ({"more": np.zeros(1)}, {}, "damaged"),
-        ({}, {"version": "1"}, "got 1; build it again"),
-        ({}, {"vocab_size": "many"}, "damaged"),
-        ({"before": np.zeros((2, 3), np.int32)}, {}, "damaged"),
-        ({"newest": np.zeros((2, 7), np.int32)}, {}, "damaged"),
-        ({"newest": np.zeros((2, 0), np.int32)}, {}, "damaged"),
-        ({"added": np.array([3])}, {}, "damaged"),
-        ({"tokens": np.array([1, 2, 3, -1, 1, 2, 4, -1], dtype=np.int64)}, {}, "damaged"),
-        ({"tokens": np.array([1, 2, 3, -1, 1, 2, 4, 5], dtype=np.int32)}, {}, "damaged"),
-        ({"tokens": np.zeros(0, dtype=np.int32), "before": np.zeros((2, 0), np.int32)}, {}, "damaged"),
+        *(({}, {}, share) for share in (0.0, 0.01, 0.3, 0.9, 0.99)),
+        ({}, {"format": "other"}, 1),
+        ({"more": np.zeros(1)}, {}, 1),
+        ({}, {"version": "1"}, 1),
+        ({}, {"vocab_size": "many"}, 1),
+        ({"before": np.zeros((2, 3), np.int32)}, {}, 1),
+        ({"newest": np.zeros((2, 7), np.int32)}, {}, 1),
+        ({"newest": np.zeros((2, 0), np.int32)}, {}, 1),
+        ({"added": np.array([3])}, {}, 1),
+        ({"tokens": np.array([1, 2, 3, -1, 1, 2, 4, -1], dtype=np.int64)}, {}, 1),
+        ({"tokens": np.array([1, 2, 3, -1, 1, 2, 4, 5], dtype=np.int32)}, {}, 1),
+        ({"tokens": np.zeros(0, dtype=np.int32), "before": np.zeros((2, 0), np.int32)}, {}, 1),
     ],
+    ids=str,
 )
-def test_another_file_is_refused(tmp_path, arrays, header, message):
-    refused(rewritten(tmp_path / "store", arrays, **header), message)
+def test_a_file_that_is_cut_or_says_something_else_is_refused(tmp_path, arrays, header, length):
+    path = rewritten(tmp_path / "store", arrays, **header)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * length)])
+    with pytest.raises(DatastoreError, match=re.escape(str(path))):
+        Datastore(path)
 
 
 def test_damage_within_the_arrays_is_found_when_it_is_looked_up(tmp_path):

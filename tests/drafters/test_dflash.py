@@ -138,23 +138,18 @@ def test_a_given_tree_is_filled_as_far_as_a_token_may_follow(counting):
     steps = list(tr.stream(counting, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=12))
     assert {step.draft.tree.depth for step in steps[1:]} <= {0, 1, 2, 3}
     assert max(len(step.draft.tree) for step in steps) == 5
-    assert "tree" in drafter.describe()
 
 
 # assistants
 
 
 @pytest.mark.parametrize(
-    ("config", "match"),
-    [
-        ({"hidden_size": 16}, "a target of width 16"),
-        ({"target_layer_ids": [0, 7]}, "with a layer 7"),
-        ({"mask_token_id": 64}, "with a token 64, the mask"),
-    ],
+    ("config", "value"),
+    [({"hidden_size": 16}, "16"), ({"target_layer_ids": [0, 7]}, "7"), ({"mask_token_id": 64}, "64")],
 )
-def test_an_assistant_of_another_target_is_refused(config, match):
+def test_an_assistant_of_another_target_is_refused(config, value):
     model = tiny.llama()
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=value):
         tr.generate(model, tiny.prompt(0, 5), drafter=DFlash(assistants.dflash(model, **config)), max_new_tokens=4)
 
 

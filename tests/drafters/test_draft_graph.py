@@ -20,13 +20,6 @@ def nested(graph):
     return written(0)
 
 
-def test_a_sequence_has_a_fixed_length():
-    graph, reader = grown({**FORK, 6: {9: 0.1}}, Rules(depth=4, k=1, nodes=4))
-    assert graph.tokens == [0, 1, 3, 6, 9]
-    assert reader.layers == [[1], [3], [6]]
-    assert graph.unrolled(4).tree.parents == (-1, 0, 1, 2, 3)
-
-
 def test_a_tree_has_the_likeliest_children_of_every_node():
     graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99))
     assert nested(graph) == "0(1(3 4) 2(3 5))"
@@ -105,13 +98,6 @@ def least(token, known):
     return int(row.softmax(-1).topk(2).indices[1])
 
 
-def test_the_most_probable_nodes_are_verified():
-    graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, tau=1))
-    draft = graph.unrolled(4)
-    assert draft.tokens.tolist() == [0, 1, 2, 3, 6]
-    assert draft.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.54 * 0.8])
-
-
 def test_what_cannot_be_among_them_is_not_followed():
     """With room for two, those are 1 (0.6) and 3 below it (0.54): neither 2 (0.4) nor 3 need be read."""
     _, reader = grown(FORK, Rules(depth=3, k=2, nodes=2))
@@ -158,11 +144,6 @@ def test_drawn_children_are_noted_and_all_verified():
         assert sorted(draft.sampled_from) == [1, 2, 3, 4]
         torch.testing.assert_close(draft.sampled_from[1], reader.rows[0])
         torch.testing.assert_close(draft.sampled_from[4], reader.rows[reader.layers[0][0]])
-
-
-def test_a_distribution_of_few_tokens_gives_few_children():
-    graph, _ = grown(FORK, Rules(depth=1, k=4, nodes=9), warp=lambda logits: logits.where(logits > -3, float("-inf")))
-    assert sorted(graph.tokens[1:]) == [1, 2]
 
 
 def test_copies_of_drawn_nodes_count_as_chosen():

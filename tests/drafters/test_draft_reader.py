@@ -51,11 +51,6 @@ def test_other_architectures_draft_as_well(case):
     compare(model, 14)
 
 
-@pytest.mark.parametrize("length", [1, 6, 26])
-def test_a_tree_is_read_as_its_paths(model, length):
-    compare(model, length)
-
-
 @torch.no_grad()
 def test_many_new_tokens_are_read_as_a_prompt_is(model):
     text, reader = tiny.prompt(0, 90)[0], Reader(TreeModel(model))

@@ -17,7 +17,6 @@ from transformers import DynamicCache
 
 import token_recycling as tr
 from token_recycling import Draft, Drafter
-from token_recycling._util.options import options_of
 from token_recycling.drafters import _listing as listing
 from token_recycling.drafters._registry import ENTRY_POINTS, drafter_class
 from token_recycling.trees.templates import chain
@@ -39,51 +38,6 @@ def test_the_packages_own_drafters_are_found():
     for name in tr.drafter_names():
         assert issubclass(drafter_class(name), Drafter)
         assert drafter_class(name).name == name
-
-
-def test_a_drafter_is_made_from_name_and_options():
-    drafter = tr.make_drafter("published", k=4, update="first", tree="chain:2")
-    assert (drafter.name, drafter.k, drafter.update) == ("published", 4, "first")
-    assert tr.make_drafter(drafter) is drafter
-    assert tr.make_drafter().name == "recycling"
-    assert "plain" in tr.make_drafter("plain").describe()
-
-
-def test_options_are_read_from_text():
-    drafter = tr.make_drafter("published:k=16,tree=chain:3,update=unordered")
-    assert (drafter.k, drafter.tree, drafter.update) == (16, "chain:3", "unordered")
-    assert tr.make_drafter("recycling:tree=30").tree == 30
-    assert tr.make_drafter("recycling:tree=0 1 00").tree == "0 1 00"
-    assert tr.make_drafter("published:k=2,tree=chain:2", k=3).k == 3
-    assert {"k", "tree", "update"} <= set(options_of(type(drafter)))
-    assert "matrix" not in options_of(type(drafter))
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        ("nonsense", {}, "'nonsense'; known are .*plain.*recycling"),
-        ("", {}, "unknown drafter"),
-        ("published", {"width": 3}, "published has no option 'width'"),
-        ("recycling:width=3", {}, "recycling has no option 'width'"),
-        ("recycling", {"matrix": None}, "recycling has no option 'matrix'"),
-        ("plain:k=3", {}, "plain has no option 'k'; its options: none"),
-        ("recycling:k", {}, "after 'recycling' must be NAME=VALUE with a name of k, .*, got 'k'"),
-        ("recycling:k=many", {}, "option k of recycling must be a whole number, got 'many'"),
-        ("published:k=0", {}, "k must be >= 1, got 0"),
-        ("published:update=newest", {}, "option update of published must be last or first or unordered, got 'newest'"),
-    ],
-)
-def test_what_names_no_drafter_is_refused(spec, options, message):
-    with pytest.raises(ValueError, match=message):
-        tr.make_drafter(spec, **options)
-
-
-def test_what_is_no_drafter_is_refused():
-    with pytest.raises(TypeError, match="got int"):
-        tr.make_drafter(3)
-    with pytest.raises(TypeError, match="got a made drafter and k"):
-        tr.make_drafter(tr.make_drafter("plain"), k=3)
 
 
 @pytest.mark.parametrize(

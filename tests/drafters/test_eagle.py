@@ -240,15 +240,6 @@ def test_a_model_whose_layers_cannot_be_seen_is_refused(deep, tmp_path):
         tr.generate(shallow, tiny.prompt(0, 4), drafter=Eagle(folder), max_new_tokens=4)
 
 
-def test_it_says_what_it_drafts_with(tmp_path):
-    one, three = head_in(tmp_path / "1", EAGLE_1)[0], head_in(tmp_path / "3", EAGLE_3)[0]
-    assert "EAGLE-1" in Eagle(one).describe()
-    assert "as large as pays" in Eagle(one).describe()
-    assert "EAGLE-3" in Eagle(three, tree=59).describe()
-    assert "59 nodes" in Eagle(three, tree=59).describe()
-    assert "4 8 8 3 2" in Eagle(three, tree="static").describe()
-
-
 def test_parts_of_a_fusion_have_the_states_of_their_own(deep, tmp_path):
     """Heads of both kinds and one that reads none: each drafts what it drafts alone."""
     one, of_one = head_in(tmp_path / "1", EAGLE_1)

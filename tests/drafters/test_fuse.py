@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
 from support import tiny
-from support.batches import batch
 from support.drafters import NAMES as ALL
 from support.drafters import example
 from support.runs import check_same, fix_costs, fix_work
@@ -16,7 +14,6 @@ from support.tiny import related
 
 import token_recycling as tr
 from token_recycling import Draft, Drafter, Step
-from token_recycling.bench.run.methods import parse
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.trees.templates import parse_paths
 
@@ -57,17 +54,6 @@ def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first,
         assert tokens[0] == tokens[1]
 
 
-def test_a_batch_equals_generate(model):
-    """Each row has drafts of its own; rows end at different steps."""
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 7, 0
-    parts = ["recycling:tree=9", tr.make_drafter("draft_model", model=related(model), nodes=9), "lookahead"]
-    drafter, stats = Fuse(parts, nodes=5), tr.Stats()
-    for seed, lengths in enumerate([[4, 9], [12, 3, 7], [2, 30, 1, 8]]):
-        inputs = {**batch(lengths, seed), "max_new_tokens": 24}
-        assert torch.equal(tr.generate(model, drafter=drafter, stats=stats, **inputs), model.generate(**inputs))
-    assert stats.mat > 1.3
-
-
 def test_more_than_two_and_fused_ones_can_be_fused(model):
     drafter = tr.make_drafter(
         "fuse:fuse(recycling(tree=9)+suffix,nodes=8)+prompt_lookup+published(tree=chain:4),nodes=12"
@@ -92,20 +78,6 @@ def test_two_together_accept_more_than_either(model):
 
     alone = max(mat(tr.make_drafter("recycling:tree=6")), mat(drafting()))
     assert mat(Fuse(["recycling:tree=6", drafting()], nodes=6)) > 1.05 * alone
-
-
-@pytest.mark.nightly
-def test_the_shipped_pair_accepts_more_together(shipped):
-    model, tokenizer = shipped
-    folder, mats = Path(__file__).parents[2] / "models", []
-    part = f"draft_model(model={folder / 'draft'},nodes=16)"
-    for drafter in ("recycling:tree=16", f"draft_model:{part[12:-1]}", f"fuse:recycling(tree=16)+{part},nodes=16"):
-        stats, made = tr.Stats(), tr.make_drafter(drafter)
-        for prompt in sorted((folder / "prompts").glob("*.py"))[:4]:
-            ids = tokenizer(prompt.read_text(), return_tensors="pt")["input_ids"]
-            list(tr.stream(model, ids, made, max_new_tokens=64, stats=stats))
-        mats.append(stats.mat)
-    assert mats[2] > 1.05 * max(mats[:2])
 
 
 # What parts are told
@@ -163,73 +135,12 @@ def test_recycling_learns_from_what_others_propose(counting):
     assert recycling.matrix.candidates[9].tolist() == [10, 11]
 
 
-def test_what_was_learned_stays(model):
-    prompt, drafter, mats = tiny.prompt(4, 8), tr.make_drafter("fuse:recycling(tree=8)+suffix,nodes=8"), []
-    for _ in range(2):
-        stats = tr.Stats()
-        tr.generate(model, prompt, drafter=drafter, stats=stats, max_new_tokens=40)
-        mats.append(stats.mat)
-    assert mats[1] > 1.2 * mats[0]
-
-
 def test_nothing_proposed_is_plain_decoding(model):
     stats = check_same(model, Fuse(["plain", "plain"]), tiny.prompt(0, 4), max_new_tokens=6)
     assert (stats.steps, stats.plain_steps) == (6, 1)
 
 
 # How it is written
-
-
-def test_it_is_made_from_text_and_in_python(model):
-    written = tr.make_drafter("fuse:recycling(tree=16,k=4)+suffix,nodes=32")
-    assert [type(part).__name__ for part in written.drafters] == ["Recycling", "Suffix"]
-    assert (written.drafters[0].tree, written.drafters[0].k, written.nodes) == (16, 4, 32)
-    assert tr.make_drafter("fuse:parts=recycling+suffix").nodes == "auto"
-    made = tr.make_drafter("recycling", tree=16)
-    assert tr.make_drafter("fuse", parts=[made, "suffix"]).drafters[0] is made
-    tr.accelerate(model, "fuse:recycling(tree=8)+suffix", nodes=8)
-    model.generate(tiny.prompt(0, 4), max_new_tokens=6)
-    assert model.acceleration.stats.drafter.startswith("fuse: 8 nodes at most, best first, of (recycling: tree 8 nodes")
-    tr.decelerate(model)
-
-
-def test_it_is_a_method_of_the_bench():
-    method = parse("fuse:recycling(tree=16)+draft_model(model=models/draft),nodes=32")
-    assert method.label == "fuse (recycling(tree=16)+draft_model(model=models/draft), nodes=32)"
-    with pytest.raises(ValueError, match="after 'prompt_lookup_hf' must be NAME=VALUE"):
-        parse("prompt_lookup_hf:10")
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("fuse", "fuse needs parts, got none: write fuse:parts=VALUE"),
-        ("fuse:recycling", "got 1: 'recycling'"),
-        ("fuse:" + "+".join(["suffix"] * 7), "got 7"),
-        ("fuse:recycling+nonsense", "unknown drafter 'nonsense'"),
-        (
-            "fuse:recycling+suffix:factor=3",
-            "got 'recycling.suffix:factor=3'; options of a part of it are in parentheses",
-        ),
-        ("fuse:recycling+suffix:3", r"must be NAME or NAME\(OPTION=VALUE,...\), got 'suffix:3'"),
-        ("fuse:recycling(tree=16+suffix", "parentheses do not match"),
-        ("fuse:recycling(wide=16)+suffix", "recycling has no option 'wide'"),
-        ("fuse:recycling+draft_model", "draft_model needs model, got none"),
-        ("fuse:recycling+suffix,nodes=0", "nodes .*got 0"),
-        ("fuse:recycling+suffix,nodes=some", "option nodes of fuse must be a whole number or auto, got 'some'"),
-        ("fuse:recycling+suffix,asks=paying", "no longer has the option 'asks'"),
-        ("fuse:recycling+suffix,32", "options after 'fuse' must be NAME=VALUE with a name of parts, nodes, got '32'"),
-    ],
-)
-def test_what_cannot_be_fused_is_refused(spec, message):
-    with pytest.raises(ValueError, match=message):
-        tr.make_drafter(spec)
-
-
-def test_one_drafter_cannot_be_two_parts():
-    drafter = tr.make_drafter("suffix")
-    with pytest.raises(ValueError, match="one drafter twice"):
-        Fuse([drafter, drafter])
 
 
 def test_where_no_node_pays_none_is_verified(counting, monkeypatch):

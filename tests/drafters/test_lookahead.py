@@ -107,17 +107,6 @@ def test_the_pool_can_learn_the_prompt_and_the_text(counting):
     assert second_round[-1] == [4, 5, 6]
 
 
-def test_branches_that_agree_are_merged():
-    """Window: root 1, then 2; level 1 has 2 and 3. The guess 2 3 says what both levels say."""
-    window = Window(3, [0, 0])
-    window.levels = [[0, 2], [2, 3]]
-    grown = DraftBuilder(1)
-    window.plant(grown, [(2, 3)])
-    assert grown.tokens == [1, 2, 3]
-    assert grown.draft().tree.parents == (-1, 0, 1)
-    assert window.newest == [1, 2]
-
-
 def test_a_draft_that_was_cut_leaves_the_window_where_it_was(model):
     """With room for two tokens nothing deeper than one node is verified: the last level is not there to be read."""
     drafter = tr.make_drafter("lookahead", window=3, ngram_size=4)
@@ -126,9 +115,3 @@ def test_a_draft_that_was_cut_leaves_the_window_where_it_was(model):
         0, 5:
     ].tolist()
     assert steps[0].draft.tree.depth == 1
-
-
-def test_a_draft_has_an_end():
-    assert tr.make_drafter("lookahead", window=249).window == 249
-    with pytest.raises(ValueError, match="1024 nodes, got 1028"):
-        tr.make_drafter("lookahead", window=250)

@@ -1,9 +1,12 @@
 """Medusa-1: what heads see and say, the trees built of it, their training and their files."""
 
-from itertools import islice
+from itertools import islice, product
+from math import prod
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support import runs, tiny
 from support.runs import check_perfect, fix_costs
 
@@ -60,23 +63,16 @@ def pass_costs(monkeypatch, *seconds):
 # trees
 
 
-def test_paths_come_by_their_products_and_after_their_parents():
-    found = list(best_paths([[0.6, 0.25], [0.5, 0.3]]))
-    assert [path for _, path in found] == [(0,), (0, 0), (1,), (0, 1), (1, 0), (1, 1)]
-    assert [chance for chance, _ in found] == pytest.approx([0.6, 0.3, 0.25, 0.18, 0.125, 0.075])
-
-
-def test_a_later_rank_may_be_the_better_one():
-    found = [path for _, path in best_paths([[0.2, 0.5], [0.1, 0.9]])]
-    assert found == [(1,), (1, 1), (0,), (0, 1), (1, 0), (0, 0)]
-
-
-def test_the_first_paths_are_the_best_tree_of_their_number():
-    probabilities = [[0.5, 0.3, 0.1], [0.4, 0.35], [0.6, 0.1]]
-    every = sorted((chance for chance, _ in best_paths(probabilities)), reverse=True)
-    assert [chance for chance, _ in best_paths(probabilities)] == every
-    assert len(every) == 3 + 6 + 12
-    for nodes in range(1, len(every) + 1):
+@given(st.lists(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3), min_size=1, max_size=3))
+def test_the_first_paths_are_the_best_tree_of_their_number(probabilities):
+    found = list(best_paths(probabilities))
+    depths = range(1, len(probabilities) + 1)
+    every = [path for depth in depths for path in product(*(range(len(ranks)) for ranks in probabilities[:depth]))]
+    assert sorted(path for _, path in found) == sorted(every)
+    assert [chance for chance, _ in found] == sorted((chance for chance, _ in found), reverse=True)
+    for chance, path in found:
+        assert chance == pytest.approx(prod(ranks[rank] for ranks, rank in zip(probabilities, path, strict=False)))
+    for nodes in range(1, len(found) + 1):
         assert len(tree_of(islice(best_paths(probabilities), nodes))) == nodes + 1
 
 

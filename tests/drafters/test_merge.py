@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from support.languages import LINE, TWO_LEVELS, P, drafted, fits, texts
 from support.strategies import drafts
 
-from token_recycling import Draft, Tree
+from token_recycling import Draft
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.drafters._pruning import ROOT as ROOT_NODE
 from token_recycling.drafters._pruning import prune
 from token_recycling.drafters.fuse import merge as fusing
 from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, kept_first, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
-from token_recycling.trees.templates import chain, parse_paths, root_only
+from token_recycling.trees.templates import parse_paths, root_only
 
 ROOT = 5
 
@@ -162,17 +162,6 @@ def test_only_what_could_have_followed_the_text_is_counted():
 # Choosing
 
 
-def test_budgets_are_cut_best_first():
-    """0.3 for 7, 0.35 for 8, 0.15 for 7 9, 0.245 for 8 6, 0.035 for 8 9."""
-    merged = merge_drafts([ONE, TWO])
-    values = FuseCalibration.empty(2).values_of(merged).values
-    order = [(8,), (7,), (8, 6), (7, 9), (8, 9)]
-    for most in range(7):
-        fused = chosen_of(merged, values, most)
-        assert sorted(paths(fused)) == sorted(order[:most])
-    assert paths(fused) == paths(merged)
-
-
 def test_as_many_are_kept_as_pay():
     star = Draft.of([-1, 0, 0, 0, 0], range(5), [1, 0.9, 0.8, 0.1, 0.05])
     flat, steep = np.array([1.0, 1.05, 1.1, 1.15, 1.2]), np.array([1.0, 3, 5, 7, 9])
@@ -296,20 +285,3 @@ def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
     monkeypatch.setattr(Draft, "ranked", lambda draft, kept: np.argsort(-draft.probabilities, kind="stable"))
     monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6
-
-
-def test_places_are_found_by_tokens():
-    merged = merge_drafts([ONE, TWO]).draft.part([0, 2, 4])
-    assert paths(merged) == [(8,), (8, 6)]
-    assert ONE.places_in(merged) == [0, None, 1, None]
-    assert TWO.places_in(merged) == [0, 1, 2, None]
-    assert merged.places_in(merged) == [0, 1, 2]
-
-
-def test_a_cut_draft_keeps_what_it_says_of_its_nodes():
-    made = Draft(
-        Tree((-1, 0, 1), (0, 0, 0)), torch.tensor([1, 2, 3]), None, np.array([1, 0.5, 0.25]), frozenset({1, 2})
-    )
-    cut = made.cut(1)
-    assert (cut.confidence.tolist(), cut.needed) == ([1, 0.5], {1})
-    assert Draft(chain(2), torch.tensor([0, 1, 2])).cut(1).confidence is None

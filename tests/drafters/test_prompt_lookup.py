@@ -34,14 +34,6 @@ def test_drafts_are_those_of_transformers(text, prompt, num_tokens, size):
     assert ours == wanted
 
 
-def test_the_longest_match_wins_and_of_its_places_the_first():
-    text = [9, 3, 7, 1, 2, 3, 4, 5, 1, 2, 3, 6, 1, 2, 3]
-    assert drafted(text, num_tokens=4) == [4, 5, 1, 2]
-    assert drafted(text, num_tokens=4, max_matching_ngram_size=1) == [7, 1, 2, 3]
-    assert drafted([8, 3, 7, 2, 3]) == [7, 2, 3]
-    assert drafted([1, 2, 3]) == []
-
-
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
 def test_texts_do_not_know_of_each_other(name, counting):
     drafter, target = tr.make_drafter(name), TreeModel(counting)
@@ -62,11 +54,3 @@ def test_a_step_allocates_alike_at_every_length(name, counting):
         assert len(begun.draft(Context(tokens[:-left], 99)).tokens) > 5
     assert tracemalloc.get_traced_memory()[1] < 100_000
     tracemalloc.stop()
-
-
-def test_a_loop_is_decoded_in_few_steps(counting):
-    """The counting model goes round its 16 tokens: once the text has, every draft of 10 is right."""
-    stats = tr.Stats()
-    ids = torch.arange(17)[None] % 16
-    tr.generate(counting, ids, drafter="prompt_lookup", stats=stats, max_new_tokens=33)
-    assert stats.lengths == {11: 3}

@@ -67,20 +67,6 @@ def test_size_options_bound_the_tree(store):
     assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
 
 
-def test_a_text_of_the_datastore_is_decoded_in_few_steps(counting, tmp_path):
-    build([list(range(16)) * 9], tmp_path / "store")
-    stats = tr.Stats()
-    tr.generate(counting, torch.tensor([[4, 5]]), drafter=Rest(tmp_path / "store"), stats=stats, max_new_tokens=33)
-    assert stats.lengths == {11: 3}
-
-
-def test_the_datastore_is_required():
-    with pytest.raises(ValueError, match="rest:datastore=VALUE"):
-        tr.make_drafter("rest")
-    with pytest.raises(FileNotFoundError, match="token-recycling datastore build"):
-        tr.make_drafter("rest:datastore=nowhere")
-
-
 # whose ids these are
 
 
@@ -109,12 +95,6 @@ def test_each_target_is_checked_by_its_own_tokenizer(counting, loaded, tmp_path)
     with pytest.raises(DatastoreError, match=f"got {other}"):
         runs.begun(drafter, [1], TreeModel(loaded.model))
     assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
-
-
-def test_a_tokenizer_that_is_not_known_is_said_to_be_unchecked(counting, store):
-    stats = tr.Stats()
-    tr.generate(counting, torch.tensor([[1]]), drafter=Rest(store), stats=stats, max_new_tokens=2)
-    assert stats.drafter.endswith(", its tokenizer not checked")
 
 
 # the command

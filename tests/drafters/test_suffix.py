@@ -25,11 +25,3 @@ def test_the_longer_the_match_the_longer_the_draft():
     assert drafted([*text, 2, 3], factor=float("inf"), num_tokens=3) == [4, 5, 6]
     assert drafted([*text, 2, 3], factor=5e-324) == [4]
     assert drafted(text) == []
-
-
-def test_a_loop_is_decoded_in_few_steps(counting):
-    """The text goes round 16 tokens; matches of 1, 4, 13 and 40 allow 2, 8, 26 and all 40 tokens."""
-    stats = tr.Stats()
-    ids = torch.arange(17)[None] % 16
-    tr.generate(counting, ids, drafter="suffix", stats=stats, max_new_tokens=3 + 9 + 27 + 41)
-    assert stats.lengths == {3: 1, 9: 1, 27: 1, 41: 1}
