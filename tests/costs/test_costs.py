@@ -28,11 +28,6 @@ def test_several_texts_have_as_many_nodes_each():
     assert shared_by(8, TIMES).tolist() == shared_by(100, TIMES).tolist() == [6.0]
 
 
-def test_bands_are_four_times_as_long_each():
-    lengths = [0, 1, 256, 257, 1024, 1025, 4096, 4097, 100_000]
-    assert [band(length) for length in lengths] == [256, 256, 256, 1024, 1024, 4096, 4096, 16_384, 262_144]
-
-
 def test_texts_of_a_batch_share_a_pass():
     costs = Costs(curves(), sequences=2, length=10)
     assert costs.by_nodes.tolist() == [1, 2, 4]

@@ -24,13 +24,6 @@ def test_work_is_so_much_a_step_and_so_much_a_node():
     assert overhead.of(11) == pytest.approx(0.07, rel=0.05)
 
 
-def test_work_is_known_where_all_steps_are_alike():
-    overhead = Overhead()
-    for _ in range(200):
-        overhead.count(9, 0.3)
-    assert overhead.of(9) == pytest.approx(0.3, rel=0.05)
-
-
 def test_a_step_that_was_disturbed_counts_as_three_times_as_long():
     """The first step too: a drafter that seemed slow would rest."""
     overhead = Overhead()

@@ -75,27 +75,6 @@ def test_the_curve_becomes_that_of_the_machine(machine):
         assert curve.seconds == pytest.approx(3 * TICK * truth, rel=0.25)
 
 
-def test_sizes_between_those_seen_lie_between_them():
-    curve = OnlineCurve(TICK * FLAT)
-    for _ in range(40):
-        curve.took(4, TICK)
-        curve.took(32, 3 * TICK)
-    low, middle, high = curve.relative[[3, 11, 31]]
-    assert high / low == pytest.approx(3, rel=0.15)
-    assert 1.15 * low < middle < 0.9 * high
-
-
-def test_first_steps_count_at_once_and_later_ones_eight_at_a_time():
-    curve, learned = OnlineCurve(TICK * LINEAR), []
-    for nodes in np.random.default_rng(0).integers(1, 65, 1000):
-        before = curve.seconds
-        curve.took(int(nodes), 2 * TICK * LINEAR[nodes - 1])
-        learned.append(curve.seconds is not before)
-    assert all(learned[:32])
-    assert np.diff(np.flatnonzero(learned)).max() == 8
-    assert sum(learned[-80:]) == 10
-
-
 def test_a_single_slow_step_changes_little():
     curve, chance = OnlineCurve(TICK * LINEAR), np.random.default_rng(0)
     for nodes in chance.integers(1, 65, 300):

@@ -115,7 +115,7 @@ WRITTEN: list[tuple[str, dict[str, Any], str]] = [
     ("recycling", {"orders": 5}, "got 5"),
     ("recycling", {"memory": -1.0}, "got -1"),
     ("recycling", {"memory": float("nan")}, "got nan"),
-    ("recycling", {"past": -1}, "got -1"),
+    ("recycling", {"history": -1}, "got -1"),
 ]
 
 

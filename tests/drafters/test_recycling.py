@@ -233,7 +233,7 @@ def test_what_was_foreseen_is_not_learned_again():
     """The same text for the second time: most of what is accepted stands first in its row already, but for contexts
     that were followed by another token since.
     """
-    model, drafter = tiny.llama(seed=6), tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)
+    model, drafter = tiny.llama(seed=6), tr.make_drafter("recycling", tree="chain:6", history=0, suffix=False)
     drafter.matrix = Counting(64, k=drafter.k, orders=drafter.orders)
     for _ in range(2):
         before, stats = drafter.matrix.taught, tr.Stats()

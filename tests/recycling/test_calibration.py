@@ -5,23 +5,14 @@ import pytest
 from support.matrices import Grower, close, matrix_of
 
 from token_recycling.recycling.calibration import (
-    CELLS,
     MATCHES,
     calibrated,
     cell_of,
     count,
-    match_kind,
     new_calibration,
 )
 from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.mixture import mixture_calibration
-
-
-def test_a_new_kind_counts_as_its_probability_says():
-    calibration = new_calibration()
-    for probability in (0.0, 0.03, 0.5, 1.0):
-        cell = cell_of(np.float32(probability), 0, 0)
-        assert calibrated(calibration, cell, probability) == pytest.approx(probability)
 
 
 def test_observations_outweigh_the_prior_of_four():
@@ -47,22 +38,6 @@ def test_old_observations_fade():
     assert calibration[7].tolist() == [1000.5, 1999.5]
     count(calibration, 7, False)
     assert calibration[7].tolist() == [500.25, 1000.25]
-
-
-def test_kinds_are_told_apart():
-    kinds = {
-        (probability, rank, match): cell_of(np.float32(probability), rank, match)
-        for probability in (0.001, 0.007, 0.015, 0.03, 0.05, 0.1, 0.15, 0.25, 0.4, 0.5, 0.7, 0.8, 0.95, 0.99)
-        for rank in range(3)
-        for match in range(MATCHES)
-    }
-    assert sorted(kinds.values()) == list(range(CELLS))
-    assert cell_of(np.float32(0.5), 2, 1) == cell_of(np.float32(0.5), 9, 1)
-
-
-def test_matches_are_told_apart_by_length():
-    lengths = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 500]
-    assert [match_kind(length) for length in lengths] == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]
 
 
 def unsupported(share, rank):

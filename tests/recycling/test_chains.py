@@ -46,13 +46,6 @@ def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone():
     assert wanted[1] == TEXTS[1][:NODES]
 
 
-def test_no_chain_is_longer_than_there_is_room():
-    drafting = Drafting()
-    slots = [drafting.take() for _ in TEXTS]
-    assert [len(made) for made in drafting(TEXTS, slots, rooms=5)] == [5, 5, 5]
-    assert drafting(TEXTS, slots, rooms=0) == [[], [], []]
-
-
 @pytest.mark.parametrize("token_cost", [0.01, 0.1, 0.3, 0.9])
 def test_a_pass_brings_the_most_tokens_per_time(token_cost):
     drafting = Drafting()
@@ -104,24 +97,6 @@ def test_slots_are_used_again_and_forget_their_text():
     assert slots[-1].slot == 1
     assert drafting([TEXTS[1][:1]], slots[-1:]) == [[]]
     assert drafting(TEXTS[:1], slots[:1]) == [TEXTS[0][:NODES]], "others stay"
-
-
-def test_more_slots_keep_what_there_was():
-    drafting = Drafting()
-    first = drafting.take()
-    drafting(TEXTS[:1], [first])
-    for _ in range(9):
-        drafting.take()
-    assert drafting([[*TEXTS[0], 0]], [first]) == [TEXTS[0][1 : NODES + 1]]
-
-
-def test_a_text_that_grows_is_found_as_a_whole():
-    drafting, slot = Drafting(), None
-    slot = drafting.take()
-    text = np.random.default_rng(0).permutation(100).tolist()
-    for length in (5, 30, 100):
-        drafting([text[:length]], [slot])
-    assert drafting([[*text, *text[3:6]]], [slot]) == [text[6 : 6 + NODES]]
 
 
 def test_a_long_match_is_copied_and_where_it_ends_what_followed_elsewhere_is():

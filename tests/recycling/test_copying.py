@@ -54,26 +54,22 @@ def test_a_prediction_is_drafted_from_its_first_token():
     assert Answering(ASKED).draft() == []
 
 
-def test_behind_a_replacement_the_copy_goes_on():
-    answering = Answering(ASKED, FILE)
-    answering.say(*FILE[:10], 900)
-    assert FILE[11] in answering.drafted()
-    answering.say(FILE[11])
-    assert answering.draft() == FILE[12:24]
-
-
-def test_behind_an_insertion_the_copy_goes_on():
-    answering = Answering(ASKED, FILE)
-    answering.say(*FILE[:10], 900, 901, 902)
-    assert FILE[10] in answering.drafted()
-    answering.say(FILE[10])
-    assert answering.draft()[:11] == FILE[11:22]
-
-
-def test_behind_what_was_left_out_the_copy_goes_on():
-    answering = Answering(ASKED, FILE)
-    answering.say(*FILE[:10], *FILE[30:32])
-    assert answering.draft() == FILE[32:44]
+@pytest.mark.parametrize(
+    ("said", "following"),
+    [
+        ([*FILE[:10], 900, FILE[11]], 12),  # a replacement
+        ([*FILE[:10], 900, 901, 902, FILE[10]], 11),  # an insertion
+        ([*FILE[:10], *FILE[30:32]], 32),  # a deletion
+    ],
+    ids=["replaced", "inserted", "left out"],
+)
+@pytest.mark.parametrize("in_prompt", [False, True])
+def test_after_an_edit_the_copy_goes_on(said, following, in_prompt):
+    answering = Answering([*ASKED, *FILE, 4]) if in_prompt else Answering(ASKED, FILE)
+    answering.say(*said[:-1])
+    assert said[-1] in answering.drafted()
+    answering.say(said[-1])
+    assert answering.draft()[:10] == FILE[following : following + 10]
 
 
 def test_the_next_place_is_taken_where_several_have_the_same_tokens():
@@ -107,12 +103,6 @@ def test_a_replacement_that_does_not_hold_is_given_up():
     assert 60 in answering.draft()
     answering.say(*edited[11:29])
     assert answering.draft() == edited[29:41]
-
-
-def test_a_prompt_is_copied_from_as_a_prediction_is():
-    answering = Answering([*ASKED, *FILE, 4])
-    answering.say(*FILE[:6], 900, FILE[7], FILE[8])
-    assert answering.draft() == FILE[9:21]
 
 
 def test_a_text_of_its_own_leaves_the_prediction():

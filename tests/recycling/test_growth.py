@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import Grower, close, matrix_of
 
-from token_recycling.recycling.nodes import CHILDREN
 from token_recycling.recycling.options import Options
 from token_recycling.recycling.recycler import Recycler
 
@@ -24,12 +23,6 @@ def test_a_longer_context_counts_two_fifths_against_the_shorter_ones():
         grower = Grower(matrix_of(known, orders=orders), [3, 4, 5])
         grower.grow(1)
         close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
-
-
-def test_an_unknown_longer_context_takes_nothing_away():
-    grower = Grower(matrix_of({(5,): {10: 0.5}, (3, 4, 5): {11: 1.0}}, orders=3), [9, 9, 5])
-    grower.grow(1)
-    close(grower.children(), {10: 0.4})
 
 
 @pytest.mark.parametrize(
@@ -59,20 +52,6 @@ def test_a_drafted_path_has_its_own_contexts():
     assert grower.paths(grower.grow(1)) == [(10,)]
     close(grower.children(1), {3: 0.4 * 0.9, 1: 0.6 * 0.6 * 0.72, 2: 0.6 * 0.4 * 0.9})
     assert grower.growing.mixture.recent[:4].tolist() == [10, 5, 4, -1]
-
-
-def test_no_more_candidates_are_looked_at_than_there_is_room_for():
-    row = {token: 0.03 - 0.001 * token for token in range(CHILDREN + 4)}
-    grower = Grower(matrix_of({(39,): row}), [39])
-    assert grower.grow(50, depth=1) == CHILDREN + 1
-    assert list(grower.children()) == list(range(CHILDREN))
-
-
-def test_without_candidates_the_root_is_alone():
-    for suffix in (False, True):
-        assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).grow(9) == 1
-        assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).grow_for([1.0] * 9) == 1
-        assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).fill("0 1 00") == 1
 
 
 # Growth against a search over all trees
@@ -163,14 +142,6 @@ def test_as_many_nodes_as_bring_the_most_tokens_per_time(drawn, root, seed, rise
     assert all(rates[:made] <= rates[made - 1] * (1 + 1e-5))
 
 
-def test_no_depth_means_no_nodes():
-    matrix = matrix_of({(token,): {token + 1: 0.9, token + 2: 0.1} for token in range(10)})
-    assert Grower(matrix, [0]).grow(5, depth=0) == 1
-    assert Grower(matrix, [0]).fill("0 00", depth=0) == 1
-    grower = Grower(matrix, [0])
-    assert grower.paths(grower.grow(9, depth=1)) == [(1,), (2,)]
-
-
 def test_the_arrays_serve_one_growth_after_another():
     matrix = matrix_of({(token,): {(token + 1) % 5: 0.6, (token + 2) % 5: 0.3} for token in range(5)}, vocab_size=5)
     used, text = Recycler(matrix, Options(k=2, orders=1), 50), None
@@ -186,13 +157,6 @@ def test_the_arrays_serve_one_growth_after_another():
 # Templates
 
 
-def test_a_template_is_filled_by_rank():
-    matrix = matrix_of({(5,): {10: 0.5, 11: 0.3, 12: 0.1}, (10,): {20: 0.5, 21: 0.2}, (11,): {30: 0.9}})
-    grower = Grower(matrix, [5])
-    assert grower.paths(grower.fill("0 1 2 00 01 10")) == [(10,), (11,), (12,), (10, 20), (10, 21), (11, 30)]
-    assert grower.growing.ranks[:7].tolist() == [0, 0, 1, 2, 0, 1, 0]
-
-
 def test_where_a_candidate_is_missing_so_is_all_below_it():
     matrix = matrix_of({(5,): {10: 0.5, 11: 0.3}, (10,): {20: 0.5}})
     grower = Grower(matrix, [5])
@@ -200,11 +164,6 @@ def test_where_a_candidate_is_missing_so_is_all_below_it():
     # Beside 10 was 11, and beside 11 was 10.
     assert grower.paths(made) == [(10,), (11,), (10, 20), (10, 11), (11, 10)]
     assert grower.growing.parents[:made].tolist() == [-1, 0, 0, 1, 1, 2]
-
-
-def test_a_template_is_cut_at_the_depth():
-    grower = Grower(matrix_of({(token,): {token + 1: 1.0} for token in range(10)}), [0])
-    assert grower.paths(grower.fill("0 00 000 0000", depth=2)) == [(1,), (1, 2)]
 
 
 @given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 4))

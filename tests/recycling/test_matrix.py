@@ -5,19 +5,10 @@ from hypothesis import strategies as st
 from support.strategies import trees
 
 from token_recycling import AdjacencyMatrix, Tree
-from token_recycling.drafters.published import Published
 
 
 def rows(count, k, vocab_size, seed=0):
     return torch.randint(0, vocab_size, (count, k), generator=torch.Generator().manual_seed(seed))
-
-
-def test_a_new_matrix_is_zero_and_small():
-    matrix = AdjacencyMatrix(32_000, 8)
-    assert matrix.candidates.dtype == torch.int32
-    assert not matrix.candidates.any()
-    assert not matrix.filled.any()
-    assert matrix.nbytes == 32_001 * 8 * 4 < 2_000_000
 
 
 @pytest.mark.parametrize(("vocab_size", "k"), [(0, 1), (8, 0), (8, 9)])
@@ -81,8 +72,3 @@ def test_an_unordered_write_keeps_one_of_the_rows():
     matrix.update(torch.tensor([4, 2, 4]), torch.tensor([[1, 2], [3, 4], [5, 6]]), "unordered")
     assert matrix.candidates[4].tolist() in ([1, 2], [5, 6])
     assert matrix.candidates[2].tolist() == [3, 4]
-
-
-def test_other_rules_are_refused():
-    with pytest.raises(ValueError, match="last, first, unordered, got 'newest'"):
-        Published(update="newest")

@@ -57,11 +57,6 @@ def test_places_of_longer_matches_count_more_and_the_longest_says_how_much_all_d
     close(mixed(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
 
 
-def test_what_follows_in_both_is_one_candidate():
-    matrix = with_past([3, 7], {(3,): {7: 0.5}})
-    close(mixed(matrix, [3, 7, 3], suffix=True), {7: (0.4 * 0.9 + 0.1) * 0.9 + 0.1})
-
-
 # Beside the newest token
 
 
@@ -100,24 +95,6 @@ def test_what_follows_those_beside_follows_the_newest_token():
     )
 
 
-def test_contexts_of_one_or_two_tokens_do_not_tell_what_follows_those_beside():
-    rows = {(5, 10): {20: 1.0}, (5,): {10: 0.5}, (10,): {20: 1.0}}
-    close(mixed(matrix_of(rows, orders=3), [4, 5, 39]), {10: 0.05})
-
-
-def test_four_are_looked_beside_and_four_after_each():
-    row = {10 + one: 0.2 - 0.01 * one for one in range(6)}
-    after = {(4, 5, 10 + one): {60 + 6 * one + place: 0.1 for place in range(6)} for one in range(6)}
-    matrix = matrix_of({**after, (5,): row}, vocab_size=100, orders=3)
-    matrix.shares[10:16] = 0
-    grower = Grower(matrix, [4, 5, 99])
-    grower.grow(1)
-    most = grower.growing.mixture.tokens
-    assert sorted(most[: 6 + 16].tolist()) == sorted(
-        [*row, *(60 + 6 * one + place for one in range(4) for place in range(4))]
-    )
-
-
 # The calibration
 
 
@@ -135,16 +112,6 @@ def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind
     count_chosen(grower.growing, 1, np.array([7]), grower.matrix.calibration)
     wanted = mixture_calibration()
     wanted[cell(share, 0, history=kind)] = [1, 1]
-    np.testing.assert_array_equal(matrix.calibration, wanted)
-
-
-def test_support_of_both_texts_is_a_kind_of_its_own():
-    matrix = with_past([1, 2, 3, 7], {(39,): {10: 0.5}})
-    grower = Grower(matrix, [3, 7, 1, 2, 3], suffix=True)
-    grower.grow(1)
-    count_chosen(grower.growing, 1, np.array([8]), grower.matrix.calibration)
-    wanted = mixture_calibration()
-    wanted[cell(0.25 * 0.9 + 0.1, 0, text=1, history=2)] = [0, 1]
     np.testing.assert_array_equal(matrix.calibration, wanted)
 
 

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,11 +88,6 @@ def test_an_index_without_a_capacity_grows(text, piece):
     assert found(index, text) == searched(text, len(index.arrays.tokens), text)
 
 
-def test_no_more_of_a_match_is_compared_than_the_longest():
-    text = [*range(50), 99, *range(50)]
-    assert found(SuffixIndex(text), text) == [(99, LONGEST)]
-
-
 @given(st.lists(TOKENS, max_size=60), st.integers(1, 40))
 def test_the_longest_match_is_found_and_its_newest_places_first(text, compared):
     """Against a search of the whole text, where as many places are looked at."""
@@ -114,13 +108,6 @@ def test_of_many_places_the_newest_are_looked_at():
     text = np.array([9, 1, 2, 3, 4, *[1, 2, 3] * 5, 9, 1, 2, 3])
     index = SuffixIndex(text).arrays
     assert [length for _, length in (longest_match(index, text[-8:], walked) for walked in (2, 6, 7))] == [3, 3, 4]
-
-
-@pytest.mark.parametrize(("capacity", "room"), [(0, 0), (1, 1), (5, 8), (8, 8), (100, 128)])
-def test_the_capacity_is_a_power_of_two(capacity, room):
-    index = SuffixIndex(range(200), capacity)
-    assert index.tokens.tolist() == list(range(200))[200 - room :]
-    assert sum(array.nbytes for array in index.arrays) == 20 * room + 8
 
 
 def test_places_are_counted_anew_before_their_numbers_end(monkeypatch):
@@ -156,25 +143,6 @@ def written(history, text, each):
         recorder.add(text[start : start + each], ends=start + each >= len(text))
 
 
-@pytest.mark.parametrize("each", [1, 3, 32, 100])
-def test_a_text_alone_is_stored_as_it_is(each):
-    history, text = SuffixIndex(capacity=256), list(range(100))
-    written(history, text, each)
-    assert texts_of(history) == [text]
-
-
-@pytest.mark.parametrize("length", [1, 5, 31])
-def test_a_short_text_is_stored_at_its_end(length):
-    history = SuffixIndex(capacity=256)
-    recorder = Recorder(history)
-    recorder.add(range(length - 1))
-    assert len(history) == 0
-    recorder.add([length - 1], ends=True)
-    assert texts_of(history) == [list(range(length))]
-    recorder.add([], ends=True)
-    assert texts_of(history) == [list(range(length))], "nothing was written since"
-
-
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))
 def test_texts_that_are_written_at_once_do_not_mix(turns):
     """Each text counts up in thousands of its own: whatever stands together is a piece of one, in order."""
@@ -202,28 +170,6 @@ def test_a_text_that_was_there_is_not_stored_again():
         assert texts_of(history) == [text]
     written(history, [*text, *range(500, 532)], 32)
     assert texts_of(history)[1:] == [[*text[-8:], *range(500, 532)]], "what is new is, with what it follows"
-
-
-def test_a_text_that_repeats_itself_is_stored_about_once():
-    """And what follows its end is known: its beginning, which stood there already."""
-    history, again = SuffixIndex(capacity=4096), list(range(64))
-    written(history, again * 20, 32)
-    assert texts_of(history) == [[*again, *again[:32]]]
-    assert found(history, again) == [(0, LONGEST)]
-
-
-def test_what_follows_a_piece_that_was_there_is_not_joined_to_another():
-    """The second half of the second round is left out; what comes then begins with its end."""
-    history, again = SuffixIndex(capacity=4096), list(range(64))
-    written(history, [*again, *again, *range(200, 232)], 32)
-    assert texts_of(history) == [[*again, *again[:32]], [*again[-8:], *range(200, 232)]]
-
-
-def test_without_room_nothing_is_stored():
-    history = SuffixIndex(capacity=0)
-    written(history, list(range(100)), 7)
-    assert len(history.tokens) == 0
-    assert not history.holds(list(range(100)))
 
 
 def test_only_the_end_of_a_text_is_looked_for():

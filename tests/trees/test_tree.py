@@ -23,13 +23,6 @@ def test_the_template_is_that_of_the_paper():
     assert paper() is tree
 
 
-def test_a_template_keeps_the_order_within_layers():
-    tree = parse_paths("01 1 0 00")
-    assert tree.paths == ((), (1,), (0,), (0, 1), (0, 0))
-    assert tree.parents == (-1, 0, 0, 2, 2)
-    assert tree.ranks == (0, 1, 0, 1, 0)
-
-
 def test_ranks_past_nine_are_written_with_points():
     assert parse_paths("0 0.12 12.").paths == ((), (0,), (12,), (0, 12))
 
@@ -68,15 +61,6 @@ def test_parents_that_make_no_tree_are_refused(parents, ranks, message):
         Tree(parents, ranks)
 
 
-def test_a_chain_is_a_tree_with_one_branch():
-    tree = chain(3)
-    assert tree.parents == (-1, 0, 1, 2)
-    assert tree.layer_sizes == (1, 1, 1)
-    assert tree.lineages[-1] == (0, 1, 2, 3)
-    with pytest.raises(ValueError, match="got 0"):
-        chain(0)
-
-
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 12))
 def test_no_node_left_out_is_better_than_one_taken(acceptance, nodes):
     tree = grow(acceptance, nodes, max_depth=4)
@@ -91,12 +75,6 @@ def test_no_node_left_out_is_better_than_one_taken(acceptance, nodes):
 def test_a_tree_cannot_be_grown_from_nonsense(acceptance, nodes):
     with pytest.raises(ValueError, match=r"got|is no tree|none"):
         grow(acceptance, nodes)
-
-
-def test_a_tree_is_drawn_a_node_a_line():
-    tree = parse_paths("0 1 00 01")
-    assert tree.drawn() == "root\n├─ 0\n│  ├─ 0\n│  └─ 1\n└─ 1"
-    assert tree.drawn(["a", "b", "c", "d", "e"]) == "a\n├─ b\n│  ├─ d\n│  └─ e\n└─ c"
 
 
 def test_a_tree_can_be_specified_in_many_ways(tmp_path):

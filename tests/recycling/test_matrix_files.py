@@ -1,0 +1,285 @@
+"""Matrix files: whatever is taught, saved, loaded and damaged, a load gives what was saved or is refused and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from safetensors.torch import load_file, save_file
+from support import tiny
+from support.matrices import learn
+
+from token_recycling import AdjacencyMatrix, MatrixFileError, fingerprint
+from token_recycling.recycling.matrix import read_matrix
+from token_recycling.recycling.matrix_file import FORMAT, VERSION, read_matrix_file
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.suffix_index import BREAK
+
+SIZES = {"vocab_size": 50, "k": 2, "orders": 3, "memory": 0.01, "history": 8}
+TOKEN = st.integers(0, 5)
+
+
+def published(vocab_size=50, k=4, seed=0):
+    matrix = AdjacencyMatrix(vocab_size, k)
+    generator = torch.Generator().manual_seed(seed)
+    matrix.candidates.copy_(torch.randint(0, vocab_size, (vocab_size, k), generator=generator))
+    return matrix
+
+
+def taught(**sizes):
+    matrix = NgramMatrix(**{**SIZES, **sizes})
+    learn(matrix, ([7, 8, 9], {3: 0.5, 4: 0.25}), ([1, 2, 3], {4: 0.75, 5: 0.125}))
+    matrix.calibration[3] = [2, 5]
+    matrix.history.extend([BREAK, 1, 2, 0, 3])
+    return matrix
+
+
+def contents(matrix):
+    """All that a matrix holds."""
+    if isinstance(matrix, AdjacencyMatrix):
+        return matrix.candidates.numpy().tobytes()
+    return [array.tobytes() for array in (*matrix.rows, matrix.calibration, matrix.history.tokens)]
+
+
+def refused(matrix, path, value="", tokenizer="abc"):
+    """Loading fails with an error that names the file and the value, and the matrix stays as it was."""
+    before = contents(matrix)
+    with pytest.raises(MatrixFileError) as caught:
+        matrix.load(path, tokenizer)
+    assert str(path) in str(caught.value)
+    assert value in str(caught.value)
+    assert contents(matrix) == before
+
+
+class Files(RuleBasedStateMachine):
+    """A matrix that is taught and a file of it, against a dictionary of rows and a list of past tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "new" / "matrix"
+        self.matrix, self.rows, self.history = NgramMatrix(**{**SIZES, "memory": 4}), {}, []
+        self.ever = set()
+        self.saved = None
+
+    def teardown(self):
+        self.folder.cleanup()
+
+    @rule(text=st.lists(TOKEN, min_size=1, max_size=5), first=TOKEN)
+    def teach(self, text, first):
+        row = {first: 0.5, (first + 1) % 50: 0.25}
+        learn(self.matrix, (text, row))
+        self.rows |= {tuple(text[-order:]): row for order in range(1, min(3, len(text)) + 1)}
+        self.ever |= self.rows.keys()
+        self.matrix.calibration[text[0]] += [first % 2, 1]
+
+    @rule(tokens=st.lists(TOKEN, max_size=12))
+    def write(self, tokens):
+        self.matrix.history.extend(tokens)
+        self.history = (self.history + tokens)[-8:]
+
+    @rule(tokenizer=st.sampled_from(["", "abc"]))
+    def save(self, tokenizer):
+        self.matrix.save(self.path, tokenizer)
+        self.saved = (dict(self.rows), list(self.history), self.matrix.calibration.tolist(), tokenizer)
+        assert os.listdir(self.path.parent) == ["matrix"]
+
+    @rule(failing=st.sampled_from(["os.replace", "os.fsync"]), error=st.sampled_from([OSError, KeyboardInterrupt]))
+    def fail_to_save(self, failing, error):
+        """As on a full disk: the old file stays."""
+        before = self.path.read_bytes() if self.saved else None
+        with mock.patch(failing, side_effect=error), pytest.raises(error):
+            self.matrix.save(self.path, "other")
+        assert (self.path.read_bytes() if self.path.exists() else None) == before
+        assert len(os.listdir(self.path.parent)) == (before is not None)
+
+    @rule(tokenizer=st.sampled_from(["", "abc"]))
+    def load(self, tokenizer):
+        if self.saved is None:
+            with pytest.raises(FileNotFoundError, match=self.folder.name):
+                self.matrix.load(self.path, tokenizer)
+            return
+        arrays = self.matrix.rows
+        self.matrix.load(self.path, tokenizer)
+        self.rows, self.history = dict(self.saved[0]), list(self.saved[1])
+        assert self.matrix.calibration.tolist() == self.saved[2]
+        assert self.matrix.rows is arrays, "compiled functions have these"
+
+    @rule(memory=st.sampled_from([0.0, 0.00004, 4]), history=st.sampled_from([0, 2, 64]), before=TOKEN)
+    def load_into_another_size(self, memory, past, before):
+        """It takes what fits: of contexts as many as there are places for, of the past the newest."""
+        if self.saved is None:
+            return
+        other = NgramMatrix(**{**SIZES, "memory": memory, "history": past})
+        learn(other, ([before, before, before], {1: 0.5, 2: 0.25}))
+        other.load(self.path, "abc")
+        rows, tokens, *_ = self.saved
+        longer = [context for context in rows if len(context) > 1 and other.look_up(*context)]
+        assert len(longer) == other.ngrams <= len(other.rows.keys)
+        assert memory != 4 or other.ngrams == sum(len(context) > 1 for context in rows)
+        for context in [*longer, *(context for context in rows if len(context) == 1)]:
+            assert dict(other.look_up(*context)) == pytest.approx(rows[context], abs=1e-4)
+        assert other.history.tokens.tolist() == (tokens[-past:] if past else [])
+
+    @rule(tokenizer=st.just("another"))
+    def load_for_another_tokenizer(self, tokenizer):
+        if self.saved is not None and self.saved[3]:
+            refused(self.matrix, self.path, "another", tokenizer)
+
+    @rule(share=st.floats(0, 0.999))
+    def load_what_is_cut(self, share):
+        if self.saved is not None:
+            whole = self.path.read_bytes()
+            for damaged in (whole[: int(len(whole) * share)], whole + b"\0\0\0\0"):
+                self.path.write_bytes(damaged)
+                refused(self.matrix, self.path)
+            self.path.write_bytes(whole)
+
+    @invariant()
+    def it_holds_what_it_was_taught(self):
+        for context, row in self.rows.items():
+            assert dict(self.matrix.look_up(*context)) == pytest.approx(row, abs=1e-4)
+        assert not any(self.matrix.look_up(*context) for context in self.ever - self.rows.keys())
+        assert self.matrix.ngrams == sum(len(context) > 1 for context in self.rows)
+        assert self.matrix.history.tokens.tolist() == self.history
+
+
+Files.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
+TestFiles = Files.TestCase
+
+
+def test_the_published_method_loads_its_own_file_and_the_rows_of_any_other(tmp_path):
+    wanted = published()
+    for path, matrix in ((tmp_path / "own", wanted), (tmp_path / "other", taught())):
+        matrix.save(path, "abc")
+    loaded = AdjacencyMatrix(50, 4)
+    storage = loaded.storage
+    loaded.load(tmp_path / "own", "abc")
+    assert torch.equal(loaded.candidates, wanted.candidates)
+    assert loaded.storage is storage
+    loaded = AdjacencyMatrix(50, 2)
+    loaded.load(tmp_path / "other", "abc")
+    assert loaded.candidates[9].tolist() == [3, 4]
+    header = read_matrix(tmp_path / "other")[1]
+    assert (header["vocab_size"], header["k"], header["orders"], header["tokenizer"]) == ("50", "2", "3", "abc")
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "value"),
+    [
+        (published(60), published(), "got 60"),
+        (published(k=5), published(), "got 5"),
+        (published(), taught(), "published"),
+        (taught(vocab_size=60), taught(), "got 60"),
+        (NgramMatrix(**{**SIZES, "k": 3}), taught(), "got 3"),
+        (taught(orders=2), taught(), "got 2"),
+    ],
+    ids=str,
+)
+def test_a_file_of_another_model_is_refused(tmp_path, saved, loaded, value):
+    saved.save(tmp_path / "matrix")
+    refused(loaded, tmp_path / "matrix", value)
+
+
+IDS = published().candidates
+NUMBERS = IDS.clone()
+NUMBERS[49, 3] = -1
+DAMAGED = [
+    (published, {"candidates": IDS.long()}, {}, "int64"),
+    (published, {"candidates": IDS.flatten()}, {}, "got int32 200"),
+    (published, {"candidates": IDS[:, :3].contiguous()}, {}, "50 x 4"),
+    (published, {"candidates": IDS + 50}, {}, "0 to 49"),
+    (published, {"candidates": NUMBERS}, {}, "got -1"),
+    (published, {"candidates": torch.zeros(0, 4, dtype=torch.int32)}, {"vocab_size": "0"}, "0x4"),
+    (published, {"candidates": torch.zeros(4, 50, dtype=torch.int32)}, {"vocab_size": "4", "k": "50"}, "vocabulary"),
+    (published, {"more": torch.zeros(1)}, {}, ""),
+    (published, {}, {"vocab_size": None}, "None x 4"),
+    (published, {}, {"k": None}, "50 x None"),
+    *(
+        (kind, {}, {"version": version}, f"version {version}")
+        for kind in (published, taught)
+        for version in ("5", None)
+    ),
+    *((kind, {}, {"format": name}, "") for kind in (published, taught) for name in ("pt", None)),
+    (taught, {"shares": lambda held: held[:, :1]}, {}, "shares"),
+    (taught, {"shares": lambda held: held.to(torch.int32)}, {}, "shares"),
+    (taught, {"context_candidates": lambda held: held[1:]}, {}, "context_candidates"),
+    (taught, {"context_candidates": lambda held: held + 50}, {}, "context_candidates"),
+    (taught, {"context_shares": lambda held: held.to(torch.float32)}, {}, "context_shares"),
+    (taught, {"context_keys": lambda held: held[:, None]}, {}, "context_keys"),
+    (taught, {"context_keys": lambda held: held.to(torch.int32)}, {}, "context_keys"),
+    (taught, {"calibration": lambda held: held[1:]}, {}, "1638"),
+    (taught, {"calibration": lambda held: held.to(torch.int64)}, {}, "calibration"),
+    (taught, {"calibration": lambda held: held * float("nan")}, {}, "calibration"),
+    (taught, {"calibration": lambda held: held - 1}, {}, "calibration"),
+    (taught, {"calibration": lambda held: held.flip(1)}, {}, "calibration"),
+    (taught, {"history": lambda held: held + 50}, {}, "got 49 to 53"),
+    (taught, {"history": lambda held: held - 51}, {}, "got -52 to -48"),
+    (taught, {"history": lambda held: held.to(torch.int64)}, {}, "past"),
+    (taught, {"history": lambda held: held[:, None]}, {}, "past"),
+    *((taught, {name: None}, {}, "") for name in ("shares", "context_keys", "calibration", "past")),
+]
+
+
+@pytest.mark.parametrize(("kind", "tensors", "header", "value"), DAMAGED)
+def test_a_file_of_another_kind_is_refused(tmp_path, kind, tensors, header, value):
+    path = tmp_path / "matrix"
+    kind().save(path, "abc")
+    held = load_file(path)
+    for name, change in tensors.items():
+        held[name] = change(held[name]).contiguous() if callable(change) else change
+    stated = {"format": FORMAT, "version": VERSION, **read_matrix_file(path)[1], **header}
+    save_file(
+        {name: one for name, one in held.items() if one is not None},
+        path,
+        metadata={name: one for name, one in stated.items() if one is not None},
+    )
+    refused(kind(), path, value)
+
+
+def test_a_folder_and_a_file_without_a_header_are_refused(tmp_path):
+    save_file({"candidates": IDS}, tmp_path / "matrix")
+    refused(published(), tmp_path / "matrix")
+    refused(published(), tmp_path)
+
+
+def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
+    """No damage lets a candidate out of the vocabulary into a draft."""
+    path, refusals = tmp_path / "matrix", 0
+    published(4, 1).save(path, "abc")
+    whole = path.read_bytes()
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            candidates = read_matrix(path)[0].candidates
+        except MatrixFileError:
+            refusals += 1
+        else:
+            assert candidates.shape == (4, 1)
+            assert 0 <= int(candidates.min()) <= int(candidates.max()) < 4
+    assert refusals > 4 * len(whole)
+
+
+def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path):
+    for memory in (0.1, 10.0):
+        taught(memory=memory).save(tmp_path / str(memory))
+    assert (tmp_path / "10.0").stat().st_size == (tmp_path / "0.1").stat().st_size
+
+
+def test_a_fingerprint_names_the_meaning_of_ids(tokenizer):
+    before = fingerprint(tokenizer)
+    assert before == fingerprint(tiny.tokenizer())
+    other = tiny.tokenizer()
+    other.add_tokens(["<another>"])
+    assert fingerprint(other) != before
