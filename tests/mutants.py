@@ -65,7 +65,7 @@ MUTANTS = [
         "decoding goes on after the end of sequence",
         "ended = token in self._eos or ",
         "ended = ",
-        "loop/test_properties.py loop/test_text.py hf/test_stopping.py loop",
+        "loop/test_text.py hf/test_stopping.py loop",
     ),
     Mutant(
         "criteria-of-last-token-only",

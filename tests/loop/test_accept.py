@@ -7,7 +7,7 @@ from support.strategies import drafts
 from token_recycling import Draft
 from token_recycling.loop.accept import TreeSteps, accept_walk
 from token_recycling.trees.packed import send
-from token_recycling.trees.templates import paper, parse_paths
+from token_recycling.trees.templates import parse_paths
 
 
 def never(token):
@@ -57,30 +57,9 @@ def test_siblings_of_the_end_are_still_learned_from(accept):
     assert step.learnable == [0, 1, 3]
 
 
-def reference(draft, logits):
-    """Longest agreeing path, first end, by looking at every path."""
-    choices, tokens = logits.argmax(-1).tolist(), draft.tokens.tolist()
-    agreeing = [
-        lineage
-        for lineage in draft.tree.lineages
-        if all(tokens[node] == choices[draft.tree.parents[node]] for node in lineage[1:])
-    ]
-    return list(max(agreeing, key=len))
-
-
 def random_logits(draft, seed):
     size = int(draft.tokens.max()) + 2
     return torch.randn(len(draft.tree), min(size, 5), generator=torch.Generator().manual_seed(seed))
-
-
-@given(drafts(vocab_size=3), st.integers(0, 10**6))
-def test_greedy_acceptance_equals_looking_at_every_path(draft, seed):
-    logits = random_logits(draft, seed)
-    appended = []
-    step = accept_greedy(draft, logits, lambda token: appended.append(token) or False)
-    wanted = reference(draft, logits)
-    assert step.accepted == wanted
-    assert step.tokens == appended == [int(logits[node].argmax()) for node in wanted]
 
 
 def by_text(draft, logits):
@@ -116,17 +95,6 @@ def test_both_ways_accept_the_same_path_among_equal_siblings(draft, seed, room):
     logits = by_text(draft, random_logits(draft, seed))
     assert_both_ways_alike(draft, logits, lambda: never)
     assert_both_ways_alike(draft, logits, lambda: up_to(room))
-
-
-def test_both_ways_accept_the_same_path_in_a_tree_of_equal_tokens():
-    """Every text is carried by many nodes, and every depth may be the last one that is right."""
-    tree = paper()
-    for right in range(tree.depth + 2):
-        choices = [7 if depth < right else 3 for depth in tree.depths]
-        made = Draft(tree, torch.full((len(tree),), 7))
-        assert_both_ways_alike(made, logits_for(choices), lambda: never)
-        step = accept_greedy(made, logits_for(choices), never)
-        assert len(step.accepted) == min(right, tree.depth) + 1
 
 
 @both_ways

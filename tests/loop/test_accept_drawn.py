@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
-from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Tabled, Text, drafted, fits, texts
+from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Text, drafted, fits, texts
 
 from token_recycling import Draft, Step, Tree
 from token_recycling.drafters._shared.expand import Rules, draw, grow
@@ -164,53 +164,6 @@ def published(draft, logits, append, selector):
     return Step(draft, logits, path, emitted, append(emitted[-1]))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["a drawn sequence", "a drawn tree", "a drawn graph"])
-def test_the_published_acceptance_of_graphs_is_not_exact(name):
-    assert fits(texts(DRAFTS[name], published)) < 1e-6
-
-
-@pytest.fixture
-def dice(monkeypatch):
-    """Sets the uniform numbers that come next."""
-
-    def throw(*numbers):
-        coming = iter(numbers)
-        monkeypatch.setattr(accept.torch, "rand", lambda *_, **__: torch.tensor(next(coming)))
-
-    return throw
-
-
-def test_a_rejected_token_worked_by_hand(dice):
-    """Token 1 has p/q = 3/7. What is left is max(0, p - q) = (0.3, 0, 0.1) of 0.4; of q, (2, 0, 1) of 3."""
-    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.7, 0.1])
-    dice(3 / 7 - 0.01)
-    assert accept_siblings(p, [1], [q])[0] == 0
-    dice(3 / 7 + 0.01)
-    place, left = accept_siblings(p, [1], [q])
-    assert place is None
-    torch.testing.assert_close(left, torch.tensor([0.75, 0.0, 0.25]))
-    # The next sibling, 2, has 0.25 / (1/3) = 3/4; after it only token 0 is left: (0.75 - 2/3, 0, 0).
-    dice(0.99, 0.74)
-    assert accept_siblings(p, [1, 2], [q, q])[0] == 1
-    dice(0.99, 0.76)
-    place, left = accept_siblings(p, [1, 2], [q, q])
-    assert place is None
-    torch.testing.assert_close(left, torch.tensor([1.0, 0.0, 0.0]))
-
-
-def test_a_drawn_token_that_the_target_likes_better_is_always_accepted(dice):
-    dice(0.999999)
-    assert accept_siblings(torch.tensor([0.5, 0.5]), [0], [torch.tensor([0.4, 0.6])])[0] == 0
-
-
-def test_equal_distributions_accept_everything(dice):
-    p = torch.softmax(torch.randn(50, generator=torch.Generator().manual_seed(0)), dim=-1)
-    for token in range(50):
-        dice(0.9999999)
-        assert accept_siblings(p, [token], [p.clone()])[0] == 0
-
-
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 5))
 def test_what_is_left_is_a_distribution_without_the_rejected(seed, size, k):
     torch.manual_seed(seed)
@@ -240,30 +193,3 @@ def test_tokens_are_drawn_without_replacement_and_in_order():
     assert sum(counts[pair] for pair in pairs) == runs
     wanted = [runs * float(q[a] * q[b] / (1 - q[a])) for a, b in pairs]
     assert chisquare([counts[pair] for pair in pairs], wanted).pvalue > 0.001
-
-
-def test_impossible_tokens_are_drawn_last():
-    assert draw(torch.tensor([[0.0, 0.5, 0.0, 0.5]]), 4)[0, :2].sort().values.tolist() == [1, 3]
-
-
-def test_a_cut_draft_keeps_what_is_known_of_its_nodes():
-    made = drafted(TWO_LEVELS, ())
-    cut = made.cut(1)
-    assert sorted(cut.sampled_from) == [1, 2]
-    assert cut.sampled_from[1] is made.sampled_from[1]
-    assert made.cut(2) is made
-    assert Draft(LINE, torch.tensor([0, 1, 2])).cut(1).sampled_from is None
-
-
-def test_the_distribution_is_computed_once_a_token_and_trimmed_at_the_end():
-    asked = []
-
-    class Counting(Tabled):
-        def distribution(self, logits):
-            asked.append(1)
-            return super().distribution(logits)
-
-    torch.manual_seed(0)
-    made = drafted(TWO_LEVELS, ())
-    step = accept_walk(made, torch.zeros(7, 3), lambda token: True, Counting())
-    assert (len(asked), len(step.tokens), step.accepted, step.finished) == (1, 1, [0], True)

@@ -10,7 +10,6 @@ from support.automata import AutomatonProcessor, _Place, random_automaton
 from support.drafters import example
 
 import token_recycling as tr
-from token_recycling.hf.batched import DecodingThread
 from token_recycling.loop import matchers
 from token_recycling.loop.constraints import Constraint
 from token_recycling.recycling.constrained import GrammarStatistics
@@ -61,17 +60,6 @@ def test_what_is_forced_is_drafted_at_once(drafter):
     assert stats.mat > 6
 
 
-def test_texts_that_share_passes():
-    model, automaton = tiny.llama(1), random_automaton(1)
-    plain = model.generate(PROMPT, **asked(automaton))
-    thread = DecodingThread(model)
-    try:
-        found = thread.model(tr.make_drafter("recycling"), 0).generate(PROMPT, **asked(automaton))
-    finally:
-        thread.close()
-    assert torch.equal(found, plain)
-
-
 def test_a_processor_that_was_used_is_called_as_before():
     automaton = random_automaton(2)
     used = AutomatonProcessor(automaton, 64)
@@ -116,12 +104,6 @@ def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another
     for _ in range(9):
         grammar_statistics.learn(whole, 0)
     assert dict(grammar_statistics.probabilities(whole, []))[0] > 0.8
-
-
-def test_nothing_is_learned_where_there_is_no_choice():
-    grammar_statistics, forced, free = GrammarStatistics(), state_of([{5: 0}]), state_of([{5: 0, 6: 0}])
-    grammar_statistics.learn_path([forced, None, free], [5, 5, 5])
-    assert [*grammar_statistics._taken] == [free.key]
 
 
 def test_the_token_that_was_merged_first_takes_the_whole_of_what_is_forced():
@@ -202,18 +184,3 @@ def test_a_grammar_forces_a_string_of_limited_length(form, expected):
     pytest.importorskip("xgrammar")
     processor = tr.constrain(tiny.tokenizer(), grammar=form)
     assert matchers.state_of([processor], PROMPT).forced == expected
-
-
-def test_masks():
-    state = state_of([{0: 0, 33: 0, 63: 0}])
-    assert state.few == (0, 33, 63)
-    assert state.allows(np.array([0, 1, 33, 63, 64, 900])).tolist() == [True, False, True, True, False, False]
-    assert state.after(1) is None
-    assert state.after(900) is None
-    masked = state.masked(np.arange(70, dtype=np.float32))
-    assert np.isfinite(masked).nonzero()[0].tolist() == [0, 33, 63]
-    assert state.key == state.after(33).key
-
-
-def test_there_is_no_choice_where_one_token_may_follow_or_none():
-    assert [state_of([allowed]).single for allowed in ({}, {7: 0}, {7: 0, 8: 0})] == [True, True, False]

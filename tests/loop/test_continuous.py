@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support import architectures, tiny
 from support.architectures import named
 from support.chi_square import fit
@@ -25,7 +26,6 @@ from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain, root_only
 
 LLAMA = tiny.llama(seed=3)
-SHARED = tr.make_drafter("recycling")
 
 
 def sampled_alone(ids, new, seed):
@@ -33,38 +33,74 @@ def sampled_alone(ids, new, seed):
     return alone(LLAMA, ids, new, do_sample=True, temperature=0.8, top_k=0)
 
 
-@settings(max_examples=3)
-@given(st.integers(0, 10**6))
-def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case):
-    """Greedy, penalised and sampled texts join at any step, some leave at any step, of whatever length."""
-    choices, texts, wanted = random.Random(case), Texts(LLAMA), {}
-    for number in range(8):
-        ids, new = tiny.prompt(choices.randrange(999), choices.choice([1, 3, 33, 70])), choices.randint(1, 30)
-        seed = None
-        kind = choices.choice(["greedy", "penalised", "sampled"])
-        processors = []
-        if kind == "sampled":
-            seed, processors = number, [TemperatureLogitsWarper(0.8)]
-            said = sampled_alone(ids, new, number)
-        elif kind == "penalised":
-            processors = [RepetitionPenaltyLogitsProcessor(1.3)]
-            said = alone(LLAMA, ids, new, repetition_penalty=1.3)
-        else:
-            said = alone(LLAMA, ids, new)
-        drafter = choices.choice([SHARED, "suffix", "plain", tr.make_drafter("published", tree="chain:3")])
-        row = texts.join(ids, new, drafter, seed, processors, streamed=choices.random() < 0.5)
-        wanted[row] = said
-        while choices.random() < 0.5:
-            texts.step()
-            if choices.random() < 0.2 and texts.batch.requests:
-                texts.batch.leave(choices.choice(texts.batch.requests), GoneError())
-    texts.finish()
-    assert len(texts.ended) == len(set(texts.ended)) == len(wanted)
-    for row, said in wanted.items():
-        own = texts.said[row]
-        assert own == said[: len(own)]
-        assert isinstance(row.error, GoneError) or own == said
-        assert row.stats.tokens == len(own)
+SHARED = tr.make_drafter("recycling")
+KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "greedy": ({}, []),
+    "penalised": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
+    "sampled": ({"do_sample": True, "temperature": 0.8, "top_k": 0}, [TemperatureLogitsWarper(0.8)]),
+}
+
+
+class Joining(RuleBasedStateMachine):
+    """Texts that join, leave and fail at any step: each says a beginning of what it says alone, and all of it if it
+    stays.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.wanted = Texts(LLAMA), {}
+
+    @rule(
+        prompt=st.tuples(st.integers(0, 99), st.sampled_from([1, 3, 33, 70])),
+        new=st.integers(1, 20),
+        kind=st.sampled_from(sorted(KINDS)),
+        drafter=st.sampled_from([SHARED, "suffix", "plain", "published:tree=chain:3"]),
+        streamed=st.booleans(),
+        fails=st.sampled_from([None, None, None, 2]),
+    )
+    def join(self, prompt, new, kind, drafter, streamed, fails):
+        ids, (arguments, processors), seed = tiny.prompt(*prompt), KINDS[kind], len(self.wanted)
+        torch.manual_seed(seed)
+        said = alone(LLAMA, ids, new, **arguments)
+        told = []
+
+        def client(step):
+            told.append(step)
+            if fails is not None and len(told) >= fails:
+                raise GoneError
+
+        row = self.texts.join(
+            ids, new, drafter, seed if kind == "sampled" else None, processors, on_step=client, streamed=streamed
+        )
+        self.wanted[row] = said
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps):
+        for _ in range(steps):
+            self.texts.step()
+
+    @precondition(lambda self: self.texts.batch.requests)
+    @rule(which=st.integers(0, 7))
+    def leave(self, which):
+        going = self.texts.batch.requests
+        self.texts.batch.leave(going[which % len(going)], GoneError())
+
+    @invariant()
+    def every_text_says_what_it_says_alone(self):
+        for row, said in self.texts.said.items():
+            assert said == self.wanted[row][: len(said)]
+
+    def teardown(self):
+        self.texts.finish()
+        assert len(self.texts.ended) == len(set(self.texts.ended)) == len(self.wanted)
+        for row, said in self.wanted.items():
+            assert isinstance(row.error, GoneError) or self.texts.said[row] == said
+            assert row.stats.tokens == len(self.texts.said[row])
+        assert self.texts.batch._stepper is None, "nothing is held for nobody"
+
+
+Joining.TestCase.settings = settings(max_examples=8, stateful_step_count=20)
+TestJoining = Joining.TestCase
 
 
 def assert_each_is_what_it_is_alone(model, prompts, new, drafter, apart):
@@ -216,13 +252,10 @@ def test_room_that_leavers_had_is_taken_by_those_who_join():
         texts.join(tiny.prompt(seed + 20, 30), 12)
         texts.step()
         texts.step()
-        assert texts.batch._stepper is not None
         (store,) = texts.batch._stepper._kept._stores
         assert store.buffer.shape[1] == len(texts.batch.requests)
         assert store._whole.shape[1] <= 16
     texts.finish()
-    assert all(row.error is None for row in texts.ended)
-    assert texts.batch._stepper is None, "nothing is held for nobody"
 
 
 def test_models_whose_texts_cannot_share_passes_are_refused():

@@ -20,46 +20,26 @@ def run(model, drafter, tokens, start=0, **options):
     return stats
 
 
-def test_the_counting_llama_counts(counting):
-    assert counting.generate(torch.tensor([[3]]), max_new_tokens=20)[0].tolist() == [
-        (3 + place) % 16 for place in range(21)
-    ]
-    logits = counting(input_ids=torch.arange(16)[None]).logits[0]
-    assert torch.equal(logits.argsort(-1, descending=True), (torch.arange(16)[:, None] + 1 + torch.arange(16)) % 16)
-
-
-def test_plain_decoding_has_a_mat_of_one(counting):
-    stats = run(counting, "plain", 10)
-    assert (stats.tokens, stats.steps, stats.mat) == (10, 10, 1.0)
-    assert (stats.drafted, stats.discarded, stats.plain_steps) == (0, 0, 1.0)
-    assert stats.acceptance_by_depth == stats.acceptance_by_rank == {}
-
-
-def test_a_matrix_that_knows_everything_fills_the_chain(counting):
-    stats = run(counting, learned(counting, "chain:4"), 20)
-    assert (stats.tokens, stats.steps, stats.mat) == (20, 4, 5.0)
-    assert (stats.drafted, stats.discarded, stats.plain_steps) == (16, 0, 0.0)
-    assert dict(stats.lengths) == {5: 4}
-    assert stats.acceptance_by_depth == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    assert stats.acceptance_by_rank == {0: 1.0}
-
-
-def test_the_draft_is_cut_at_the_end_of_the_text(counting):
-    """12 tokens in steps of 5, 5 and 2: for the last one only one node can be of use."""
-    stats = run(counting, learned(counting, "chain:4"), 12)
-    assert (stats.steps, stats.mat) == (3, 4.0)
-    assert (stats.drafted, stats.discarded) == (4 + 4 + 1, 0)
-    assert stats.acceptance_by_depth == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-
-
-def test_discarded_nodes_are_counted_by_depth_and_rank(counting):
-    """Of 5 nodes (0, 1, 2, 00, 10) only 0 and 00 are right: 3 tokens a step, 3 nodes thrown away."""
-    stats = run(counting, learned(counting, "0 1 2 00 10"), 9)
-    assert (stats.steps, stats.mat) == (3, 3.0)
-    assert (stats.drafted, stats.discarded) == (15, 9)
-    assert stats.acceptance_by_depth == {1: 1.0, 2: 1.0}
-    # Node 10 is not tried, since its parent was never accepted.
-    assert stats.acceptance_by_rank == {0: 1.0, 1: 0.0, 2: 0.0}
+@pytest.mark.parametrize(
+    ("tree", "tokens", "lengths", "drafted", "discarded", "by_depth", "by_rank"),
+    [
+        (None, 10, {1: 10}, 0, 0, {}, {}),
+        ("chain:4", 20, {5: 4}, 16, 0, {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, {0: 1.0}),
+        # Steps of 5, 5 and 2: for the last one only one node can be of use.
+        ("chain:4", 12, {5: 2, 2: 1}, 4 + 4 + 1, 0, {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, {0: 1.0}),
+        # Only 0 and 00 are right. Node 10 is not tried, since its parent was never accepted.
+        ("0 1 2 00 10", 9, {3: 3}, 15, 9, {1: 1.0, 2: 1.0}, {0: 1.0, 1: 0.0, 2: 0.0}),
+    ],
+)
+def test_accepted_and_discarded_nodes_are_counted(
+    counting, tree, tokens, lengths, drafted, discarded, by_depth, by_rank
+):
+    stats = run(counting, learned(counting, tree) if tree else "plain", tokens)
+    assert dict(stats.lengths) == lengths
+    assert (stats.tokens, stats.mat) == (tokens, tokens / stats.steps)
+    assert (stats.drafted, stats.discarded) == (drafted, discarded)
+    assert (stats.acceptance_by_depth, stats.acceptance_by_rank) == (by_depth, by_rank)
+    assert json.loads(json.dumps(stats.as_dict()))["discarded_tokens"] == discarded
 
 
 def test_a_cold_matrix_learns_on_the_way(counting):
@@ -108,25 +88,6 @@ def test_time_between_steps_is_not_counted(model, monkeypatch):
     for _ in tr.stream(model, tiny.prompt(0, 5), max_new_tokens=10, stats=stats):
         now[0] += 100
     assert stats.decode_seconds == 0
-
-
-def test_nothing_run_gives_zeros():
-    stats = tr.Stats()
-    assert (stats.mat, stats.tokens_per_second, stats.overhead, stats.drafted, stats.discarded) == (0, 0, 0, 0, 0)
-    assert stats.acceptance_by_depth == {}
-
-
-def test_everything_can_be_written_as_json(counting):
-    drafter = learned(counting, "0 1 2 00 10")
-    written = json.loads(json.dumps(run(counting, drafter, 9).as_dict()))
-    assert written["mat"] == 3.0
-    assert written["drafted_tokens"] == 15
-    assert (written["tokens"], written["first_tokens"]) == (9, 3)
-    assert written["discarded_tokens"] == 9
-    assert written["steps_by_length"] == {"3": 3}
-    assert written["acceptance_by_rank"] == {"0": 1.0, "1": 0.0, "2": 0.0}
-    assert set(written["seconds"]) == set(PARTS)
-    assert written["drafter"] == drafter.describe()
 
 
 def test_compiling_is_a_part_of_neither_the_prompt_nor_a_step(monkeypatch):

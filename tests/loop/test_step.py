@@ -29,14 +29,6 @@ def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting):
     assert wanted[0].tolist() == [0, *step.tokens]
 
 
-def test_the_models_own_end_of_sequence_holds_in_a_stream(counting):
-    counting.generation_config.eos_token_id = 4
-    emitted = [token for step in tr.stream(counting, torch.tensor([0]), max_new_tokens=8) for token in step.tokens]
-    assert emitted == [1, 2, 3, 4]
-    steps = tr.stream(counting, torch.tensor([0]), max_new_tokens=8, eos_token_id=[])
-    assert [token for step in steps for token in step.tokens] == list(range(1, 9))
-
-
 def test_a_llama_goes_on_past_its_positions_without_drafts():
     model = tiny.llama(max_position_embeddings=20)
     ids = tiny.prompt(0, 10)

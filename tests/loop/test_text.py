@@ -5,6 +5,7 @@ import tracemalloc
 import pytest
 import torch
 from support import tiny
+from support.drafters import learned
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StopStringCriteria
 
@@ -13,6 +14,28 @@ from token_recycling.loop.state import Sequence
 
 ENDLESS = 10**12
 """Tokens that no memory holds."""
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_text_ends_with_the_first_of_several_ends(counting, fast):
+    """Whatever says it first; a criterion that is asked too often fails the test, so that it does not go on."""
+
+    def never(ids, scores, **_):
+        assert ids.shape[1] < 12, "goes on after its end"
+        return ids[:, -1] < 0
+
+    def at_five(ids, scores, **_):
+        return ids[:, -1] == 5
+
+    for ends in (
+        {"eos_token_id": 5, "max_new_tokens": 8},
+        {"max_new_tokens": 5, "stopping_criteria": [never]},
+        {"max_new_tokens": 8, "stopping_criteria": [at_five, never]},
+        {"eos_token_id": 5, "max_new_tokens": 8, "stopping_criteria": [never]},
+    ):
+        drafter = learned(counting, "chain:8")
+        steps = tr.stream(counting, torch.tensor([[0]]), drafter, fast=fast, **ends)
+        assert [token for step in steps for token in step.tokens] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -189,12 +189,6 @@ def test_pieces_are_of_one_size_whoever_is_there(texts):
     assert by_itself == [PIECE] * 6 + [20]
 
 
-def test_pieces_are_smaller_where_attention_takes_long(texts, monkeypatch):
-    monkeypatch.setattr(prefill, "_FAR", 1024)
-    begun(texts, texts.join(LONG, 1))
-    assert [event for event in texts.events if event] == [512, 512, 256, 256, 20]
-
-
 def test_a_prompt_read_alone_is_cut_at_the_same_places(texts):
     """A streamer with `reading_prompt` is asked before each piece, and may end the call."""
     asked = []
