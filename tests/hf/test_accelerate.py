@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from support import tiny
 from transformers import LlamaForCausalLM, pipeline
 
@@ -20,18 +19,6 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
 def writer():
     """A random llama with the vocabulary of the tiny tokenizer."""
     return tiny.llama(4, vocab_size=300)
-
-
-def test_accelerated_generate_is_the_same_and_takes_fewer_steps(model):
-    prompts = [tiny.prompt(seed, 10) for seed in range(10)]
-    wanted = [model.generate(ids, **GREEDY) for ids in prompts]
-    assert tr.accelerate(model, tree="paper") is model
-    for ids, text in zip(prompts, wanted, strict=True):
-        assert torch.equal(model.generate(ids, **GREEDY), text)
-        assert model.acceleration.stats.tokens == 20
-        assert model.acceleration.fallback is None
-    assert model.acceleration.total.tokens == 200
-    assert model.acceleration.total.mat > 1.3
 
 
 def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model):
@@ -61,15 +48,6 @@ def test_a_pipeline_writes_the_same_text(writer, tokenizer):
     ours = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
     assert ours == plain
     assert writer.acceleration.stats.tokens == 20
-
-
-def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model):
-    stats, drafter = tr.Stats(), tr.make_drafter()
-    for seed in range(3):
-        tr.generate(model, tiny.prompt(seed, 5), drafter=drafter, stats=stats, **GREEDY)
-    assert (stats.tokens, stats.prompt_tokens) == (60, 15)
-    assert stats.drafter == drafter.describe()
-    assert type(model) is LlamaForCausalLM
 
 
 def test_the_custom_generate_form_returns_statistics_and_leaves_the_model_alone(model):

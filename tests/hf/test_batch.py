@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support import tiny
 from support.batches import batch
 from support.releases import needs
@@ -47,21 +45,8 @@ def test_a_batch_equals_generate(ending, way):
         equal(ending, drafter, **batch(lengths, seed, spare=seed % 2), max_new_tokens=20, **way)
 
 
-def test_rows_accept_different_numbers_of_tokens(ending):
-    ending.generation_config.eos_token_id = None
-    stats = equal(ending, tr.make_drafter("recycling", tree=8), **batch([3, 8, 5, 11], 1), max_new_tokens=32)
-    assert len(stats.lengths) > 2
-    assert stats.tokens == 4 * 32
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 50), st.integers(0, 3), st.integers(1, 12))
-def test_any_padding(lengths, seed, spare, new):
-    equal(MODEL, DRAFTER, **batch(lengths, seed, spare), max_new_tokens=new)
-
-
 MODEL = tiny.llama(seed=5)
 MODEL.generation_config.pad_token_id = 0
-DRAFTER = tr.make_drafter("recycling")
 
 
 @pytest.mark.parametrize("cache_is_seen", [True, pytest.param(False, marks=needs(5, 17))])

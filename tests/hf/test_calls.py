@@ -88,20 +88,6 @@ def test_nothing_is_said_of_a_call_that_failed_before_it_began(model):
     assert model.acceleration.fallback is None
 
 
-def test_many_threads_add_to_one_total(model):
-    tr.accelerate(model, "plain")
-    acceleration = model.acceleration
-    threads = [
-        threading.Thread(target=lambda: [acceleration.ended(tr.Stats(tokens=1), None) for _ in range(200)])
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert acceleration.total.tokens == 1600
-
-
 # Ways past our loop
 
 

@@ -12,8 +12,6 @@ from support import tiny
 from transformers import (
     DynamicCache,
     StoppingCriteriaList,
-    TextIteratorStreamer,
-    TextStreamer,
 )
 
 import token_recycling as tr
@@ -122,33 +120,6 @@ def test_a_call_is_none_of_an_accelerated_models_own(model):
     assert torch.equal(own.drafter.matrix.candidates, before[4])
     assert torch.equal(model.generate(IDS, **GREEDY), wanted)
     assert own.stats.drafter.startswith("published")
-
-
-def test_a_call_within_a_call(model):
-    """A criterion of an accelerated call may generate with the same model."""
-    wanted, inner = model.generate(IDS, **GREEDY), []
-
-    def asking(input_ids, scores, **more):
-        if not inner:
-            inner.append(tr.generate(model, IDS, **GREEDY))
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    ours = tr.accelerate(model).generate(IDS, stopping_criteria=StoppingCriteriaList([asking]), **GREEDY)
-    assert torch.equal(ours, wanted)
-    assert torch.equal(inner[0], wanted)
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_a_text_streamer_prints_the_same(tokenizer, capsys, fast):
-    writer = tiny.llama(4, vocab_size=300)
-    ids = tokenizer(tiny.SENTENCES[1], return_tensors="pt").input_ids
-    writer.generate(ids, streamer=TextStreamer(tokenizer), **GREEDY)
-    plain = capsys.readouterr().out
-    tr.generate(writer, ids, fast=fast, streamer=TextStreamer(tokenizer), **GREEDY)
-    assert capsys.readouterr().out == plain
-    streamer = TextIteratorStreamer(tokenizer, timeout=60)
-    tr.generate(writer, ids, fast=fast, streamer=streamer, **GREEDY)
-    assert "".join(streamer) == plain.rstrip("\n")
 
 
 # Calls that end early

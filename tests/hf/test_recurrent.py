@@ -80,29 +80,6 @@ def test_a_text_that_ends_with_its_first_token_leaves_the_others(model):
         assert torch.equal(tr.generate(model, drafter=DRAFTER, **arguments), model.generate(**arguments))
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2, "min_new_tokens": 8},
-        {"bad_words_ids": [[3], [5, 9]]},
-        {"max_length": 11, "max_new_tokens": None},
-    ],
-    ids=lambda way: next(iter(way)),
-)
-def test_every_way_of_choosing_tokens(way):
-    same(hybrid(), **prompts([9]), **way)
-    same(hybrid("falcon_h1"), **prompts([4, 9]), **way)
-
-
-def test_a_seed_gives_the_text_of_generate():
-    model, inputs = hybrid(), prompts([10])
-    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 5, "max_new_tokens": 30}
-    plain, _ = tiny.seeded(model.generate, **inputs, **sampling)
-    ours, _ = tiny.seeded(tr.generate, model, drafter=DRAFTER, **inputs, **sampling)
-    assert torch.equal(ours, plain)
-
-
 def test_several_turns_on_one_cache(model):
     """By `generate`, where the model reads on behind a cache; left to transformers where it does not."""
     if "cache_params" in model_info(model).arguments:

@@ -1,6 +1,5 @@
 """With `reproducible=True` nothing but the request decides what is drafted, so that passes are the same to the bit."""
 
-import numpy as np
 import pytest
 import torch
 from support import tiny
@@ -108,17 +107,6 @@ def test_a_drafter_that_has_learned_begins_with_that(model):
     assert first != drafted(model, ids, tr.make_drafter("recycling", reproducible=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_drafts_are_of_some_nodes(model, dtype):
-    """As many as fit 16 rows in 16 bits, where they cost next to nothing."""
-    stats = tr.Stats()
-    ids = tiny.prompt(0, 12)
-    tr.generate(model.to(dtype), ids, reproducible=True, stats=stats, max_new_tokens=24, do_sample=False)
-    nodes = np.array([size for size, count in stats.nodes.items() for _ in range(count)])
-    assert nodes.max() > 1
-    assert nodes.max() <= 16 or dtype is torch.float32
-
-
 def test_a_batch_is_one_request(model):
     ids = torch.cat([tiny.prompt(seed, 12) for seed in range(3)])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
@@ -130,11 +118,3 @@ def test_a_batch_is_one_request(model):
 def test_fast_steps_are_refused(model):
     with pytest.raises(tr.NoFastPathError, match=r"reproducible=True .*recycling"):
         tr.generate(model, tiny.prompt(0, 8), fast=True, reproducible=True, max_new_tokens=4, do_sample=False)
-
-
-def test_it_is_said(model):
-    assert tr.make_drafter("recycling", reproducible=True).describe().endswith("; reproducible")
-    tr.accelerate(model, "suffix", reproducible=True, num_tokens=3)
-    assert "3 at most; reproducible" in model.acceleration.drafter.describe()
-    again = tr.make_drafter(model.acceleration.drafter, reproducible=True)
-    assert again is model.acceleration.drafter

@@ -156,60 +156,6 @@ def test_confidence(writer):
     assert len(lengths) > 3
 
 
-class OneOfMyOwn(StoppingCriteria):
-    """Has a state: ends the text after a number of even tokens, and remembers all that it was shown."""
-
-    def __init__(self, evens, lone):
-        self.evens, self.lone, self.seen = evens, lone, []
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.seen.append(input_ids.tolist())
-        self.evens -= int(input_ids[0, -1]) % 2 == 0
-        return self.evens <= 0 if self.lone else torch.full((len(input_ids),), self.evens <= 0)
-
-
-@pytest.mark.parametrize("lone", [False, True])
-def test_criteria_of_ones_own(writer, lone):
-    ids = tiny.prompt(9, 4, 300)
-    following, cut = endless(writer, ids), 0
-    for evens in range(1, 12):
-        seen = []
-
-        def make(evens=evens, seen=seen):
-            seen.append(OneOfMyOwn(evens, lone))
-            return StoppingCriteriaList([seen[-1]])
-
-        drafter = PastTheEnd(following)
-        wanted = writer.generate(ids, max_new_tokens=NEW, stopping_criteria=make())
-        ours = tr.generate(writer, ids, drafter=drafter, max_new_tokens=NEW, stopping_criteria=make())
-        assert torch.equal(ours, wanted)
-        assert seen[0].seen == seen[1].seen
-        cut += drafter.cut
-    assert cut > 2
-
-
-def test_whatever_comes_first(writer, tokenizer, readable):
-    """Length, end of sequence, stop string, time and a criterion of one's own together; each comes first somewhere."""
-    ids = tiny.prompt(10, 5, 300)
-    following = endless(writer, ids, **readable)
-    said = following[0, 5:].tolist()
-    for order in range(4):
-        place = {name: 3 + 6 * ((index + order) % 4) for index, name in enumerate(("eos", "stop", "own", "new"))}
-        ours, _ = ended(
-            writer,
-            ids,
-            following,
-            eos_token_id=said[place["eos"]],
-            stop_strings=tokenizer.decode(said[place["stop"] - 1 : place["stop"] + 1]),
-            tokenizer=tokenizer,
-            stopping_criteria=StoppingCriteriaList([lambda ids, scores, end=place["own"] + 6: ids.shape[1] >= end]),
-            max_new_tokens=place["new"] + 1,
-            max_time=1e6,
-            **readable,
-        )
-        assert ours.shape[1] == 5 + 4
-
-
 def test_rows_of_a_batch_end_on_their_own(writer, tokenizer, readable):
     """Ends, stop strings across tokens, lengths and no time at all, each by the texts of every row in turn."""
     lengths, width = (6, 2, 9, 4), 9

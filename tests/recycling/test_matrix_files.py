@@ -61,7 +61,7 @@ def refused(matrix, path, value="", tokenizer="abc"):
 
 
 class Files(RuleBasedStateMachine):
-    """A matrix that is taught and a file of it, against a dictionary of rows and a list of past tokens."""
+    """A matrix that is taught and a file of it, against a dictionary of rows and a list of the newest tokens."""
 
     def __init__(self):
         super().__init__()
@@ -115,11 +115,11 @@ class Files(RuleBasedStateMachine):
         assert self.matrix.rows is arrays, "compiled functions have these"
 
     @rule(memory=st.sampled_from([0.0, 0.00004, 4]), history=st.sampled_from([0, 2, 64]), before=TOKEN)
-    def load_into_another_size(self, memory, past, before):
-        """It takes what fits: of contexts as many as there are places for, of the past the newest."""
+    def load_into_another_size(self, memory, history, before):
+        """It takes what fits: of contexts as many as there are places for, of the history the newest."""
         if self.saved is None:
             return
-        other = NgramMatrix(**{**SIZES, "memory": memory, "history": past})
+        other = NgramMatrix(**{**SIZES, "memory": memory, "history": history})
         learn(other, ([before, before, before], {1: 0.5, 2: 0.25}))
         other.load(self.path, "abc")
         rows, tokens, *_ = self.saved
@@ -128,7 +128,7 @@ class Files(RuleBasedStateMachine):
         assert memory != 4 or other.ngrams == sum(len(context) > 1 for context in rows)
         for context in [*longer, *(context for context in rows if len(context) == 1)]:
             assert dict(other.look_up(*context)) == pytest.approx(rows[context], abs=1e-4)
-        assert other.history.tokens.tolist() == (tokens[-past:] if past else [])
+        assert other.history.tokens.tolist() == (tokens[-history:] if history else [])
 
     @rule(tokenizer=st.just("another"))
     def load_for_another_tokenizer(self, tokenizer):
@@ -224,9 +224,9 @@ DAMAGED = [
     (taught, {"calibration": lambda held: held.flip(1)}, {}, "calibration"),
     (taught, {"history": lambda held: held + 50}, {}, "got 49 to 53"),
     (taught, {"history": lambda held: held - 51}, {}, "got -52 to -48"),
-    (taught, {"history": lambda held: held.to(torch.int64)}, {}, "past"),
-    (taught, {"history": lambda held: held[:, None]}, {}, "past"),
-    *((taught, {name: None}, {}, "") for name in ("shares", "context_keys", "calibration", "past")),
+    (taught, {"history": lambda held: held.to(torch.int64)}, {}, "history"),
+    (taught, {"history": lambda held: held[:, None]}, {}, "history"),
+    *((taught, {name: None}, {}, "") for name in ("shares", "context_keys", "calibration", "history")),
 ]
 
 
