@@ -214,7 +214,7 @@ class Costs:
         self._curve: OnlineCurve | None = None
         """None until a drafter queries costs."""
         self._steps: WeakKeyDictionary[Overhead, list[float]] = WeakKeyDictionary()
-        """Sums of `Overhead.begun` for this call, by drafter."""
+        """Sums of `Overhead.starting_sums` for this call, by drafter."""
 
     @property
     def asked(self) -> bool:

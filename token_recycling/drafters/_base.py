@@ -1,9 +1,8 @@
-"""The interface of drafters, which propose what the target may say next, and learn from what it said.
+"""The interface of drafters: they propose the next tokens and learn from verified steps.
 
-A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it. It
-holds options and what was learned, and serves any number of calls at once; what belongs to one sequence is in the
-`TextDrafter` that it starts for it. What it needs and can do is declared in its `DrafterTraits`, so that the loop never
-asks for names.
+A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it.
+The class holds options and what was learned, and serves any number of concurrent calls; state of one sequence is in the
+`SequenceDrafter` that it starts. Needs and abilities are declared in `DrafterTraits`, so the loop never checks names.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from .._util.options import check_at_least as check_at_least  # for drafters, of other packages too
+from .._util.options import check_at_least as check_at_least  # for drafters, in other packages too
 from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PREDICTED = "predicted_tokens"
-"""Among the statistics of a sequence: its tokens that a prediction had."""
+"""Key of `statistics`: output tokens that the predicted output contained."""
 
 
 @dataclass(frozen=True)
@@ -32,96 +31,96 @@ class DrafterTraits:
     """Needs and abilities of a drafter."""
 
     states: Callable[[int], Sequence[int]] | None = None
-    """Which hidden states it needs of every token, the prompt's and each step's (`Step.states`), of a target of so many
-    layers, numbered as in transformers: i is the input of layer i, the number of layers the output of the final norm
-    (`model.inspection.last_state`).
+    """Which hidden states it needs of every token, of the prompt and of each step (`Step.states`), given the target's
+    number of layers. Numbered as in transformers: i is the input of layer i, the number of layers the output of the
+    final norm (`model.inspection.last_state`).
     """
     on_host: bool = False
-    """Drafts from the sequence in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
+    """Drafts on the host: on an accelerator `Context.tokens` is not copied there."""
     top_k: int = 0
-    """Likeliest tokens after every node that it asks each step for, `step.top(k)`; 0 if none."""
+    """Most probable tokens after every node that it reads by `step.top(k)`; 0 for none."""
     predictions: bool = False
-    """Drafts from what is expected to follow, where a caller says (`TextDrafter.predict`)."""
+    """Drafts from predicted output, if the caller gives any (`SequenceDrafter.predict`)."""
     within_grammars: bool = False
-    """Drafts within `Context.state` by itself; the drafts of others are cut and completed by the loop."""
+    """Drafts within the grammar state `Context.state` itself; other drafts are cut and completed by the loop."""
     samples: bool = False
-    """May draw tokens at random where the sequence is sampled (`Draft.sampled_from`)."""
+    """May sample draft tokens where the output is sampled (`Draft.sampled_from`)."""
     reproducible: bool = False
-    """A `fork` that has learned nothing drafts from its sequence and `costs` alone: no clock decides, and no other
-    sequence.
+    """A `fork` that has learned nothing drafts only from its sequence and `costs`: no clock and no other sequence
+    matters.
     """
     begins_anew: bool = False
-    """Every sequence is decoded by its request alone: costs are fixed, nothing that is kept of other sequences is used,
-    and the prompt is read alike whether the first token is waited for or not.
-"""
+    """Every output depends on its request alone: costs are fixed, nothing cached of other sequences is used, and the
+    prompt is read the same way whether the first token is streamed or not.
+    """
 
     def layers_read(self, layers: int) -> tuple[int, ...]:
-        """Return the numbers of the hidden states that it needs of a target of so many layers; () if it needs none."""
+        """Return the numbers of the hidden states that it needs of a target with that many layers; () for none."""
         return () if self.states is None else tuple(self.states(layers))
 
 
 class SequenceDrafter:
-    """Drafts for one sequence, in one thread at a time: from what it knows and the context alone, without touching the
-    target's cache, and with the context's last token as root.
+    """Drafts for one sequence, in one thread at a time, from its own state and the context. It leaves the target's
+    cache alone; the root of a draft is the context's last token.
     """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        """The one that started it."""
+        """The drafter that started it."""
 
     def predict(self, tokens: torch.Tensor) -> None:
-        """Take what is expected to follow the prompt, tokens (n,), which the target never reads: a source of drafts.
+        """Take predicted output after the prompt, tokens (n,): a source of drafts that the target never reads.
 
         Called at most once, before the first `draft`, and only where `traits.predictions` is true.
         """
 
     def read_prompt(self, states: torch.Tensor) -> None:
-        """Take the target's hidden states (n, states * hidden), those that the traits name side by side, at the n
-        tokens before the prompt's last one: all that a cache did not hold.
+        """Take the target's hidden states (n, states * hidden), those named in the traits concatenated, at the n
+        uncached tokens before the prompt's last one.
 
-        Called at most once, before the first `observe`. Not called where a family leaves some of them out, or reads a
-        long prompt in a way of its own.
+        Called at most once, before the first `observe`. Not called for families that leave some of them out or read
+        long prompts their own way.
         """
 
     def draft(self, context: Context) -> Draft:
-        """A tree of tokens to verify; a lone root where there is nothing to propose.
+        """Return a tree of tokens to verify; a lone root where there is nothing to propose.
 
-        Called once a step. Where a step was made without waiting for it, because somebody waits for the first token,
-        it is called behind that step, with the context that there was before and no room for a node.
+        Called once per step. Where the first token must not wait, the first step is made without a draft and this is
+        called after it, with the context of before and no node allowed.
         """
         raise NotImplementedError(f"{type(self).__name__} must define draft()")
 
     def observe(self, step: Step) -> None:
-        """Learn from a verified draft; called once a step, after `draft`, when the cache has kept the accepted nodes.
+        """Learn from a verified draft; called once per step, after `draft`, when the cache has kept the accepted nodes.
 
-        Where the drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
-        own: find them by their tokens, as `Draft.places_in` does, not by number.
+        In a fused drafter `step.draft` has nodes of other parts too and may lack some of its own: find nodes by their
+        tokens, as `Draft.places_in` does, not by number.
         """
 
     def statistics(self) -> Mapping[str, float]:
-        """Counts since the last call, to be added up in `Stats.drafter_statistics`; called when a sequence ends."""
+        """Return counts since the last call, summed in `Stats.drafter_statistics`; called when a sequence ends."""
         return {}
 
     def describe(self) -> str:
-        """One line for a person: what was chosen and why."""
+        """Return one line for a person: what was chosen and why."""
         return self.drafter.describe()
 
 
 class Drafter(SequenceDrafter):
-    """Proposes what the target may say next, and learns from what it said.
+    """Proposes tokens and learns from verified steps.
 
     Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from sequence to
-    sequence (*hot start*); calls in several threads may learn at once. One that keeps nothing of a sequence defines
-    `draft` itself and serves every sequence; any other defines `start`.
+    sequence (*hot start*); concurrent calls may learn at once. One without state per sequence defines `draft` itself;
+    any other defines `start`.
     """
 
     name: ClassVar[str] = ""
-    """The file's name, set for drafters of this package here and for those of others by `registry`."""
+    """The file's name; set here for drafters of this package, by `registry` for those of others."""
     unnamed: ClassVar[str] = ""
-    """The option that may be written without `NAME=`, if there is one."""
+    """The option that may be written without `NAME=`, if any."""
 
     def __init__(self) -> None:
-        """Do nothing: for a subclass that is no dataclass and has no `__init__`."""
+        """Do nothing: for subclasses that are no dataclasses and have no `__init__`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -131,31 +130,31 @@ class Drafter(SequenceDrafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        """Its needs and abilities."""
+        """Needs and abilities."""
         return DrafterTraits()
 
     def warm_up(self, device: torch.device) -> None:
         """Compile what drafting needs for a target on `device`: called when a model is accelerated."""
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
-        """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Here options are
-        checked against the target. `costs` says what the steps of this call cost; the sequences of a batch share it.
+        """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Check options against
+        the target here. `costs`: costs of this call's steps, shared by the sequences of a batch.
         """
         return self
 
     def fork(self) -> Drafter:
-        """Another one with the same options that has learned the same: what either learns later, the other does not
-        know. What is only read, such as a draft model, may be shared.
+        """Return a drafter with the same options and knowledge that learns independently. Read-only parts, such as a
+        draft model, may be shared.
         """
         return copy.deepcopy(self)
 
     def describe(self) -> str:
-        """One line for a person: what it is, by its options."""
+        """Return one line for a person: the drafter and its options."""
         return self.name
 
 
 def check_auto_or_nodes(drafter: Drafter, option: str) -> None:
-    """Raises ValueError unless the option is `auto` or a number of nodes."""
+    """Raise ValueError unless the option is `auto` or a number of nodes."""
     value = getattr(drafter, option)
     if value != "auto" and (isinstance(value, str) or value < 1):
         raise ValueError(f"{option} must be auto or >= 1, got {value!r}")

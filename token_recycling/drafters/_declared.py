@@ -1,7 +1,7 @@
 """Options of the package's own drafters, read from their source: a mistyped option is refused without importing torch.
 
-What is read is what a dataclass declares: fields, their defaults and annotations, inherited ones too. An annotation
-that names more than words, numbers and texts is not checked here; the drafter checks it when it is made.
+What a dataclass declares is read: fields, defaults and annotations, inherited ones too. Annotations other than words,
+numbers and strings are not checked here, but when the drafter is made.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Declared(NamedTuple):
     """An option as its drafter's source declares it."""
 
     hint: Any
-    """None where it is more than words, numbers and texts."""
+    """None for other than words, numbers and strings."""
     required: bool
 
 
 def check_spec(spec: str, what: str = "drafter", others: tuple[str, ...] = ()) -> None:
-    """Raise ValueError for a drafter that is not known, an unknown option, a required one left out, or a text that is
-    no value of its type. `others` are named among the known ones.
+    """Raise ValueError for an unknown drafter or option, a missing required one, or a text that is no value of its
+    type. `others`: further names to list.
     """
     name, _, text = spec.partition(":")
     if name not in drafter_names():
         known = ", ".join([*others, *drafter_names()])
         raise ValueError(f"unknown {what} {name!r}; known are {known}")
-    if name not in own_names():  # of another package: known when it is imported
+    if name not in own_names():  # of another package: checked when it is imported
         return
     options, unnamed = declared(name)
     written = written_options(name, text, unnamed, options)
@@ -59,7 +59,7 @@ def check_spec(spec: str, what: str = "drafter", others: tuple[str, ...] = ()) -
 
 @functools.cache
 def declared(name: str) -> tuple[dict[str, Declared], str]:
-    """The options of one of the package's own drafters, and the one whose name may be left out, if there is one."""
+    """Return the options of one of the package's own drafters, and the one whose name may be omitted, if any."""
     path = _HERE / f"{name}.py"
     path = path if path.exists() else _HERE / name / "__init__.py"
     module = _Module(path)
@@ -78,7 +78,7 @@ def declared(name: str) -> tuple[dict[str, Declared], str]:
 
 
 class _Module:
-    """The classes of a source file, and where its other names come from."""
+    """The classes of a source file, and the modules of imported names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class _Module:
         }
 
     def found(self, name: str) -> tuple[_Module, ast.ClassDef] | None:
-        """A class that a name stands for, if it is of this package."""
+        """Return the class that a name stands for, if it is of this package."""
         if name in self.classes:
             return self, self.classes[name]
         level, module = self._imports.get(name, (0, ""))
@@ -115,7 +115,7 @@ def _is_drafter(module: _Module, node: ast.ClassDef) -> bool:
 
 
 def _fields(module: _Module, node: ast.ClassDef) -> Iterator[ast.stmt]:
-    """What the bodies of a class and its bases declare, in the order of a dataclass's fields."""
+    """Yield the declarations of a class and its bases, in the order of a dataclass's fields."""
     for where, base in reversed([*_bases(module, node)]):
         yield from _fields(where, base)
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
@@ -123,7 +123,7 @@ def _fields(module: _Module, node: ast.ClassDef) -> Iterator[ast.stmt]:
 
 
 def _is_no_option(node: ast.AnnAssign) -> bool:
-    """Whether a field is of the class, or is not among the arguments."""
+    """Return whether a field is a class variable, or not an argument of `__init__`."""
     if "ClassVar" in ast.unparse(node.annotation):
         return True
     given = node.value.keywords if isinstance(node.value, ast.Call) else []

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def drafters(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Name, summary and options of the drafters of these names, or of all; for one that cannot be had, the reason
-    instead. Raises ValueError for a name that is none.
+    """Return name, summary and options of the named drafters, or of all; for one that cannot be imported, the reason
+    instead. Raises ValueError for an unknown name.
     """
     found = []
     for name in names or ():
@@ -35,7 +35,7 @@ def drafters(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     for name in names or drafter_names():
         try:
             found.append(drafter(name, drafter_class(name)))
-        except Exception as error:  # what it needs is missing; or of another package, which can be wrong in any way
+        except Exception as error:  # a dependency is missing; drafters of other packages can fail in any way
             found.append({"name": name, "summary": f"not available: {error}", "options": []})
     return found
 
@@ -66,7 +66,7 @@ def field_docs(made_by: type) -> dict[str, str]:
 
 
 def spelled(hint: Any) -> str:
-    """A type as a user writes values of it: the words of a Literal, else the names of the types that can be written."""
+    """Return a type as a user writes values of it: the words of a Literal, else the names of the types."""
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     every = kinds_of(hint)
@@ -87,7 +87,7 @@ def _summary(doc: str) -> str:
 
 
 def busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
-    """The filled rows that drafts pass through most: those of the tokens that are candidates most often."""
+    """Return the filled rows used most by drafts: those of the tokens that are candidates most often."""
     filled = matrix.filled
     counts = torch.bincount(matrix.candidates[filled].flatten().long(), minlength=matrix.vocab_size)
     order = torch.where(filled, counts, -1).argsort(descending=True, stable=True)
@@ -95,7 +95,9 @@ def busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
 
 
 def tokens_of(given: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[int]:
-    """Ids of the tokens that a user names: ids as digits, or texts, of which every token counts; raises ValueError."""
+    """Return the ids of tokens that a user names: ids as digits, or texts, all of whose tokens count; raises
+    ValueError.
+    """
     tokens: list[int] = []
     for one in given:
         if one.isascii() and one.isdigit():
@@ -112,7 +114,7 @@ def tokens_of(given: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, v
 def matrix_rows(
     matrix: AdjacencyMatrix, tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[dict[str, Any]]:
-    """Rows as plain values, with texts where there is a tokenizer."""
+    """Return rows as plain values, with token texts if there is a tokenizer."""
 
     def read(token: int) -> str | None:
         return None if tokenizer is None else tokenizer.decode([token])

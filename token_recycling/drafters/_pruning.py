@@ -1,7 +1,7 @@
-"""Pruning: of drafts that are made, the most probable nodes, as many as give the most expected tokens per time.
+"""Pruning: keep the most probable nodes of finished drafts, as many as give the most expected tokens per time.
 
-The one rule for a draft model's tree, MTP layers, fused drafters, and the sequences of a batch that share a forward
-pass. Trees of the recycler are pruned while they grow, in compiled code (`recycling.growth`), by the same rule
+One rule for a draft model's tree, MTP layers, fused drafters, and the sequences of a batch that share a forward pass.
+Trees of the recycler are pruned while they grow, in compiled code (`recycling.growth`), by the same rule
 (`costs.budget`).
 """
 

@@ -39,7 +39,7 @@ def own_names() -> list[str]:
 
 
 def drafter_class(name: str) -> type[Drafter]:
-    """The drafter class of that name; raises ValueError with all names."""
+    """Return the drafter class of that name; raises ValueError with all names."""
     from ._base import Drafter
 
     check_name(name)
@@ -57,13 +57,13 @@ def drafter_class(name: str) -> type[Drafter]:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError, with all names, for what is no drafter's."""
+    """Raise ValueError, with all names, for an unknown drafter."""
     if name not in drafter_names():
         raise ValueError(f"unknown drafter {name!r}; known are {', '.join(drafter_names())}")
 
 
 def _of_another_package(name: str) -> type[Drafter]:
-    """The drafter class that an installed package names so; raises ValueError."""
+    """Return the drafter class that another installed package registers by that name; raises ValueError."""
     from ._base import Drafter
 
     points = metadata.entry_points(group=ENTRY_POINTS, name=name)
@@ -72,7 +72,7 @@ def _of_another_package(name: str) -> type[Drafter]:
     problem: Exception | None = None
     try:
         loaded = [point.load() for point in points]
-    except Exception as error:  # somebody's package can be wrong in any way
+    except Exception as error:  # other packages can fail in any way
         got, problem = f"{got} ({type(error).__name__}: {error})", error
     if len(loaded) != 1 or not isinstance(loaded[0], type) or not issubclass(loaded[0], Drafter):
         raise ValueError(
@@ -83,11 +83,11 @@ def _of_another_package(name: str) -> type[Drafter]:
 
 
 def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = False, **options: Any) -> Drafter:
-    """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made
-    already. `reproducible`: one that begins anew with every text, and measures nothing (docs/exactness.md).
+    """Return a drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one already made.
+    `reproducible`: it starts fresh for every sequence and measures nothing (docs/exactness.md).
 
-    Raises ValueError or TypeError for an unknown drafter, an unknown option, a required one left out or a value of the
-    wrong kind, and for a drafter that cannot be reproducible.
+    Raises ValueError or TypeError for an unknown drafter or option, a missing required option or a value of the wrong
+    type, and for a drafter that cannot be reproducible.
     """
     from ._base import Drafter
 

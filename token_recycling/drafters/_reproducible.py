@@ -1,9 +1,8 @@
-"""A drafter that begins again with every sequence, so that equal requests give equal outputs in 16 bits too.
+"""A drafter that starts fresh for every sequence, so that equal requests give equal outputs in 16 bits too.
 
-What shares a pass with a node decides how its sums are rounded: how many rows there are, and in which columns its
-ancestors stand. In 16 bits nearly equal candidates then change places. So whatever is drafted must follow from the
-sequence alone: nothing that others have taught, nothing that was measured (`costs.fixed`). Cost: what would have been
-known.
+The other rows of a forward pass decide how the sums of a node are rounded: how many there are, and in which slots its
+ancestors are. In 16 bits near-ties then resolve differently. So drafts must follow from the sequence alone: nothing
+learned from others, nothing measured (`costs.fixed`). Cost: what would have been learned.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ._base import Drafter, DrafterTraits, SequenceDrafter
 
 @dataclass
 class Reproducible(Drafter):
-    """Starts another one with what it had learned at first, for every sequence."""
+    """Starts a fork of its drafter as it was at first, for every sequence."""
 
     base: Drafter
 
@@ -42,7 +41,7 @@ class Reproducible(Drafter):
         return self.base.fork().start(prompt, target, costs)
 
     def fork(self) -> Reproducible:
-        """The same: nothing is learned."""
+        """Return itself: nothing is learned."""
         return self
 
     def describe(self) -> str:

@@ -1,9 +1,9 @@
-"""An assistant of another tokenizer: speculative decoding with any smaller model there is.
+"""A draft model with another tokenizer.
 
 Timor et al., *Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies*
-(2502.05202): of what the draft model says, the tokens that both vocabularies have are drafted (token-level
-intersection). transformers drafts chains so, for one sequence; here sequences, trees and graphs are drafted by the
-rules of `draft_model`, as far as they pay, and for every sequence of a batch. The translation is transformers' own.
+(2502.05202): draft only tokens that are in both vocabularies (token-level intersection). transformers drafts chains
+this way, for one sequence; here sequences, trees and graphs are drafted by the rules of `draft_model`, as far as they
+pay, for every sequence of a batch. The translation is transformers' own.
 
 Cost: that of `draft_model`, and a row of the target's vocabulary for each node that is followed.
 """
@@ -27,18 +27,19 @@ from ._shared.reader import Reader
 
 
 class Translation:
-    """Between the tokens of a target and those of a draft model, by `AssistantToTargetTranslator` of transformers.
+    """Translation between the tokens of a target and of a draft model, by `AssistantToTargetTranslator` of
+    transformers.
 
-    The tokens that it finds in both are translated one to one: every drafted token is one of them. A token of the
-    target's that the other vocabulary lacks is read as the tokens of its letters; a prompt is tokenised again.
+    Tokens in both vocabularies are translated one to one; only these are drafted. A target token that the other
+    vocabulary lacks is read as the tokens of its letters; a prompt is tokenised again.
     """
 
     def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: TreeModel) -> None:
-        """`theirs` is the target's tokenizer, `ours` the draft model's. Raises ValueError where nothing is shared."""
+        """`theirs`: the target's tokenizer, `ours`: the draft model's. Raises ValueError where no token is shared."""
         self._theirs, self._ours, self._vocabulary = theirs, ours, target.vocab_size
         found = AssistantToTargetTranslator(theirs, ours, target.vocab_size).target_to_assistant_input_ids
         self.shared = {token: theirs for token, theirs in found.items() if token < target.vocab_size}
-        """Of tokens of the target those of the draft model."""
+        """Draft-model token of each shared target token."""
         if not self.shared:
             raise ValueError(
                 f"the draft model's tokenizer shares none of the target's {len(theirs)} tokens; choose another draft "
@@ -49,14 +50,16 @@ class Translation:
         self._begin = begin[:1] if begin[:1] == [ours.bos_token_id] else []
 
     def prompt(self, tokens: torch.Tensor) -> list[int]:
-        """A sequence from its beginning on (length,), tokenised again."""
+        """Return a whole sequence (length,), tokenised again."""
         return self._begin + self._spelt(self._letters(tokens.tolist()))
 
     def one(self, before: int, token: int) -> list[int]:
-        """A token of the target's behind another one: its like, or those of its letters, if it has any."""
+        """Return a target token after another one as draft-model tokens: the same token, or those of its letters, if it
+        has any.
+        """
         if token in self.shared:
             return [self.shared[token]]
-        # Some tokenizers take away the space with which a sequence begins.
+        # Some tokenizers strip the space at the beginning of a sequence.
         first, both = self._letters([before]), self._letters([before, token])
         return self._spelt(both[len(first) :] if both.startswith(first) else self._letters([token]))
 
@@ -67,27 +70,27 @@ class Translation:
         return list(self._ours(letters, add_special_tokens=False)["input_ids"])
 
     def logits(self, ours: torch.Tensor) -> torch.Tensor:
-        """(n, vocabulary) of the target's tokens, from those of the draft model; lowest for tokens it does not have."""
+        """Return logits (n, vocabulary) of the target's tokens from the draft model's; lowest for tokens it lacks."""
         self._tokens, self._own = self._tokens.to(ours.device), self._own.to(ours.device)
         everything = ours.new_full((len(ours), self._vocabulary), float("-inf"))
         return everything.index_copy_(1, self._tokens, ours[:, self._own])
 
 
 class TranslatedReader(Reader):
-    """A draft model that reads a sequence of another tokenizer, and the nodes below it, which are of shared tokens."""
+    """A draft model that reads a sequence of another tokenizer; its nodes are shared tokens."""
 
     def __init__(self, model: TreeModel, translation: Translation) -> None:
         super().__init__(model)
         self._translation = translation
         self._buffer = torch.empty(0, dtype=torch.long, device=model.device)
-        """The sequence so far as the draft model's tokens, and room for more."""
+        """The sequence so far in draft-model tokens, with spare capacity."""
         self._length = 0
         """Tokens in the buffer."""
         self._translated = 0
-        """How many of the target's tokens these are."""
+        """Target tokens translated so far."""
 
     def _own(self, sequence: torch.Tensor) -> torch.Tensor:
-        """`sequence` (length,), which is or begins with what was translated before."""
+        """Return `sequence` (length,) in draft-model tokens; it continues the last one."""
         translation, new = self._translation, list[int]()
         if self._translated:
             for before, token in pairwise(sequence[self._translated - 1 :].tolist()):
@@ -102,7 +105,7 @@ class TranslatedReader(Reader):
         return self._buffer[: self._length]
 
     def reach(self, sequence: torch.Tensor) -> int:
-        """0 too where nothing of the sequence can be read, such as marks without letters."""
+        """Return the same; 0 too where nothing can be read, such as delimiters without letters."""
         return super().reach(sequence) if len(self._own(sequence)) else 0
 
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
@@ -116,12 +119,12 @@ class TranslatedReader(Reader):
 
 @dataclass
 class Assistant(DraftModelOption, CausalDrafter):
-    """Drafts with a second model that has a tokenizer of its own."""
+    """Drafts with a second model that has another tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
-    """The target's; None: the one beside it."""
+    """The target's tokenizer; None: the one saved with it."""
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
-    """The draft model's; None: the one beside it."""
+    """The draft model's tokenizer; None: the one saved with it."""
 
     _translations: Pairs[Translation] = field(default_factory=Pairs, init=False, repr=False, compare=False)
 

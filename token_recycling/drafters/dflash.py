@@ -1,9 +1,9 @@
 """DFlash: an assistant that denoises a block of tokens in one pass (`DFlashTokenCandidateGenerator` of transformers).
 
-The assistant reads hidden states of some of the target's layers, and of a block that is the newest token followed by
-masks it says what stands at every place, all places at once. So they do not depend on each other: beside transformers'
-own chain of best tokens there is a tree, the candidates of a place below every candidate of the place before, grown
-best first. What is drafted is chosen and not drawn, so that sampled outputs are exact.
+The assistant reads hidden states of some of the target's layers. From a block of the newest token and masks it predicts
+all positions at once, independently of each other. Besides transformers' chain of best tokens there is a tree: the
+candidates of a position below every candidate of the one before, grown best first. Drafts are chosen, not sampled, so
+sampled outputs are exact.
 
 Cost per step: one pass of the assistant over a block, and the target's output layer on it.
 """
@@ -47,7 +47,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
     paths, or a file of them.
     """
     k: int = 8
-    """Candidates of each place."""
+    """Candidates per position."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +64,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         return DrafterTraits(states=self.states_of)
 
     def states_of(self, layers: int) -> list[int]:
-        """What leaves the layers that the assistant names."""
+        """Return the states after the layers that the assistant's configuration names."""
         return [number + 1 for number in self.config.target_layer_ids]
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> DFlashSequence:
@@ -112,7 +112,9 @@ def _config_of(model: str | PreTrainedModel) -> Any:
 
 
 def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
-    """The embedding of a target without its norm: transformers would take it out of the target, for all threads."""
+    """Return a target's embedding without its norm: transformers would remove the norm from the target, for all
+    threads.
+    """
     if not hasattr(embedding, "embed_norm"):
         return embedding
     other = copy.copy(embedding)
@@ -121,7 +123,7 @@ def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
 
 
 class DFlashSequence(StatesSequence):
-    """What the assistant predicts for one sequence."""
+    """Predictions of the assistant for one sequence."""
 
     drafter: DFlash
 
@@ -150,7 +152,7 @@ class DFlashSequence(StatesSequence):
         return product_draft(tree, context.root, candidates, probabilities)
 
     def _read(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Logits (places, vocabulary) of a block after `sequence` (length,): what is new of it is read in the same
+        """Return logits (positions, vocabulary) of a block after `sequence` (length,); new tokens are read in the same
         pass.
         """
         states, begin = self._pending.taken(), self._pending.begin

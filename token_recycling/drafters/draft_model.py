@@ -1,7 +1,7 @@
 """Speculative decoding with a second, smaller model: as a sequence, a tree or a graph.
 
 SSD (Leviathan et al., 2211.17192), TSD (SpecInfer, 2305.09781) and GSD (Gong et al., 2407.16207) in one drafter. Both
-models must have one tokenizer. Cost: a forward pass of the draft model a drafting step, and its prefill for every
+models must share a tokenizer. Cost: a forward pass of the draft model per drafting step, and its prefill for every
 sequence.
 """
 

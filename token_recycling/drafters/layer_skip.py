@@ -1,8 +1,8 @@
-"""Self-speculation: the target itself, without some of its layers, drafts (Zhang et al., 2309.08168).
+"""Self-speculation: the target drafts without some of its layers (Zhang et al., 2309.08168).
 
-No second model and no copy of weights, but a key/value cache of its own. Whole layers are skipped; the paper skips
-attention and feed-forward parts one by one, found by a search of hours. Cost per step: a forward pass without these
-layers for every drafting step; of the search, once: 64 tokens, and for every layer two passes over them and the prompt.
+No second model and no copy of weights, but a KV cache of its own. Whole layers are skipped; the paper skips attention
+and feed-forward parts separately, found by a search of hours. Cost per step: a forward pass without these layers per
+drafting step. Cost of the search, once: 64 tokens, and for every layer two passes over them and the prompt.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ._shared.base import CausalDrafter, Mode, ModelSequence
 from ._shared.pairing import Pairs
 
 _SAMPLE, _LONGEST = 64, 512
-"""Tokens that the target adds to the first prompt for the search, and tokens of both together that it reads."""
+"""Tokens that the target appends to the first prompt for the search, and most tokens of both that are read."""
 
 
 @dataclass(kw_only=True)
 class LayerSkip(CausalDrafter):
-    """Drafts one branch with the target, some of its layers left out; it ends where the draft is unsure."""
+    """Drafts one branch with the target, some of its layers skipped; it ends where the draft is unsure."""
 
     layers: str | Sequence[int] = "auto"
-    """The layers to skip, counted from 0, the first not among them: such as `4-9 12`. auto: chosen by a short search on
-    the first prompt and what the target makes of it.
+    """The layers to skip, counted from 0, never the first one: such as `4-9 12`. auto: chosen by a short search on the
+    first prompt and the target's continuation.
     """
     depth: int = 6
-    """Drafting steps at most."""
+    """Most drafting steps."""
     theta_prob: float = 0.6
     """Drafting ends after a token of a lower probability."""
-    # One branch, as in the paper: what a draft model has options for is fixed here.
+    # One branch, as in the paper: the options of draft models are fixed here.
     mode: ClassVar[Mode] = "tree"  # type: ignore[misc]
     k: ClassVar[int] = 1  # type: ignore[misc]
     theta_sib: ClassVar[float] = 0.0  # type: ignore[misc]
@@ -56,11 +56,11 @@ class LayerSkip(CausalDrafter):
         self._skipped = None if self.layers == "auto" else _numbers(self.layers)
         self._expected: float | None = None
         self._views = Pairs[TreeModel]()
-        """What is left of each target without these layers."""
+        """Each target without these layers."""
         self._choosing = Lock()
 
     def fork(self) -> LayerSkip:
-        """The same: nothing is learned from sequences, once the first one has chosen the layers."""
+        """Return itself: nothing is learned once the first sequence has chosen the layers."""
         return replace(self) if self._skipped is None else self
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelSequence:
@@ -70,7 +70,7 @@ class LayerSkip(CausalDrafter):
         return super().start(prompt, target, costs)
 
     def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
-        """Chooses the layers by how the target continues `prompt` (length,); they are kept for all later sequences."""
+        """Choose the layers by the target's continuation of `prompt` (length,), once for all sequences."""
         _check(target)
         remaining = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
         sequence = continued(target, prompt, max(0, remaining))
@@ -130,7 +130,7 @@ class _Skipped(torch.nn.Module):
 
 
 def why_not(target: TreeModel) -> str | None:
-    """Why no layers of a model can be skipped, or None if they can."""
+    """Return why no layers of a model can be skipped, or None."""
     model, config, border = target.model, target.config, target.info.border
     if border is not None and border.changes_model:
         return f"{type(model).__name__} changes its rotary positions between forward passes"
@@ -147,7 +147,7 @@ def why_not(target: TreeModel) -> str | None:
 
 
 def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrainedModel:
-    """A shallow copy on the same weights. The first layer has to stay: the length of the cache is read from it."""
+    """Return a shallow copy on the same weights. The first layer must stay: it holds the length of the cache."""
     path, layers = decoder_layers(model)
     as_tuple = _returns_tuple(model, layers[0])
     shorter = torch.nn.ModuleList(
@@ -182,10 +182,10 @@ def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
 
 @torch.no_grad()
 def best_layers(model: PreTrainedModel, sequence: torch.Tensor, depth: int) -> tuple[list[int], float]:
-    """Which layers to skip for the most tokens by cost, and the expected speed as a multiple of plain decoding.
+    """Return the layers to skip for the most tokens per cost, and the expected speedup over plain decoding.
 
-    Layers are ranked by how seldom the model's choices in `sequence` (length,) change without each; of the sets of the
-    first 1, 2, ... layers the best is taken, at the best length of draft up to `depth`.
+    Layers are ranked by how seldom the model's choices in `sequence` (length,) change without each; of the first 1, 2,
+    ... layers in this order the best set is taken, at the best draft length up to `depth`.
     """
     _, layers = decoder_layers(model)
     wanted = _choices(model, sequence)
@@ -205,7 +205,9 @@ def _choices(model: PreTrainedModel, sequence: torch.Tensor) -> torch.Tensor:
 
 
 def cost_without(model: PreTrainedModel, skipped: Collection[int]) -> float:
-    """Cost of a forward pass without some layers, as a share of the whole: weights read, the output layer included."""
+    """Return the cost of a forward pass without some layers relative to a full one: weights read, the output layer
+    included.
+    """
     sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in decoder_layers(model)[1]]
     head = model.get_output_embeddings()
     whole = sum(sizes) + (head.weight.numel() if head is not None else 0)
@@ -213,8 +215,9 @@ def cost_without(model: PreTrainedModel, skipped: Collection[int]) -> float:
 
 
 def speed(agreement: float, cost: float, depth: int) -> float:
-    """Expected tokens a step by its cost, for the best length of draft up to `depth` (Leviathan et al., 2211.17192,
-    theorem 3.8), where a drafted token is right with probability `agreement` and costs `cost` of a forward pass.
+    """Return expected tokens per step / cost of a step, for the best draft length up to `depth` (Leviathan et al.,
+    2211.17192, theorem 3.8), where a drafted token is right with probability `agreement` and costs `cost` of a forward
+    pass.
     """
     lengths = range(1, depth + 1)
     return max(sum(agreement**place for place in range(n + 1)) / (1 + n * cost) for n in lengths)

@@ -28,21 +28,21 @@ from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 Ngram = tuple[int, ...]
 _MOST_NODES = 1024
-"""Of a draft: the mask and the logits of a pass take memory for each."""
+"""Most nodes of a draft: mask and logits take memory for each."""
 
 
 @dataclass
 class Lookahead(Drafter):
-    """Drafts the n-grams that the target's own guesses at later positions have made."""
+    """Drafts n-grams that the target's own guesses at later positions have made."""
 
     window: int = 7
-    """W: positions that are guessed at in parallel."""
+    """W: positions guessed in parallel."""
     ngram_size: int = 5
     """N: tokens of an n-gram, of which N - 1 are drafted; the window has N - 1 levels."""
     guesses: int = 7
     """G: n-grams kept for each token, and drafted after it."""
     pool_from_prompt: bool = False
-    """Put the n-grams of the prompt and of the output into the pool too."""
+    """Add the n-grams of prompt and output to the pool."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "window", "guesses")
@@ -70,13 +70,14 @@ class LookaheadSequence(SequenceDrafter):
 
     def __init__(self, drafter: Lookahead, prompt: list[int]) -> None:
         super().__init__(drafter)
-        # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
-        # run, and no number is taken from those that decide about the sequence.
+        # Level 0 starts with tokens of the prompt, chosen by a generator of its own: the draft is the same in every
+        # run,
+        # and no random number of the output is used.
         columns = drafter.window + drafter.ngram_size - 3
         self.pool = Pool(drafter.guesses)
         self._window = Window(drafter.ngram_size, random.Random(0).choices(prompt, k=columns))
         self._learned = 0
-        """Where the first n-gram of the sequence begins that is not in the pool."""
+        """Start of the first n-gram of the sequence that is not in the pool."""
         self._draft: Draft | None = None
 
     def draft(self, context: Context) -> Draft:
@@ -96,7 +97,7 @@ class LookaheadSequence(SequenceDrafter):
             return
         places, newest = draft.places_in(step.draft), self._window.newest
         found = [place for place in (places[node] for node in newest) if place is not None]
-        # Cut off at a limit of the sequence, or left out where this drafter is a part of another.
+        # Cut at the length limit, or left out where this drafter is a part of another.
         if len(found) < len(newest):
             return
         for gram in self._window.advance(_choices(step.logits, found)):
@@ -104,7 +105,7 @@ class LookaheadSequence(SequenceDrafter):
 
 
 def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
-    """The token of the largest logit at each of `nodes`; on a CPU numpy finds it in a tenth of torch's time."""
+    """Return the argmax of the logits at each of `nodes`; on a CPU numpy takes a tenth of torch's time."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         rows = logits.numpy()
         return [int(rows[node].argmax()) for node in nodes]
@@ -112,14 +113,14 @@ def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
 
 
 class Pool:
-    """After each token, the n-grams that were seen last: at most `most`, without the token itself."""
+    """The n-grams seen last after each token: at most `most`, without the token itself."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._grams: dict[int, dict[Ngram, None]] = {}
 
     def add(self, gram: Ngram) -> None:
-        """Adds `gram`, its first token included; where there is no room, the one seen longest ago is dropped."""
+        """Add `gram`, its first token included; the one unseen for longest is dropped where the pool is full."""
         kept = self._grams.setdefault(gram[0], {})
         kept.pop(gram[1:], None)
         kept[gram[1:]] = None
@@ -127,32 +128,32 @@ class Pool:
             del kept[next(iter(kept))]
 
     def learn(self, tokens: list[int], size: int) -> None:
-        """Adds all n-grams of `size` tokens of a sequence."""
+        """Add all n-grams of `size` tokens of a sequence."""
         for end in range(size, len(tokens) + 1):
             self.add(tuple(tokens[end - size : end]))
 
     def guesses(self, token: int) -> list[Ngram]:
-        """What followed `token`, most recently seen first."""
+        """Return the n-grams after `token`, most recently seen first."""
         return list(reversed(self._grams.get(token, {})))
 
 
 class Window:
-    """The last N - 1 Jacobi iterations, and the nodes that their cells have in the draft."""
+    """The last N - 1 Jacobi iterations, and the nodes of their cells in the draft."""
 
     def __init__(self, ngram_size: int, first: Iterable[int]) -> None:
-        """`first` are guesses at the tokens after the root, columns + ngram_size - 3 of them.
+        """`first`: guesses at the tokens after the root, columns + ngram_size - 3 of them.
 
-        As long as levels are missing, no n-gram is complete and no level is dropped; level 0 is longer by as many
-        tokens at first, since the window moves on by a position a step.
+        While levels are missing, no n-gram is complete and no level is dropped; level 0 is longer by as many tokens at
+        first, since the window moves by one position per step.
         """
         self.levels = [[0, *first]]
-        """Tokens by level and column; the first is the root's place."""
+        """Tokens by level and column; the first is the root."""
         self._full = ngram_size - 1
         self.newest: list[int] = []
-        """The nodes of the last level, by column."""
+        """Nodes of the last level, by column."""
 
     def plant(self, draft: DraftBuilder, guesses: Sequence[Ngram]) -> None:
-        """Adds all guesses, the pool's first, as children of what they follow."""
+        """Add all guesses, the pool's first, as children of their predecessors."""
         self.levels[0][0] = draft.tokens[0]
         ends, above = [0] * len(guesses), [[0] * len(level) for level in self.levels]
         columns, deepest = len(self.levels[0]), len(self.levels[0]) + len(self.levels) - 2
@@ -167,7 +168,7 @@ class Window:
         self.newest = above[-1]
 
     def advance(self, choices: list[int]) -> list[Ngram]:
-        """Takes the target's choices after the last level as the next level; returns the n-grams complete with it."""
+        """Append the target's choices after the last level as the next level; return the n-grams that it completes."""
         if len(self.levels) < self._full:
             self.levels = [level[1:] for level in [*self.levels, choices]]
             return []

@@ -1,11 +1,11 @@
 """MTP: layers that come with the target predict the tokens after the next one (`MtpModel` of transformers).
 
-The first layer reads the target's last hidden state and the token that came of it, and predicts the token after; each
-further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
-transformers drafts one token a layer, for one sequence; here there are, below the best token of every place, the next
-best ones beside it, as many as pay. What is drafted is chosen and not drawn, so that sampled outputs are exact.
+The first layer reads the target's last hidden state and the token chosen from it, and predicts the token after; each
+further layer continues, and beyond the last one its own output is fed back, as in vLLM and SGLang. transformers drafts
+one token per layer, for one sequence; here the runners-up of every position are drafted too, as siblings of the best
+token, as many as pay. Drafts are chosen, not sampled, so sampled outputs are exact.
 
-Cost per step: a pass of every layer and of the target's output layer, and one more for each further place.
+Cost per step: a pass of every layer and of the target's output layer, and one more per further position.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Mtp(StatesDrafter[MtpModel]):
     layers: str | MtpModel = _OWN
     """own: those in the files of the target; in Python also a MtpModel made for it."""
     tree: int | Literal["auto"] = "auto"
-    """auto: as many nodes and places as pay at each step, by the layers' probabilities; or a number of nodes."""
+    """auto: as many nodes and positions as pay at each step, by the layers' probabilities; or a number of nodes."""
     k: int = 4
-    """Candidates of each place; 1 for a chain."""
+    """Candidates per position; 1 for a chain."""
     depth: int = 4
-    """Places at most; beyond the number of layers the last one reads its own output."""
+    """Most positions; beyond the number of layers the last one reads its own output."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,7 @@ def _own_layers(target: TreeModel) -> MtpModel:
 
 
 def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
-    """Given layers with the embedding and the output layer of the target; a copy if they have others."""
+    """Return the layers with the embedding and the output layer of the target; a copy if they have others."""
     ours, theirs = target.config.hidden_size, layers.config.hidden_size
     if ours != theirs:
         raise ValueError(f"MTP layers must have the target's width, {ours}, got {theirs}; give those made for it")
@@ -111,11 +111,11 @@ def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
 
 
 class MtpReader(PendingStates):
-    """One sequence as the layers read it, and the chain that they predict behind it.
+    """One sequence as the layers read it, and the chain that they predict after it.
 
     A row is a state of the target and the token after it; every further layer reads the same rows with the tokens one
-    place later, the last of which are drafted. So what a cache holds of the last rows, one less than there are layers,
-    is forgotten before the next pass and read again: such states (n, hidden) count as unread.
+    position later, the last of which are drafted. So the cache entries of the last rows, one less than there are
+    layers, are dropped before the next pass and read again: such states (n, hidden) stay pending.
     """
 
     def __init__(self, layers: MtpModel, prompt: int) -> None:
@@ -127,7 +127,7 @@ class MtpReader(PendingStates):
         self._cache = MtpCache(config=self._layers.config)
         self._cache.activate_past_recording()
         self._surplus, self._beyond = 0, 0
-        """Rows in the cache that do not stay, and those of the last layer after them."""
+        """Cache rows that will be dropped, and rows of the last layer after them."""
 
     @torch.no_grad()
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
@@ -155,13 +155,13 @@ class MtpReader(PendingStates):
         self._beyond = 0
 
     def _pass(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (layers, vocabulary) of all layers after the last of some rows."""
+        """Return logits (layers, vocabulary) of all layers after the last of some rows."""
         self._hidden, self._tokens = states[None], tokens[None]
         self._places = torch.arange(self._next + 1, self._next + 1 + len(tokens), device=tokens.device)[None]
         return torch.cat([self._layer(number) for number in range(len(self._layers.layers))])
 
     def _layer(self, number: int) -> torch.Tensor:
-        """Logits (1, vocabulary) of a layer after the last row; the next one reads rows one place later."""
+        """Return logits (1, vocabulary) of a layer after the last row; the next one reads rows one position later."""
         self._hidden = self._layers.forward_layer(
             number, self._hidden, self._places, self._cache, input_ids=self._tokens
         )
@@ -172,14 +172,14 @@ class MtpReader(PendingStates):
 
     @torch.no_grad()
     def read_on(self) -> torch.Tensor:
-        """Logits (1, vocabulary) of the token after all that were predicted: the last layer reads its own output."""
+        """Return logits (1, vocabulary) of the token after all predicted ones: the last layer reads its own output."""
         self._hidden, self._tokens, self._places = self._hidden[:, -1:], self._tokens[:, -1:], self._places[:, -1:]
         self._beyond += 1
         return self._layer(len(self._layers.layers) - 1)
 
 
 class MtpSequence(StatesSequence):
-    """What the layers predict for one sequence."""
+    """Predictions of the layers for one sequence."""
 
     drafter: Mtp
 
@@ -206,7 +206,9 @@ class MtpSequence(StatesSequence):
 
 
 def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
-    """The draft of all candidates (places, k), those of a place below the best one of the place before."""
+    """Return the draft of all candidates (positions, k), those of a position below the best one of the position
+    before.
+    """
     grown, best = DraftBuilder(int(root)), 0
     for tokens, shares in zip(candidates.tolist(), probabilities.tolist(), strict=True):
         added = [grown.add(best, token, share) for token, share in zip(tokens, shares, strict=True)]
@@ -215,7 +217,7 @@ def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: n
 
 
 def _goes_on(probabilities: np.ndarray, times: np.ndarray | None, passes: int, step: float) -> bool:
-    """Whether one more place is worth a pass, which takes `step`, after so many."""
+    """Return whether one more position is worth a pass, which takes `step`, after `passes` of them."""
     if times is None:
         return True
     of_best = np.cumprod(probabilities[:, 0], dtype=np.float64)

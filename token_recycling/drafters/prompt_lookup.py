@@ -1,7 +1,7 @@
-"""Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): the output repeats the prompt.
+"""Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): copy from the prompt.
 
 The last 3, then 2, then 1 tokens are looked up in the sequence; the tokens after their first occurrence are the draft,
-one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of the whole sequence.
+one branch. Drafts equal those of transformers' `prompt_lookup_num_tokens`, without its search of the whole sequence.
 
 Cost per step: one dictionary entry per new token and n-gram size, and at most 3 look-ups.
 """
@@ -19,7 +19,7 @@ from ..trees.templates import chain, root_only
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _MOST = 16
-"""Tokens of an n-gram at most: every size has an entry per token."""
+"""Most tokens of an n-gram: every size has an entry per token."""
 
 
 @dataclass
@@ -27,9 +27,9 @@ class PromptLookup(Drafter):
     """Drafts the tokens after the first occurrence of the last few tokens."""
 
     num_tokens: int = 10
-    """Drafted tokens at most."""
+    """Most drafted tokens."""
     max_matching_ngram_size: int = 3
-    """How many of the last tokens are looked up at most; fewer where they are not found."""
+    """Most of the last tokens to look up; fewer where they are not found."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")

@@ -1,8 +1,8 @@
-"""Token Recycling as published (Luo et al., 2408.08696): yesterday's candidate tokens are today's draft.
+"""Token Recycling as published (Luo et al., 2408.08696): the candidates of earlier steps are the draft.
 
 Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2); after it, the top-k
-candidates at every node, the rejected ones too, overwrite the rows of their tokens (section 3.3). Nothing is trained,
-and the matrix stays from sequence to sequence.
+candidates at every node, rejected ones included, overwrite the rows of their tokens (section 3.3). There is no
+training, and the matrix is kept from sequence to sequence.
 
 Cost per step: one gather per tree layer, one top-k over the logits of all nodes, one write of n rows.
 """
@@ -38,9 +38,9 @@ class Published(Drafter):
     tree: str | Tree = "paper"
     """A template: paper (80 nodes), chain:N, static:N, rank paths, or a file of them."""
     update: UpdateRule = "last"
-    """Which node wins where a token stands at several: last, first or unordered."""
+    """Which node wins where a token is at several: last, first or unordered."""
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
-    """What has been learned; made at the first sequence."""
+    """The adjacency matrix; made with the first sequence."""
 
     def __post_init__(self) -> None:
         if self.update not in get_args(UpdateRule):
@@ -65,7 +65,7 @@ class Published(Drafter):
         return PublishedSequence(self, self.prepare(target))
 
     def prepare(self, target: TreeModel) -> AdjacencyMatrix:
-        """The matrix for this target; raises ValueError if it was learned from another vocabulary."""
+        """Return the matrix for this target; raises ValueError if it was learned with another vocabulary."""
         with self._making:
             if self.matrix is None:
                 self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
@@ -78,7 +78,7 @@ class Published(Drafter):
 
 
 class PublishedSequence(SequenceDrafter):
-    """One of the sequences that fill the matrix and draft from it."""
+    """One sequence that drafts from the matrix and fills it."""
 
     drafter: Published
 

@@ -1,10 +1,10 @@
-"""What followed the longest suffix of the sequence that stands in it before.
+"""Draft the continuation of the longest suffix of the sequence that occurred in it before.
 
 The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
-(2411.04975): a long match is rarely chance. Prompt and output are one sequence; where a match ends in a loop, the draft
+(2411.04975): a long match is rarely a coincidence. Prompt and output are one sequence; a match that ends in a loop
 repeats it.
 
-Cost per step: some nanoseconds for every new token, and a look-up of some microseconds, in compiled code.
+Cost per step, in compiled code: nanoseconds for every new token, and a look-up of some microseconds.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from ..trees.templates import chain, root_only
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _WALKED = 256
-"""Places with the same last tokens among which the longest match is looked for, the newest."""
+"""Newest occurrences of the last tokens among which the longest match is searched."""
 _COMPARED = 2**20
-"""Tokens of a match at most, whatever the options."""
+"""Most tokens of a match, whatever the options."""
 
 
 @dataclass
 class Suffix(Drafter):
-    """Drafts what followed the longest repeated suffix of the sequence; the longer the match, the longer the draft."""
+    """Drafts the continuation of the longest repeated suffix; the longer the match, the longer the draft."""
 
     num_tokens: int = 40
-    """Drafted tokens at most."""
+    """Most drafted tokens."""
     factor: float = 2.0
-    """Drafted tokens for each token of the match."""
+    """Drafted tokens per token of the match."""
     min_match: int = 1
-    """How many tokens must match at least; otherwise nothing is drafted."""
+    """Shortest match; below it nothing is drafted."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "min_match")
         if not self.factor > 0:
             raise ValueError(f"factor must be > 0, got {self.factor}")
         self.compared = max(LONGEST, self.min_match, math.ceil(min(self.num_tokens / self.factor, _COMPARED)))
-        """Tokens of a match; a longer one would draft no more."""
+        """Longest match that matters; a longer one would draft no more."""
 
     @property
     def traits(self) -> DrafterTraits:

@@ -1,8 +1,8 @@
-"""What may follow a sequence of a given form: a JSON schema, a regular expression, a grammar.
+"""Allowed next tokens under a grammar: a JSON schema, a regular expression, a context-free grammar.
 
-A `State` is one place of a sequence, real or drafted, and never changes. Behind it stands the matcher of a library
-(`loop.constraints` knows which), forked for every place: a microsecond, and another for the mask of the tokens that may
-follow. So the places of a tree may be visited in any order.
+A `State` is one place in a sequence, real or drafted, and never changes. It wraps the matcher of a library
+(`loop.constraints` knows which), forked for every place: a microsecond, and another for the mask of allowed tokens. So
+the places of a tree may be visited in any order.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Protocol
 import numpy as np
 
 FEW = 32
-"""Allowed tokens that are looked at one by one, at most."""
+"""Most allowed tokens that are enumerated."""
 
 
 class Matcher(Protocol):
-    """A library's place in a grammar; never changed."""
+    """A library's state within a grammar; immutable."""
 
     def fill(self, mask: np.ndarray) -> None:
-        """Fill in which tokens may follow: (words,) int32, a bit a token, the lowest first."""
+        """Fill in the allowed tokens: (words,) int32, one bit per token, lowest first."""
 
     def after(self, token: int) -> Matcher | None:
-        """The place after an allowed token; None where the sequence has ended."""
+        """Return the matcher after an allowed token; None where the output has ended."""
 
     @property
     def forced(self) -> str:
-        """The characters that must follow, as far as the library says; they do not say in which tokens."""
+        """Return the characters that must follow, as far as the library knows; their tokenization is open."""
 
 
 class State:
-    """One place of a sequence: which tokens may follow, and what state each leads to."""
+    """One place in a sequence: the allowed tokens, and the state that each leads to."""
 
     def __init__(self, matcher: Matcher, words: int) -> None:
         """`words`: 32-bit words of a mask, one bit for each token of the vocabulary."""
@@ -40,14 +40,14 @@ class State:
 
     @cached_property
     def mask(self) -> np.ndarray:
-        """(words,) int32: a bit a token, the lowest first; set if the token may follow."""
+        """(words,) int32: one bit per token, lowest first; set if the token is allowed."""
         mask = np.zeros(self._words, np.int32)
         self._matcher.fill(mask)
         return mask
 
     @cached_property
     def few(self) -> tuple[int, ...] | None:
-        """The tokens that may follow, ascending; None if there are more than `FEW`."""
+        """The allowed tokens, ascending; None if there are more than `FEW`."""
         words, tokens = self.mask.nonzero()[0].tolist(), list[int]()
         if len(words) > FEW:
             return None
@@ -61,27 +61,27 @@ class State:
 
     @property
     def single(self) -> bool:
-        """Whether there is no choice: one token may follow, or none, where a grammar has no way on."""
+        """Whether there is no choice: at most one token is allowed."""
         return self.few is not None and len(self.few) < 2
 
     @cached_property
     def key(self) -> int:
-        """The same for places where the same tokens may follow."""
+        """Equal for places with the same allowed tokens."""
         return hash(self.mask.tobytes() if self.few is None else self.few)
 
     @property
     def forced(self) -> str:
-        """The characters that must follow, as far as the library says."""
+        """The characters that must follow, as far as the library knows."""
         return self._matcher.forced
 
     def allows(self, tokens: np.ndarray) -> np.ndarray:
-        """Which of the tokens (n,) may follow: (n,) bool. Those beyond the mask may not."""
+        """Return which of the tokens (n,) are allowed, (n,) bool; those beyond the mask are not."""
         known = tokens < 32 * self._words
         tokens = np.where(known, tokens, 0)
         return known & (self.mask[tokens >> 5] >> (tokens & 31) & 1).astype(bool)
 
     def after(self, token: int) -> State | None:
-        """The state after a token that may follow; None where the sequence has ended or the token may not."""
+        """Return the state after an allowed token; None where the output has ended or the token is forbidden."""
         if token not in self._after:
             allowed = token < 32 * self._words and self.mask[token >> 5] >> (token & 31) & 1
             matcher = self._matcher.after(token) if allowed else None
@@ -89,7 +89,7 @@ class State:
         return self._after[token]
 
     def masked(self, logits: np.ndarray) -> np.ndarray:
-        """A copy of logits (vocabulary,) float32 in which tokens that may not follow have minus infinity."""
+        """Return a copy of logits (vocabulary,) float32 with minus infinity for forbidden tokens."""
         allowed = np.unpackbits(self.mask.view(np.uint8), bitorder="little")[: len(logits)]
         masked = np.full_like(logits, -np.inf)
         np.copyto(masked[: len(allowed)], logits[: len(allowed)], where=allowed.view(bool))

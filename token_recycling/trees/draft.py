@@ -30,7 +30,7 @@ class Draft:
     confidence: np.ndarray | None = None
     """(n,) float32: the chance of each node if its parent is accepted; sequences share passes by it."""
     needed: frozenset[int] = frozenset()
-    """Nodes that the drafter learns from even if rejected; kept in a fused draft if there is room for all."""
+    """Nodes that the drafter learns from even if rejected; kept in a fused draft if all of them fit."""
 
     @classmethod
     def of(
@@ -68,7 +68,7 @@ class Draft:
         )
 
     def cut(self, depth: int) -> Draft:
-        """The draft without the nodes deeper than `depth`."""
+        """Return the draft without nodes deeper than `depth`."""
         tree = self.tree.cut(depth)
         if tree is self.tree:
             return self
@@ -78,7 +78,7 @@ class Draft:
         return Draft(tree, self.tokens[: len(tree)], sampled_from, confidence, needed)
 
     def chain(self) -> Draft:
-        """The draft without nodes beside its first path: of every node the first child alone."""
+        """Return the first branch: of every node only the first child."""
         path, tree = [0], self.tree
         while tree.children[path[-1]]:
             path.append(tree.children[path[-1]][0])
@@ -115,7 +115,7 @@ class Draft:
 
     @cached_property
     def probabilities(self) -> np.ndarray | None:
-        """(n,) float64: how likely each node is accepted, never rising from parent to child; None if unknown."""
+        """(n,) float64: acceptance probability of each node, never rising from parent to child; None if unknown."""
         if self.confidence is None:
             return None
         probabilities = np.ones(len(self.tree))
@@ -124,14 +124,14 @@ class Draft:
         return probabilities
 
     def carrying(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that carry `tokens` one after another below the root, ascending; the root for no tokens."""
+        """Return the nodes that carry `tokens` one after another below the root, ascending; the root for no tokens."""
         drafted, nodes = self.tokens.tolist(), [0]
         for token in tokens:
             nodes = sorted(child for node in nodes for child in self.tree.children[node] if drafted[child] == token)
         return nodes
 
     def places_in(self, other: Draft) -> list[int | None]:
-        """For each node the one of `other` after the same tokens, None where there is none; both have one root."""
+        """Return for each node the one of `other` after the same tokens, or None; both share the root."""
         there: dict[tuple[int, int], int] = {}
         for node, token in enumerate(other.tokens.tolist()):
             there.setdefault((other.tree.parents[node], token), node)
@@ -143,8 +143,8 @@ class Draft:
 
 
 class DraftBuilder:
-    """Grows a draft from branches with a common beginning: of two nodes with one token after the same parent one is
-    enough. Cost: a dictionary entry a node.
+    """Grows a draft from branches with common prefixes: nodes with the same token after the same parent are merged.
+    Cost: a dictionary entry per node.
     """
 
     def __init__(self, root: int) -> None:
@@ -172,16 +172,16 @@ class DraftBuilder:
 
 @dataclass(frozen=True)
 class Context:
-    """The sequence so far, and what else a draft may depend on."""
+    """The sequence so far, and everything else a draft may depend on."""
 
     tokens: torch.Tensor
-    """(length,) int64: the whole sequence so far, prompt included; the last one is the root of the draft."""
+    """(length,) int64: the sequence so far, prompt included; the last token is the root of the draft."""
     remaining: int
-    """Number of tokens that may still be emitted; a node deeper than `remaining - 1` cannot be of use."""
+    """Number of tokens that may still be emitted; nodes deeper than `remaining - 1` are useless."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Shapes logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
+    """Warps logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
     state: State | None = None
-    """What may follow the sequence, where its form is given; None where anything may, or nothing is known of it."""
+    """Grammar state at the end of the sequence; None without a grammar, or where it is unknown."""
     generator: torch.Generator | None = None
     """Random numbers of this sequence, for drafters that sample; None for torch's own generator."""
 
@@ -206,7 +206,7 @@ class Step:
     finished: bool
     """True for the last step of a sequence."""
     beyond: int | None = None
-    """The first node that carries the last token of the sequence; it and what follows are no part of any sequence."""
+    """The first node that carries the last token of the sequence; it and its descendants are not learned from."""
     row: int = 0
     """Which sequence of a batch it is, counted from 0."""
     candidates: tuple[np.ndarray, np.ndarray] | None = None
@@ -215,7 +215,9 @@ class Step:
     """(n, states * hidden): the hidden states that the drafter's traits name (`states`), side by side."""
 
     def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The k likeliest tokens after every node, or `nodes` (n,), and their probabilities: (n, k) int32, float32."""
+        """Return the k most probable tokens after every node, or `nodes` (n,), and their probabilities: (n, k) int32,
+        float32.
+        """
         if self.candidates is None or self.candidates[0].shape[1] < k:
             return top_candidates(self.logits, k, nodes)
         some = slice(None) if nodes is None else nodes
@@ -231,7 +233,7 @@ class Step:
         return [node for node in range(len(self.draft.tree)) if node not in beyond]
 
     def shown(self, tokenizer: Decodes | None = None) -> display.Html:
-        """For a notebook: the draft tree and what was accepted; token ids without a tokenizer."""
+        """Show the draft tree and the accepted path in a notebook; token ids without a tokenizer."""
         names = [
             str(token) if tokenizer is None else display.visible(tokenizer.decode([token]))
             for token in [*self.draft.tokens.tolist(), self.tokens[-1]]

@@ -1,4 +1,4 @@
-"""Trees to choose from: the paper's, chains, trees grown from how often each rank is right, and a user's own.
+"""Trees to choose from: the paper's, chains, trees grown from the acceptance of ranks, and a user's own.
 
 `paper`, `chain`, `star` and `static` make each tree once: every call returns the same object.
 """
@@ -15,7 +15,7 @@ from .tree import RankPath, Tree, branch
 
 _NO_PATH: RankPath = ()
 _MOST = 10_000
-"""Nodes of a tree: its mask has their square."""
+"""Most nodes of a tree: its mask has their square."""
 
 
 @cache
@@ -34,7 +34,7 @@ def chain(length: int) -> Tree:
 
 @cache
 def star(nodes: int) -> Tree:
-    """A root with children alone: `nodes` nodes, the root included."""
+    """A root with children only: `nodes` nodes, the root included."""
     return root_only() if nodes == 1 else Tree((-1, *[0] * (nodes - 1)), tuple(range(nodes)))
 
 
@@ -55,7 +55,7 @@ def paper() -> Tree:
 
 
 def parse_paths(text: str) -> Tree:
-    """A template written as words: a digit a rank (`012`), or ranks with points between (`0.12.1`, `12.`)."""
+    """Return a template from words: a digit per rank (`012`), or ranks with points between (`0.12.1`, `12.`)."""
     paths = []
     for word in text.split():
         parts = [part for part in word.split(".") if part] if "." in word else list(word)
@@ -68,9 +68,9 @@ def parse_paths(text: str) -> Tree:
 
 
 def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Tree:
-    """The tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is right with
-    probability `rank_acceptance[r]` wherever it stands: the static optimum of Sequoia (2402.12374, section 4.1) without
-    its bound on breadth. `rank_acceptance` is what `Stats.acceptance_by_rank` measures.
+    """Return the tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is
+    right with probability `rank_acceptance[r]` at every place: the static optimum of Sequoia (2402.12374, section 4.1)
+    without its bound on breadth. `rank_acceptance` is what `Stats.acceptance_by_rank` measures.
     """
     if nodes < 1:
         raise ValueError(f"nodes of a tree must be >= 1, got {nodes}; for plain decoding use the drafter 'plain'")
@@ -80,22 +80,22 @@ def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> T
 
 
 def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, RankPath]]:
-    """Rank paths in the order of their products, the likeliest first, each after those that it goes on from: with the
-    product, if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`.
+    """Yield rank paths by falling product, each after its prefixes, with the product, if the candidate of rank r at
+    depth d is right with probability `acceptance[d - 1][r]`.
 
-    The first n are the tree of n nodes with the most expected accepted tokens; these are the sum of their products.
+    The first n are the tree of n nodes with the most expected accepted tokens: the sum of their products.
     """
     ranked = [sorted(range(len(probabilities)), key=lambda rank: -probabilities[rank]) for probabilities in acceptance]
     newest = 1.0, (1.0, _NO_PATH, 0)
 
     def below(above: float, path: RankPath, place: int) -> Iterator[tuple[float, tuple[float, RankPath, int]]]:
-        """The child of that place by probability, with what stands above it: the product and the place."""
+        """Yield the child of that place by probability, with its value: the product and the place."""
         if len(path) < len(ranked) and place < len(ranked[len(path)]):
             rank = ranked[len(path)][place]
             yield above * acceptance[len(path)][rank], (above, (*path, rank), place)
 
     def children(node: int) -> Iterator[tuple[float, tuple[float, RankPath, int]]]:
-        """The best child of the newest node and its next sibling: no candidate is better than both."""
+        """Return the best child of the newest node and its next sibling: no candidate is better than both."""
         value, (above, path, place) = newest
         if node:
             yield from below(above, path[:-1], place + 1)
@@ -107,7 +107,7 @@ def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, R
 
 
 def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Tree:
-    """The tree of paths from `best_paths`."""
+    """Return the tree of paths from `best_paths`."""
     return Tree.from_paths(sorted((path for _, path in paths), key=lambda path: (len(path), path)))
 
 
@@ -117,12 +117,12 @@ RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
 
 @cache
 def static(nodes: int) -> Tree:
-    """A tree of `nodes` drafted nodes grown once from the measured acceptance of ranks."""
+    """Return a tree of `nodes` drafted nodes grown once from the measured acceptance of ranks."""
     return grow(RANK_ACCEPTANCE, nodes)
 
 
 def template_from(spec: str | int | Tree) -> Tree | None:
-    """The template that a user's option names; None for `auto` or a number, where trees are grown at each step.
+    """Return the template that a user's option names; None for `auto` or a number, where trees are grown at each step.
 
     `paper`; `chain:N`; `static:N` for N nodes by the measured acceptance of ranks; rank paths (`"0 1 00"`); or the path
     of a text file with rank paths. Raises ValueError.
@@ -155,5 +155,5 @@ def template_from(spec: str | int | Tree) -> Tree | None:
 
 
 def size_in_words(spec: str | int | Tree) -> str:
-    """The size of the trees that grow where a user's option names no template."""
+    """Return a description of the size of growing trees, where the option names no template."""
     return f"{spec} nodes, best first" if str(spec).isdigit() else "as large as pays"

@@ -1,7 +1,7 @@
-"""The drafter behind every draft model: one model reads each sequence, and drafts ahead of it by one set of rules.
+"""Base of all drafters with a draft model: one model reads each sequence and drafts ahead of it by one set of rules.
 
-Cost per step: a forward pass of the draft model for every drafting step, over the nodes that are followed. What became
-sequence stays in its cache; an accepted node that was never read on its own path is read with the next step.
+Cost per step: a forward pass of the draft model per drafting step, over the nodes that are followed. Accepted nodes
+stay in its cache; an accepted node that was not read on its own path is read with the next step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .expand import Graph, Rules, Stop, grow, verified
 from .reader import Reader
 
 _PROBED = 16
-"""Where drafting is disabled, one of so many sequences measures the overhead again."""
+"""While drafting is disabled, one of this many sequences measures the overhead again."""
 Mode = Literal["sequence", "tree", "graph"]
 _SAMPLED_NODES = 16
 """Nodes of a sampled draft: the same number on every machine, so that a seed gives the same output."""
@@ -31,32 +31,32 @@ _SAMPLED_NODES = 16
 
 @dataclass(kw_only=True)
 class ModelDrafter(Drafter):
-    """Drafts with the model that `drafting_model` gives, by the rules that `rules_for` gives."""
+    """Drafts with the model of `drafting_model`, by the rules of `rules_for`."""
 
     reads_states: ClassVar[bool] = False
-    """Whether `stop` needs the drafting model's hidden states."""
+    """Whether `stop` needs the draft model's hidden states."""
 
     sampled: bool = False
-    """Where the sequence is sampled, draw the draft too, instead of taking the most likely tokens."""
+    """Sample the draft where the output is sampled, instead of taking the most probable tokens."""
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
-        """The model that drafts for this target; raises ValueError if there is none that can."""
+        """Return the model that drafts for this target; raises ValueError if none can."""
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
     def reader(self, target: TreeModel, model: TreeModel) -> Reader:
-        """Create what reads a sequence of the target with the drafting model."""
+        """Create the reader of a sequence for the draft model."""
         return Reader(model, self.reads_states)
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
-        """Choose what is drafted for a new sequence; None for nothing at all."""
+        """Choose the rules for a new sequence; None to draft nothing."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
     def stop(self, sequence: ModelSequence) -> Stop | None:
-        """Create what may end the draft that is about to begin."""
+        """Create the criterion that may end the next draft early."""
         return None
 
     def depth_for(self, context: Context, rules: Rules) -> int:
-        """Drafting steps at most for a sequence as it is."""
+        """Return the maximum number of drafting steps for a sequence."""
         return rules.depth
 
     @property
@@ -70,16 +70,16 @@ class ModelDrafter(Drafter):
         return f"{self.name}: {self.what()}"
 
     def what(self) -> str:
-        """A description of the model that drafts."""
+        """Return a description of the draft model."""
         return "a draft model"
 
     def shape(self, rules: Rules) -> str:
-        """A description of what is drafted."""
+        """Return a description of the drafts."""
         raise NotImplementedError(f"{type(self).__name__} must define shape()")
 
 
 class ModelSequence(SequenceDrafter):
-    """One sequence as the drafting model reads it, and the draft ahead of it."""
+    """One sequence as the draft model reads it, and the draft ahead of it."""
 
     drafter: ModelDrafter
 
@@ -104,7 +104,7 @@ class ModelSequence(SequenceDrafter):
         depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(sequence))
         if rules.times is not None and rules.overhead.step >= 1:
             return Draft(root_only(), context.root)
-        # Whether the loop can use a sampled draft must not depend on what is sampled: how many nodes there are is.
+        # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
         if depth < 1 or (warp and not self._target.info.fits(len(sequence) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
         rules, began = replace(rules, depth=depth), time.perf_counter()
@@ -126,16 +126,16 @@ class ModelSequence(SequenceDrafter):
         return draft
 
     def observe(self, step: Step) -> None:
-        """Keep in the draft model's cache, of the nodes that were read, those of the sequence."""
+        """Keep the accepted nodes that were read in the draft model's cache."""
         graph, self._graph = self._graph, None
         if graph is None:
             return
-        # The last token is the next root, which is read again for what follows it.
+        # The last token is the next root, which is read again with the next step.
         path = graph.follow(step.tokens[:-1])
         self.counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
         kept = []
         for node, _ in path:
-            if node not in graph.read:  # a leaf or a merged node: what follows was not read on this path
+            if node not in graph.read:  # a leaf or a merged node: its continuation was not read on this path
                 break
             kept.append(graph.read[node])
         self.reader.keep(kept)
@@ -154,25 +154,25 @@ class ModelSequence(SequenceDrafter):
 
 @dataclass(kw_only=True)
 class CausalDrafter(ModelDrafter):
-    """Drafts a sequence, a tree or a graph by the draft model's probabilities alone."""
+    """Drafts a sequence, a tree or a graph by the draft model's probabilities."""
 
     mode: Mode = "tree"
-    """sequence: one branch of fixed length; tree: up to k children a node, where they are likely enough; graph: a tree
+    """sequence: one branch of fixed length; tree: up to k children per node, if they are probable enough; graph: a tree
     whose recurring parts are drafted once.
     """
     depth: int = 10
-    """Drafting steps at most; the length of a sequence."""
+    """Most drafting steps; the length of a sequence."""
     k: int = 4
-    """Children of a node at most, in a tree or graph."""
+    """Most children of a node, in a tree or graph."""
     theta_prob: float = 0.4
-    """A node of a tree or graph whose token has a lower probability is not followed."""
+    """Lowest probability of a token whose node is followed, in a tree or graph."""
     theta_sib: float = 0.1
-    """Nor is one with less than this share of its best sibling's probability."""
+    """Lowest share of its best sibling's probability with which a node is followed."""
     tau: int = 1
-    """In a graph: as many equal tokens at the ends of two paths make their continuations one."""
+    """In a graph: this many equal tokens at the ends of two paths merge their continuations."""
     nodes: int | Literal["auto"] = "auto"
-    """Nodes verified at most, the most probable ones; auto: drafting and verification end where they do not pay on this
-    machine. A sequence, and drafts that are sampled, have fixed sizes.
+    """Most nodes verified, the most probable ones; auto: drafting and verification end where they do not pay on this
+    machine. Sequences and sampled drafts have fixed sizes.
     """
 
     def __post_init__(self) -> None:
@@ -184,23 +184,25 @@ class CausalDrafter(ModelDrafter):
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         check_auto_or_nodes(self, "nodes")
         self._overheads: dict[int, Overhead] = {}
-        """What a drafting step takes, by the number of sequences."""
+        """Overhead of a drafting step, by the number of sequences."""
         self._disabled = 0
-        """Sequences that began while drafting was disabled."""
+        """Sequences started while drafting was disabled."""
 
     def step_cost(self, target: TreeModel, model: TreeModel) -> float:
-        """A pass of the drafting model as a share of the target's, as long as none was timed: by the weights read."""
+        """Return the cost of a forward pass of the draft model relative to the target's, until one was timed: by
+        weights read.
+        """
         return model.info.bytes_read / target.info.bytes_read
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
-        """None where a drafting step costs as much as the token that it may save."""
+        """Return None where a drafting step costs as much as the token that it may save."""
         if self.mode == "sequence":
             return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
         tau = self.tau if self.mode == "graph" else 0
         rules = Rules(self.depth, self.k, _SAMPLED_NODES, self.theta_prob, self.theta_sib, tau)
         if self.nodes != "auto":
             return replace(rules, nodes=int(self.nodes))
-        if self.sampled:  # what was measured must not decide how many numbers are sampled
+        if self.sampled:  # measured times must not decide how many numbers are sampled
             return rules
         overhead = self._overhead_for(costs.sequences, self.step_cost(target, model))
         nodes = len(costs.by_nodes) - 1
@@ -211,9 +213,9 @@ class CausalDrafter(ModelDrafter):
         )
 
     def _overhead_for(self, batch: int, cost: float) -> Overhead:
-        """Return the overhead of a drafting step for so many sequences, which are verified together, but drafted for
-        one after another. Where drafting is disabled nothing is measured, so now and then a sequence probes: it begins
-        with the overhead that the weights suggest.
+        """Return the overhead of a drafting step for that many sequences, which are verified together, but drafted for
+        one after another. Where drafting is disabled nothing is measured, so now and then a sequence probes: it starts
+        with the overhead estimated from the weights.
         """
         overhead = self._overheads.setdefault(batch, Overhead(batch * cost))
         if overhead.step >= 1:

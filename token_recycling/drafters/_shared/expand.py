@@ -37,7 +37,7 @@ class Graph:
     """Nodes by number: 0 is the root, the sequence's last token; parents come before their children."""
 
     def __init__(self, sequence: Sequence[int], tau: int = 0) -> None:
-        """`sequence` ends with the root's token. `tau` is the length of what must recur for a merge; 0 for none."""
+        """`sequence` ends with the root's token. `tau`: tokens that must recur for a merge; 0 for none."""
         self.tau = tau
         self.tokens = [sequence[-1]]
         self.parents = [-1]
@@ -45,14 +45,14 @@ class Graph:
         self.shares = [1.0]
         """Probability of each token after its parent, by the draft model."""
         self.probabilities = [1.0]
-        """Of the path to each node."""
+        """Probability of the path to each node."""
         self.children: list[list[int]] = [[]]
         self.merged: dict[int, int] = {}
-        """For each merged node the one whose successors it has."""
+        """For each merged node the one whose children it shares."""
         self.steps = 1
         """Forward passes of the draft model."""
         self.read: dict[int, int] = {0: 0}
-        """The nodes that the draft model has read, each with its number in their order."""
+        """Nodes that the draft model has read, with their order of reading."""
         self.sampled_from: dict[int, torch.Tensor] = {}
         """For each node whose children were sampled at random, the distribution (vocabulary,)."""
         self.copied: frozenset[int] = frozenset()
@@ -65,7 +65,7 @@ class Graph:
         return len(self.tokens)
 
     def add(self, parent: int, tokens: Sequence[int], shares: Sequence[float]) -> list[int]:
-        """Children of a node, each with its probability after that node; their numbers."""
+        """Add children of a node, each with its probability after that node; return their numbers."""
         added = list(range(len(self), len(self) + len(tokens)))
         for rank, (token, share) in enumerate(zip(tokens, shares, strict=True)):
             self.tokens.append(token)
@@ -79,7 +79,7 @@ class Graph:
         return added
 
     def merge(self, node: int) -> bool:
-        """Merges a node without children with the first that ends alike, if there is one and no cycle arises."""
+        """Merge a leaf with the first node that ends alike, if there is one and no cycle arises."""
         if not self.tau or len(self._grams[node]) < self.tau:
             return False
         first = self._first.setdefault(self._grams[node], node)
@@ -93,7 +93,7 @@ class Graph:
         return self.children[self.merged.get(node, node)]
 
     def _above(self, node: int) -> set[int]:
-        """All nodes that `node` can follow, along edges of both kinds."""
+        """Return all nodes that `node` can follow, along edges of both kinds."""
         found: set[int] = set()
         waiting = [node]
         while waiting:
@@ -105,7 +105,9 @@ class Graph:
         return found
 
     def follow(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """The nodes of these tokens below the root, as far as there are any; with each, whether a merge was crossed."""
+        """Return the nodes of these tokens below the root, as far as they exist; with each, whether a merge was
+        crossed.
+        """
         path, node, crossed = [], 0, False
         for token in tokens:
             crossed |= node in self.merged
@@ -117,11 +119,11 @@ class Graph:
         return path
 
     def unrolled(self, nodes: int, device: torch.device | str = "cpu") -> Draft:
-        """The tree that is verified: the root and at most `nodes` more, the most probable ones. `copied` then names
-        those that stand on another path than the one that they were drafted on.
+        """Return the tree to verify: the root and at most `nodes` more, the most probable ones. `copied` then names
+        nodes on another path than the one they were drafted on.
 
-        Of a graph whose tokens were sampled all nodes stand on their own paths, of which no more than `nodes` may have
-        been drafted; copies fill up the rest, and count as chosen.
+        Of a graph with sampled tokens all nodes are on their own paths; at most `nodes` may have been drafted. Copies
+        fill up the rest, and count as chosen.
         """
         origins, parents, values, crossed = [0], [-1], [1.0], [False]
 
@@ -153,7 +155,7 @@ class Graph:
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
 Stop = Callable[[Graph], bool]
-"""Called once the newest nodes were read, before anything is drafted below them: whether drafting ends there."""
+"""Called when the newest nodes were read, before anything is drafted below them: whether drafting ends there."""
 
 
 @dataclass(frozen=True)
@@ -161,33 +163,33 @@ class Rules:
     """Which nodes are drafted and followed."""
 
     depth: int
-    """Drafting steps at most."""
+    """Most drafting steps."""
     k: int
-    """Children of a node at most."""
+    """Most children of a node."""
     nodes: int
-    """Nodes that are verified, at most."""
+    """Most nodes verified."""
     theta_prob: float = 0.0
     theta_sib: float = 0.0
     tau: int = 0
     """Tokens that must recur for a merge; 0 for a tree."""
     frontier: int | None = None
-    """Nodes that are followed in one step at most, the most probable ones; None: all that are worth it."""
+    """Most nodes followed in one step, the most probable ones; None: no limit."""
     times: np.ndarray | None = None
-    """(nodes + 1,) t(n) of the target's passes over 1, 2, ... nodes. Where given, drafting ends where one more step
-    does not pay, and only as many nodes are verified as do.
+    """(nodes + 1,) t(n) of the target's passes over 1, 2, ... nodes. If given, drafting ends where one more step does
+    not pay, and only as many nodes are verified as pay.
     """
     overhead: Overhead = field(default_factory=Overhead)
-    """What a drafting step takes, in the same unit."""
+    """Overhead of a drafting step, in the same unit."""
 
 
 class LayerReader(Protocol):
     """Reads a sequence and, ahead of it, a tree layer by layer: a whole model or a head."""
 
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Logits (1, vocabulary) after `sequence` (length,)."""
+        """Return logits (1, vocabulary) after `sequence` (length,)."""
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
+        """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
 
 
 def grow(
@@ -199,10 +201,11 @@ def grow(
     stop: Stop | None = None,
     generator: torch.Generator | None = None,
 ) -> Graph:
-    """What the model in `reader` drafts after `sequence` (length,), and in `reader` the nodes that were followed.
+    """Draft with the model in `reader` after `sequence` (length,); return the graph. `reader` has read the followed
+    nodes.
 
-    Ids are below `vocabulary`, the target's. With `warp` tokens are sampled, from the softmax of the logits (n,
-    vocabulary) that it makes of the model's, and from `generator`. `stop` may end a draft by what was read of it.
+    Ids are below `vocabulary`, the target's. With `warp` tokens are sampled with `generator` from the softmax of the
+    logits (n, vocabulary) that it makes of the model's. `stop` may end a draft early.
     """
     graph, followed = Graph(sequence[-max(1, rules.tau) :].tolist(), rules.tau), [0]
     logits = reader.read(sequence)
@@ -221,7 +224,7 @@ def grow(
 
 
 def verified(graph: Graph, rules: Rules, device: torch.device | str = "cpu") -> Draft:
-    """The draft that is verified in the graph's place."""
+    """Return the draft to verify for a graph."""
     draft = graph.unrolled(rules.nodes, device)
     if rules.times is None:
         return draft
@@ -246,7 +249,7 @@ def _add_children(
     warp: Warp | None,
     generator: torch.Generator | None,
 ) -> list[list[int]]:
-    """Children of each parent, from logits (n, vocabulary of the draft model) after them."""
+    """Return the children of each parent, from logits (n, vocabulary of the draft model) after them."""
     k = min(rules.k, rules.nodes, logits.shape[1])
     if warp is None:
         shares, tokens = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(k)
@@ -264,7 +267,7 @@ def _add_children(
 
 
 def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None = None) -> torch.Tensor:
-    """(n, k) ids sampled one after another without replacement from each row of (n, vocabulary), improbable ones last.
+    """Return (n, k) ids sampled without replacement from each row of (n, vocabulary), improbable ones last.
 
     The first k of a race: each id arrives after an exponential time whose rate is its probability.
     """
@@ -276,7 +279,7 @@ def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None 
 
 
 def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, sampled: bool) -> list[int]:
-    """The nodes to read next, most probable first: neither pruned nor merged, as many as can matter."""
+    """Return the nodes to read next, most probable first: neither pruned nor merged, as many as can matter."""
     kept = []
     for siblings in added:
         best = max((graph.shares[node] for node in siblings), default=0.0)
@@ -284,10 +287,10 @@ def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules,
         kept += [node for node in siblings if graph.shares[node] >= least]
     kept.sort(key=lambda node: -graph.probabilities[node])
     if sampled:
-        # All children are verified, whatever they are: only as many nodes are followed as there is room for theirs.
+        # All children are verified: follow only as many nodes as leave space for theirs.
         room = (rules.nodes - (len(graph) - 1)) // min(rules.k, rules.nodes)
     else:
-        # A child is less probable than its parent: it is verified only if the parent is not the last that is.
+        # A child is less probable than its parent: it is verified only if the parent is not the last one verified.
         most = heapq.nlargest(rules.nodes - 1, graph.probabilities[1:])
         kept = [node for node in kept if most and graph.probabilities[node] >= most[-1]]
         room = len(kept) if rules.frontier is None else rules.frontier

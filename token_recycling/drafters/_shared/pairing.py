@@ -1,7 +1,7 @@
-"""A draft model for a target: found, loaded, and refused if the two do not share a vocabulary.
+"""A draft model for a target: found, loaded, and refused if vocabularies differ.
 
-Ids mean the same where both tokenizers are known and agree on every id that both have; one may have more than the
-other. Where a tokenizer is not known, because a model was made in memory, the numbers of logits must be equal.
+Ids are compatible where both tokenizers are known and agree on all shared ids; one vocabulary may be larger. Where a
+tokenizer is unknown, because a model was made in memory, the numbers of logits must be equal.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _Kept = TypeVar("_Kept")
 
 
 class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
-    """What was made for each model, such as a target's draft model. A copy, or what comes out of a pickle, is empty."""
+    """Objects made for each model, such as a target's draft model. Copies and pickles are empty."""
 
     def __init__(self) -> None:
         super().__init__()
         self.making = Lock()
 
     def of(self, model: PreTrainedModel, make: Callable[[], _Kept]) -> _Kept:
-        """Return what belongs to a model: `make()` the first time."""
+        """Return the object of a model; create it by `make()` the first time."""
         with self.making:
             if model not in self:
                 self[model] = make()
@@ -47,7 +47,7 @@ class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
 
 @dataclass
 class DraftModelOption:
-    """The option `model` of a drafter that drafts with a second model: put before the drafter's base class."""
+    """The option `model` of drafters with a second model: put it before the drafter's base class."""
 
     model: str | PreTrainedModel
     """A local folder or a hub name; in Python also a model."""
@@ -55,15 +55,15 @@ class DraftModelOption:
     _pairs: Pairs[TreeModel] = field(default_factory=Pairs, init=False, repr=False, compare=False)
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
-        """The model, loaded and compared once for each target."""
+        """Return the draft model, loaded and checked once per target."""
         return self._pairs.of(target.model, lambda: self.pair(target))
 
     def pair(self, target: TreeModel) -> TreeModel:
-        """The model for a target; raises ValueError with what does not fit."""
+        """Return the model for a target; raises ValueError if it does not fit."""
         return paired(self.model, target)
 
     def fork(self) -> Any:
-        """A drafter that shares the second model, which is loaded once for all."""
+        """Return a drafter that shares the second model."""
         other = replace(self)
         other._pairs = self._pairs
         return other
@@ -73,14 +73,14 @@ class DraftModelOption:
 
 
 def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
-    """The draft model for a target, of the same tokens; raises ValueError with what does not fit."""
+    """Return the draft model for a target with the same tokens; raises ValueError if it does not fit."""
     draft = drafting_beside(model, target)
     check_tokens(draft, target)
     return draft
 
 
 def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
-    """The draft model for a target, ready to decode; raises ValueError with what does not fit."""
+    """Return the draft model for a target, ready to decode; raises ValueError if it does not fit."""
     drafting = loaded(model, target) if isinstance(model, str) else model
     try:
         draft = ready(drafting)
@@ -103,12 +103,14 @@ def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeMode
 def loaded(
     name: str, target: TreeModel, kind: Any = AutoModelForCausalLM, expected: str = "a causal language model"
 ) -> Any:
-    """A model from a folder or the hub, in the target's type and on its device; `kind` is the class that knows it."""
+    """Return a model from a folder or the hub, in the target's type and on its device; `kind` is the class that loads
+    it.
+    """
     return _read(kind, name, expected, dtype=target.dtype).to(target.device).eval()
 
 
 def config_of(model: str | PreTrainedModel, expected: str) -> Any:
-    """The configuration of a model, or of one in a folder or on the hub; raises ValueError where there is none."""
+    """Return the configuration of a model, or of one in a folder or on the hub; raises ValueError if there is none."""
     return _read(AutoConfig, model, expected) if isinstance(model, str) else model.config
 
 
@@ -116,21 +118,21 @@ def _read(kind: Any, name: str, expected: str, **options: Any) -> Any:
     path = local_folder(name)
     try:
         return kind.from_pretrained(str(path), **options)
-    except Exception as error:  # a user's folder can be wrong in any way
+    except Exception as error:  # a user's files can be wrong in any way
         raise ValueError(f"{name} cannot be loaded as {expected} to draft with: {first_line(error)}") from error
 
 
 def local_folder(name: str) -> Path:
-    """The folder that a name means, or a hub name as it is; raises ValueError for a folder that is not there."""
+    """Return the folder that a name means, or a hub name as it is; raises ValueError for a missing folder."""
     path = Path(resolved(name)).expanduser()
-    # What looks like a hub name is meant as a path if its first part is a folder here.
+    # A name like one of the hub is a path if its first part is a folder here.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
         raise ValueError(f"model folder {name!r} does not exist; give an existing folder or a hub name")
     return path
 
 
 def check_tokens(draft: TreeModel, target: TreeModel) -> None:
-    """Raises ValueError unless ids of the draft model are the target's."""
+    """Raise ValueError unless ids of the draft model are the target's."""
     theirs, ours = vocabulary(target.model), vocabulary(draft.model)
     if theirs is None or ours is None:
         if draft.vocab_size != target.vocab_size:
@@ -150,6 +152,6 @@ def check_tokens(draft: TreeModel, target: TreeModel) -> None:
 
 
 def vocabulary(model: PreTrainedModel) -> dict[int, str] | None:
-    """The token of each id, from the tokenizer beside the model; None if there is none on this machine."""
+    """Return the token of each id, from the tokenizer saved with the model; None if there is none on this machine."""
     tokenizer = tokenizer_beside(model)
     return None if tokenizer is None else {index: token for token, index in tokenizer.get_vocab().items()}

@@ -1,8 +1,7 @@
 """A causal model that reads one sequence and, ahead of it, a tree that grows layer by layer.
 
-Its own key/value cache keeps the sequence's tokens and those nodes of a tree that became sequence; only what it does
-not hold is read: tokens that were not drafted, or not along their own path. Cost per layer: one forward pass over its
-nodes.
+Its own KV cache keeps the sequence and accepted nodes; only uncached tokens are read: those that were not drafted, or
+not on their own path. Cost per layer: one forward pass over its nodes.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ...trees.draft import Draft
 from ...trees.templates import chain, root_only
 
 _AT_ONCE = 32
-"""More new tokens than this are read like a prompt, in pieces and without their logits."""
+"""More new tokens than this are read like a prompt, in pieces and without logits."""
 
 
 class Reader:
-    """One sequence, as far as it was read, and the nodes below its last token in the order in which they were read."""
+    """One sequence as far as it was read, and the nodes below its last token in order of reading."""
 
     def __init__(self, model: TreeModel, states: bool = False) -> None:
         self.model = model
@@ -32,7 +31,7 @@ class Reader:
         """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
         self._wants_states = states
         self.held = 0
-        """Number of the sequence's tokens in the cache."""
+        """Tokens of the sequence in the cache."""
         self._cache = model.new_cache()
         unroll(self._cache)
         self._kept = TreeCache(self._cache)
@@ -42,11 +41,11 @@ class Reader:
         self._nodes, self._is_chain = 1, True
 
     def prefill(self, sequence: torch.Tensor) -> None:
-        """Reads all of `sequence` (length,) but its last token, as far as the model reaches."""
+        """Read `sequence` (length,) without its last token, as far as the model reaches."""
         self._prefill(self._own(sequence))
 
     def _own(self, sequence: torch.Tensor) -> torch.Tensor:
-        """A sequence as tokens of the model."""
+        """Return a sequence as tokens of this model."""
         return sequence
 
     def _prefill(self, sequence: torch.Tensor) -> None:
@@ -55,7 +54,7 @@ class Reader:
             self.held = len(sequence) - 1
 
     def reach(self, sequence: torch.Tensor) -> int:
-        """Number of layers that may be drafted below `sequence` (length,) before the model's positions end."""
+        """Return how many layers may be drafted below `sequence` (length,) before the model's positions end."""
         return self._reach(len(self._own(sequence)))
 
     def _reach(self, length: int) -> int:
@@ -63,7 +62,7 @@ class Reader:
         return sys.maxsize if limit is None else limit - length + 1
 
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Logits (1, vocabulary) after `sequence` (length,), which is or begins with what was read before."""
+        """Return logits (1, vocabulary) after `sequence` (length,), which continues the last one or equals it."""
         sequence = self._own(sequence)
         if self._nodes > 1:
             self.keep([])
@@ -80,7 +79,7 @@ class Reader:
         return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
+        """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
         below = torch.tensor(parents, device=self.model.device)
         new = self._known(torch.tensor(tokens, device=self.model.device))
         seen = torch.cat([self._seen[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
@@ -103,7 +102,7 @@ class Reader:
         return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Keep, of the nodes in the order in which they were read, those of an accepted path from the root."""
+        """Keep the nodes of an accepted path from the root, given in order of reading."""
         self._kept.keep(self.held - 1, [self.held - 1], [[0, *nodes]])
         self.held += len(nodes)
         self._forget()
@@ -113,5 +112,5 @@ class Reader:
         self._seen, self._depths = self._root_seen, self._root_depth
 
     def _known(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens that the model has no embedding for are read as its last one."""
+        """Replace tokens without an embedding by the last one that has one."""
         return tokens.to(self.model.device).clamp(max=self.model.embedded - 1)

@@ -1,8 +1,7 @@
-"""Drafting with a module that reads the target's hidden states, such as EAGLE heads, MTP layers or a DFlash assistant:
-where it stands, what it has not read yet, and when drafting rests.
+"""Drafting with a module that reads the target's hidden states: EAGLE heads, MTP layers, a DFlash assistant.
 
-Modules that name the tokens of all places at once, whatever stands before, give trees in which the candidates of a
-place stand below every candidate of the one before (`product_draft`; Medusa, section 2.1.1).
+Modules that predict all positions at once give trees in which the candidates of a position stand below every candidate
+of the one before (`product_draft`; Medusa, section 2.1.1).
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ REMOVED = {"learn": "learning while decoding did not raise acceptance; leave it 
 
 
 class PendingStates:
-    """The target's states (n, ...) at tokens of one sequence in a row, as far as a drafter has not read them."""
+    """The target's hidden states (n, ...) at consecutive tokens that the module has not read yet."""
 
     def __init__(self, prompt: int) -> None:
         self._pending: list[torch.Tensor] = []
         self._next = self.begin = prompt - 1
-        """The place of the first of these, and that of the first token whose states were known."""
+        """Position of the first of these, and of the first token with known states."""
 
     def read_prompt(self, states: torch.Tensor) -> None:
-        """Takes those of the tokens before the prompt's last one."""
+        """Append the states of the tokens before the prompt's last one."""
         self._pending.append(states)
         self._next = self.begin = self.begin - len(states)
 
     def learn(self, states: torch.Tensor) -> None:
-        """Takes those of the sequence's next tokens, all but its newest."""
+        """Append the states of the next tokens, all but the newest."""
         self._pending.append(states)
 
     @property
@@ -53,38 +52,38 @@ class PendingStates:
         return any(map(len, self._pending))
 
     def taken(self) -> torch.Tensor:
-        """All of them, to be read now."""
+        """Return all of them and forget them."""
         states, self._pending = torch.cat(self._pending), []
         return states
 
 
 class StatesDrafter(Drafter, Generic[Module]):
-    """A drafter with a module of its own that reads hidden states."""
+    """A drafter with its own module that reads hidden states."""
 
     tree: str | int
-    """auto: as many nodes as pay, the module's passes counted; a number of them; or what a subclass takes besides."""
+    """auto: as many nodes as pay, the module's passes included; a number of nodes; or what a subclass accepts."""
     k: int
     template: Tree | None = None
-    """The tree that the option gives; None where it grows."""
+    """The template that the option gives; None where the tree grows."""
 
     def __post_init__(self) -> None:
         self.overhead = Overhead()
-        """What a pass of the module takes, and the steps of all sequences, where the tree is to pay."""
+        """Overhead of the module, shared by all sequences, where the tree is sized by cost."""
         self._placed = Placed[Module]()
 
     def placed(self, target: TreeModel) -> Module:
-        """The module where the target is, and of its type; checked once."""
+        """Return the module on the target's device and in its type; checked once."""
         return self._placed.of(target, lambda: self.check(target), lambda: self.place(target))
 
     def check(self, target: TreeModel) -> None:
-        """Raises ValueError unless the module fits the target."""
+        """Raise ValueError unless the module fits the target."""
 
     def place(self, target: TreeModel) -> Module:
-        """Create the module for a target as it is."""
+        """Create the module for a target."""
         raise NotImplementedError(f"{type(self).__name__} must define place()")
 
     def check_template(self, depth: int, layers: str) -> None:
-        """Raises ValueError for a template of more layers than `depth`, in words `layers`, or of ranks from `k` on."""
+        """Raise ValueError for a template deeper than `depth`, described as `layers`, or with ranks from `k` on."""
         given = self.template
         if given is not None and (given.depth > depth or given.breadth > self.k):
             raise ValueError(
@@ -97,13 +96,13 @@ class StatesDrafter(Drafter, Generic[Module]):
         return self
 
     def tree_in_words(self) -> str:
-        """What is verified."""
+        """Return a description of the draft."""
         return str(self.template or size_in_words(self.tree))
 
 
 class StatesSequence(SequenceDrafter):
-    """Drafts for one sequence from hidden states, and counts what that takes. Where as many nodes are verified as pay,
-    it rests while none do: what a module of one's own takes is spent before anything is known.
+    """Drafts for one sequence from hidden states, and measures the overhead. Where the tree is sized by cost, drafting
+    is disabled while no node pays: the module's time is spent before anything is known.
     """
 
     def __init__(
@@ -116,25 +115,27 @@ class StatesSequence(SequenceDrafter):
         self._pending, self._costs = pending, costs
         self._tree, self._overhead = drafter.tree, drafter.overhead
         self._disabled_steps = 0
-        """Steps for which nothing is to be drafted, where the tree is to pay."""
+        """Steps left without a draft, where the tree is sized by cost."""
         self._counts: Counter[str] = Counter()
         self._passes = 0
 
     def _limits(self) -> tuple[int, np.ndarray | None]:
-        """How many nodes may be verified, and t(n) of 1, 2, ... nodes where the tree is to pay; for trees that grow."""
+        """Return the most nodes to verify, and t(n) of 1, 2, ... nodes where the tree is sized by cost; for trees that
+        grow.
+        """
         if self._tree != "auto":
             return int(self._tree), None
         times = self._costs.by_nodes
         return len(times) - 1, times
 
     def _backs_off(self) -> bool:
-        """Whether nothing is to be drafted for this step; called once a step."""
+        """Return whether to draft nothing in this step; called once per step."""
         disabled = self._disabled_steps > 0
         self._disabled_steps -= disabled
         return disabled
 
     def _spent(self, passes: int, since: float) -> None:
-        """The module was passed so often for this step, which began drafting then (`time.perf_counter`)."""
+        """Record that the module ran so often for this step, which began drafting at `since` (`time.perf_counter`)."""
         self._counts["draft_forwards"] += passes
         self._passes = passes
         if self._tree == "auto":
@@ -158,8 +159,9 @@ class StatesSequence(SequenceDrafter):
 
 
 def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.ndarray | None = None) -> Tree:
-    """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of `nodes`
-    nodes, or of as many as pay where `times` (most + 1,) are those of steps over 1, 2, ... nodes, drafting included.
+    """Return the best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of
+    `nodes` nodes, or of as many as pay where `times` (most + 1,) are those of steps over 1, 2, ... nodes, drafting
+    included.
     """
     paths = list(islice(best_paths(acceptance), nodes))
     if times is not None:
@@ -168,7 +170,9 @@ def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.nd
 
 
 def product_draft(tree: Tree, root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
-    """`tree` below `root` (1,), filled with the candidates of each place (places, k) and their probabilities."""
+    """Return `tree` below `root` (1,), filled with the candidates of each position (positions, k) and their
+    probabilities.
+    """
     chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
     following = torch.tensor(candidates[chosen], dtype=torch.long, device=root.device)
     return Draft(tree, torch.cat([root, following]), confidence=np.append(np.float32(1), probabilities[chosen]))

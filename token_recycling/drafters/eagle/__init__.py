@@ -40,20 +40,20 @@ _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000
 
 @dataclass
 class Eagle(StatesDrafter[PlacedHead]):
-    """Drafts with an EAGLE head: a tree that grows by the head's probabilities, or a given one."""
+    """Drafts with an EAGLE head: a tree grown by the head's probabilities, or a fixed one."""
 
     removed: ClassVar[dict[str, str]] = REMOVED
 
     head: str | Path
     """Folder of a head for this target: from `token-recycling train eagle`, or one of EAGLE-1, -2 or -3."""
     tree: str | int = "auto"
-    """auto: as many nodes as pay at each step, the head's passes counted; a number of them, 59 in EAGLE-2's program;
+    """auto: as many nodes as pay at each step, the head's passes included; a number of nodes, 59 in EAGLE-2's program;
     static: EAGLE-1's 25 nodes; or rank paths, chain:N, or a file of paths.
     """
     k: int = 10
-    """Candidates after a node, and nodes that are followed in a layer, at most."""
+    """Most candidates after a node, and most nodes followed per layer."""
     depth: int = 8
-    """Layers at most."""
+    """Most layers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +70,7 @@ class Eagle(StatesDrafter[PlacedHead]):
         return EagleSequence(self, HeadReader(self.placed(target), len(prompt)), target, costs)
 
     def check(self, target: TreeModel) -> None:
-        """Raises TrainedPartError unless the head fits the target."""
+        """Raise TrainedPartError unless the head fits the target."""
         saved, model = self._saved, target.model
         shape = saved.head.shape
         if saved.facts:
@@ -106,7 +106,7 @@ class Eagle(StatesDrafter[PlacedHead]):
 
 
 class EagleSequence(StatesSequence):
-    """What the head predicts for one sequence."""
+    """Predictions of the head for one sequence."""
 
     drafter: Eagle
 

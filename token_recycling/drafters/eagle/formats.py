@@ -1,9 +1,9 @@
-"""Heads of EAGLE on disk: configurations read, tensors checked by name and shape.
+"""EAGLE heads on disk: configurations are read, tensors checked by name and shape.
 
 Three formats are known: that of the authors, for EAGLE-1 and -2 and for EAGLE-3; SpecForge's, which is the latter with
-a few keys more; and that of speculators, which vLLM reads. A folder holds `config.json` and the weights, in
-`model.safetensors` or `pytorch_model.bin`. What is trained here is written in the authors' formats, with `eagle.json`
-beside, which says for which model. A key or a tensor that is not known is an error: it may change what a head computes.
+more keys; and that of speculators, which vLLM reads. A folder holds `config.json` and the weights, in
+`model.safetensors` or `pytorch_model.bin`. Heads trained here are written in the authors' formats, with an `eagle.json`
+that names the target. An unknown key or tensor is an error: it may change what a head computes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ KIND = "eagle"
 _CONFIG, _WEIGHTS, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 _EMBEDDING = "embed_tokens.weight"
 THETA = 10000.0
-"""Base of the rotary positions where a configuration has none, as in the authors' code: never the target's."""
+"""Base of the rotary positions where a configuration has none, as in the authors' code; never the target's."""
 
 _IDLE = (
     *("_name_or_path", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range"),
     *("max_window_layers", "pad_token_id", "pretraining_tp", "tie_word_embeddings", "torch_dtype"),
     *("transformers_version", "use_cache"),
 )
-"""Keys that say nothing of what a head computes."""
+"""Keys that do not affect what a head computes."""
 _LAYER = frozenset(
     (
         *("attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings"),
@@ -48,23 +48,23 @@ _LAYER = frozenset(
     )
 )
 _ATTENTION = ("sliding_window", "use_sliding_window", "layer_types")
-"""Keys that must say that layers are of full attention."""
+"""Keys that must state full attention."""
 _ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3Speculator")
 
 
 @dataclass
 class SavedHead:
-    """A head as it was read."""
+    """A head as read from disk."""
 
     head: EagleHead
     embedding: torch.Tensor | None
-    """(vocabulary, width): the embedding in the file; None where the target's is to be taken."""
+    """(vocabulary, width): the embedding in the file; None to use the target's."""
     facts: dict[str, Any]
-    """What the training that made it says; empty for a head from elsewhere."""
+    """Facts about its training; empty for a head from elsewhere."""
 
 
 def load_head(folder: str | os.PathLike[str]) -> SavedHead:
-    """The head in a folder; raises TrainedPartError with what is wrong, FileNotFoundError where there is none."""
+    """Return the head in a folder; raises TrainedPartError for a wrong one, FileNotFoundError if there is none."""
     where = Path(folder).expanduser()
     if not (where / _CONFIG).is_file() or not any((where / name).is_file() for name in (_WEIGHTS, _PICKLED)):
         raise FileNotFoundError(
@@ -100,7 +100,9 @@ def _tensors(where: Path) -> dict[str, torch.Tensor]:
 
 
 def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
-    """What a configuration says; renames tensors of speculators. Raises ValueError for what is not known."""
+    """Return the shape that a configuration states; renames tensors of speculators. Raises ValueError for unknown
+    values.
+    """
     for name in config.get("architectures") or ():
         if name not in _ARCHITECTURES:
             raise ValueError(f"architecture {name} is unsupported; supported: {', '.join(_ARCHITECTURES)}")
@@ -128,7 +130,7 @@ def _of_eagle3(config: Mapping[str, Any]) -> HeadShape:
         _layer(config),
         qkv_bias=config.get("qkv_bias", False),
         fc_norm=config.get("fc_norm", False),
-        norm_logits=config.get("norm_output", True),  # not what speculators call so
+        norm_logits=config.get("norm_output", True),  # not speculators' option of this name
     )
 
 
@@ -181,7 +183,7 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
     for name in ("model_type", "rope_theta", "rope_scaling", "rope_parameters"):
         absent.pop(name, None)
     layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], **of_rotary(rope)}
-    if "head_dim" not in absent and family == "qwen3":  # whose own default is 128, whatever the sizes are
+    if "head_dim" not in absent and family == "qwen3":  # its own default is 128, whatever the sizes
         raise ValueError("head_dim is missing from the configuration of the qwen3 layer")
     if absent.get("hidden_act", "silu") not in ACT2FN:
         raise ValueError(f"hidden_act {absent['hidden_act']!r} is unknown to transformers")
@@ -204,7 +206,7 @@ def _wanted(config: Mapping[str, Any], name: str) -> Any:
 
 
 def _ids(tensors: dict[str, torch.Tensor], shape: HeadShape) -> torch.Tensor | None:
-    """The target's id of each of the head's tokens; takes what says so out of `tensors`."""
+    """Return the target's id of each of the head's tokens; removes the tensors that state it from `tensors`."""
     offsets, marks = tensors.pop("d2t", None), tensors.pop("t2d", None)
     vocabulary, draft = shape.layer.vocab_size, shape.draft_vocabulary
     if shape.version == 1 or (offsets is None and draft == vocabulary):
@@ -225,7 +227,7 @@ def _ids(tensors: dict[str, torch.Tensor], shape: HeadShape) -> torch.Tensor | N
 
 
 def _check(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ValueError for the first tensor that is missing, of another shape, or unknown."""
+    """Raise ValueError for the first tensor that is missing, unknown or of another shape."""
     for name, size in wanted.items():
         if name not in tensors:
             raise ValueError(f"tensor {name} of shape {size} is missing")
@@ -237,7 +239,7 @@ def _check(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, 
 
 
 def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrainedModel, **facts: Any) -> None:
-    """Writes a head that was trained for `model` in the authors' format; `load_head` gives `facts` back."""
+    """Write a head trained for `model` in the authors' format; `load_head` returns `facts`."""
     where, shape, tensors = Path(folder), head.shape, dict(head.state_dict())
     layer = shape.layer
     size, bias = shape.draft_vocabulary, shape.fc_bias

@@ -1,9 +1,9 @@
-"""The heads of EAGLE: small networks that go on where the target's hidden states end.
+"""EAGLE heads: small networks that continue from the target's hidden states.
 
-That of EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) predicts the next hidden state from a token and the
-target's last hidden state before it, by a linear layer and one decoder layer; the target's output layer reads a token
-from it. EAGLE-3 (2503.01840) takes states from three depths and predicts a token, by an output layer of its own over
-the most frequent ones. The layers are those of transformers; parameters have the names of the authors' files.
+The head of EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) predicts the next hidden state from a token and
+the target's last hidden state before it, by a linear layer and one decoder layer; the target's output layer turns it
+into a token. EAGLE-3 (2503.01840) takes states from three depths and predicts a token, by its own output layer over the
+most frequent tokens. The layers are those of transformers; parameters have the names of the authors' files.
 
 Cost of a pass: one layer over its rows, and an output layer.
 """
@@ -29,55 +29,55 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from ...model.inspection import last_state
 
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
-"""The states that EAGLE-3 reads of a target of so many layers: those that enter these."""
+"""The layers whose inputs EAGLE-3 reads, given the target's number of layers."""
 
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What a head is made of."""
+    """Sizes and options of a head."""
 
     version: int
     """1 for EAGLE-1 and EAGLE-2, or 3."""
     layer: LlamaConfig | Qwen3Config
-    """Of its decoder layers, as many as it says; its `vocab_size` is the target's."""
+    """Configuration of its decoder layers; its `vocab_size` is the target's."""
     target_hidden: int
     """The size of the target's hidden states."""
     states: tuple[int, ...] | None = None
     """Which of the target's hidden states it reads; None for those of the paper."""
     draft_vocabulary: int = 0
-    """Tokens that an EAGLE-3 head may say."""
+    """Tokens that an EAGLE-3 head can predict."""
     fc_bias: bool = False
     qkv_bias: bool = False
     norm_before_fc: bool = False
-    """The concatenated states are normed."""
+    """Normalize the concatenated states."""
     fc_norm: bool = False
-    """Each of the states is normed by itself."""
+    """Normalize each state by itself."""
     norm_before_residual: bool = False
-    """What goes past the attention is the normed state."""
+    """The residual path carries the normalized state."""
     norm_logits: bool = True
-    """The output layer reads the normed state."""
+    """The output layer reads the normalized state."""
     feeds_normed: bool = False
-    """The head goes on from the normed state (EAGLE-3.1)."""
+    """The normalized state is fed back (EAGLE-3.1)."""
 
     @property
     def width(self) -> int:
-        """Of the head's own states."""
+        """Size of the head's own states."""
         return self.layer.hidden_size
 
     @property
     def read_width(self) -> int:
-        """Of the target's states that it reads, side by side."""
+        """Size of the concatenated target states that it reads."""
         return self.target_hidden * (1 if self.version == 1 else len(self.states or _PAPERS))
 
     def states_of(self, layers: int) -> tuple[int, ...]:
-        """Which hidden states it reads of a target of so many layers, as transformers numbers them."""
+        """Return the numbers of the hidden states it reads of a target with that many layers, as in transformers."""
         if self.version == 1:
             return last_state(layers)
         return self.states or tuple(place(layers) for place in _PAPERS)
 
 
 class EagleHead(nn.Module):
-    """What both heads have. n rows are fed at once: for each, the embedding of a token and the state before it."""
+    """Common parts of both heads. n rows are fed at once: for each the embedding of a token and the state before it."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class EagleHead(nn.Module):
         self.rotary = LlamaRotaryEmbedding(shape.layer)
 
     def fused(self, states: torch.Tensor) -> torch.Tensor:
-        """The head's states (..., width) from the target's, those that it reads side by side (..., all of them)."""
+        """Return the head's states (..., width) from the concatenated target states that it reads."""
         raise NotImplementedError
 
     def forward(
@@ -96,42 +96,42 @@ class EagleHead(nn.Module):
         mask: torch.Tensor | None,
         cache: Cache,
     ) -> torch.Tensor:
-        """Outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n), which
-        are appended to the cache; a row sees the keys in `mask` (batch or 1, 1, n, keys) bool, all if it is None.
+        """Return outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n),
+        which are appended to the cache; a row sees the keys in `mask` (batch or 1, 1, n, keys) bool, all if it is None.
         """
         rotated = self.rotary(embedded, positions)
         seen = {"position_embeddings": rotated, "attention_mask": mask, "past_key_values": cache}
         return self.through(embedded, states, seen)
 
     def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
-        """The same, with what the layers' attention is told."""
+        """Return outputs as `forward` does, from the arguments of the layers' attention."""
         raise NotImplementedError
 
     def fed(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The states (..., width) from which the head goes on after its outputs."""
+        """Return the states (..., width) that are fed back after these outputs."""
         return outputs
 
     def normed(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What the output layer reads (..., width), from the head's outputs."""
+        """Return the input (..., width) of the output layer."""
         return outputs
 
     def output(self, output_layer: nn.Module) -> nn.Module:
-        """The output layer; `output_layer` is the target's."""
+        """Return the output layer; `output_layer` is the target's."""
         return output_layer
 
     def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
-        """(..., draft vocabulary) from the head's outputs; `output_layer` is the target's."""
+        """Return logits (..., draft vocabulary) from the head's outputs; `output_layer` is the target's."""
         logits: torch.Tensor = self.output(output_layer)(self.normed(outputs))
         return logits
 
     @property
     def ids(self) -> torch.Tensor | None:
-        """(draft vocabulary,) int64: the target's id of each token that the head may say; None if they are the same."""
+        """(draft vocabulary,) int64: the target's id of each token it can predict; None if they are equal."""
         return None
 
 
 class Eagle1Head(EagleHead):
-    """`fc` and one layer without a norm before its attention; what comes out is a hidden state of the target."""
+    """`fc` and one layer without a norm before its attention; its output is a hidden state of the target."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
@@ -147,7 +147,9 @@ class Eagle1Head(EagleHead):
 
 
 class Eagle3Head(EagleHead):
-    """`fc` over the target's states, a layer that reads embedding and state side by side, others, an output layer."""
+    """`fc` over the target's states, a layer that reads embedding and state concatenated, more layers, an output
+    layer.
+    """
 
     def __init__(self, shape: HeadShape, ids: torch.Tensor | None = None) -> None:
         super().__init__(shape)
@@ -194,14 +196,14 @@ class Eagle3Head(EagleHead):
 
 
 def _kinds(layer: LlamaConfig | Qwen3Config) -> tuple[type[Any], type[Any], type[Any]]:
-    """The attention, the network after it, and the whole layer of a family."""
+    """Return the classes of attention, feed-forward network and decoder layer of a family."""
     if isinstance(layer, Qwen3Config):
         return Qwen3Attention, Qwen3MLP, Qwen3DecoderLayer
     return LlamaAttention, LlamaMLP, LlamaDecoderLayer
 
 
 class _FirstLayer(nn.Module):
-    """A decoder layer whose attention reads `inputs` wide, and that leaves what comes before it to others."""
+    """A decoder layer whose attention reads `inputs` wide, and that leaves its input norm to subclasses."""
 
     def __init__(self, shape: HeadShape, inputs: int) -> None:
         super().__init__()
@@ -222,7 +224,7 @@ class _FirstLayer(nn.Module):
 
 
 class _FusedLayer(_FirstLayer):
-    """The first layer of EAGLE-3: embedding and state, each normed, side by side."""
+    """The first layer of EAGLE-3: embedding and state, each normalized, concatenated."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape, 2 * shape.width)

@@ -1,8 +1,8 @@
-"""A head as it reads one sequence and, ahead of it, a tree that grows layer by layer.
+"""A head that reads one sequence and, ahead of it, a tree that grows layer by layer.
 
-A row is a token and the hidden state before it: the target's, as soon as it is known, and the head's own within a tree.
-The cache keeps rows with the target's states alone: what the head had drafted is read again once it is sequence. What
-the target held in its cache before the call is not read, since nobody knows its states.
+A row is a token and the hidden state before it: the target's, once known, and the head's own within a tree. The cache
+keeps only rows with the target's states: accepted draft tokens are read again with these. Tokens in the target's cache
+before the call are not read, since their states are unknown.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PIECE = 512
 
 @dataclass(frozen=True)
 class PlacedHead:
-    """A head where a target is, with what it takes from there."""
+    """A head on the target's device, with the target's layers that it uses."""
 
     head: EagleHead
     embedding: torch.nn.Module
-    """Of the target, or the head's own."""
+    """The target's, or the head's own."""
     output: torch.nn.Module
     """The target's output layer."""
     vocabulary: int
@@ -35,11 +35,11 @@ class PlacedHead:
     dtype: torch.dtype
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(1, n, width) of tokens (n,)."""
+        """Return embeddings (1, n, width) of tokens (n,)."""
         return self.embedding(tokens[None].to(self.device)).to(self.device, self.dtype)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """(n, vocabulary) from the head's outputs (n, width); lowest for tokens that it cannot say."""
+        """Return logits (n, vocabulary) from outputs (n, width); lowest for tokens that the head cannot predict."""
         logits = self.head.logits(outputs, self.output).to(self.device)
         if self.head.ids is None:
             return logits
@@ -48,25 +48,27 @@ class PlacedHead:
 
 
 class HeadReader(PendingStates):
-    """One sequence, as far as it was read, and the nodes below its last token in the order in which they were read."""
+    """One sequence as far as it was read, and the nodes below its last token in order of reading."""
 
     def __init__(self, placed: PlacedHead, prompt: int) -> None:
         super().__init__(prompt)
         self._placed = placed
         self._cache = DynamicCache()
         self._outputs = torch.empty(0)
-        """(nodes, width): what the head made of the nodes that were read; of the sequence's last token first."""
+        """(nodes, width): the head's outputs at the nodes that were read, the sequence's last token first."""
         self._seen, self._depths = torch.empty(0), torch.empty(0)
-        """(nodes, nodes but the first) bool, what each of them sees of the others, and (nodes,) int64."""
+        """Which nodes each node but the first sees, (nodes, nodes but the first) bool; depths (nodes,) int64."""
 
     @property
     def knows(self) -> bool:
-        """Whether any state is known, from which to draft."""
+        """Whether any state is known, so that it can draft."""
         return self._next > self.begin or self.waits
 
     @torch.no_grad()
     def read(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Logits (1, vocabulary) after `sequence` (length,), all of whose tokens but the last have known states."""
+        """Return logits (1, vocabulary) after `sequence` (length,), all of whose tokens but the last have known
+        states.
+        """
         if len(self._outputs) > 1:
             self._cache.crop(1 - len(self._outputs))
         if self._pending:
@@ -91,7 +93,7 @@ class HeadReader(PendingStates):
 
     @torch.no_grad()
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
+        """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
         placed, n = self._placed, len(tokens)
         below = torch.tensor(parents, device=placed.device)
         seen = torch.cat([self._seen[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)

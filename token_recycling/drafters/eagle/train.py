@@ -37,25 +37,25 @@ DEPTHS, RANKS = 5, 10
 """Depths, and candidates at each, whose acceptance is measured."""
 _TOKEN_WEIGHT = 0.1
 _NOISE, _NOISE_LENGTH = 0.2, 512
-"""Width of the noise on states in a text of that length; in shorter ones it is wider."""
+"""Width of the noise on states for outputs of that length; wider for shorter ones."""
 
 
 class Examples(NamedTuple):
-    """What a head learns from: texts, filled up on the right, and what the target made of them."""
+    """Training examples: outputs, padded on the right, with the target's states and logits."""
 
     ids: torch.Tensor
     """(batch, length) int64."""
     lengths: torch.Tensor
-    """(batch,) int64: of each text."""
+    """(batch,) int64."""
     states: torch.Tensor
-    """(batch, length, ...): those that the head reads."""
+    """(batch, length, ...): the states that the head reads."""
     logits: torch.Tensor
     """(batch, length, vocabulary): the target's, after every token."""
 
 
 def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> EagleHead:
-    """A head for `model` that has learned nothing. That of version 3 may say the tokens most frequent in `texts`, and
-    its output layer begins as the target's.
+    """Return an untrained head for `model`. That of version 3 can predict the tokens most frequent in `texts`, and its
+    output layer starts as the target's.
     """
     output, target = output_layer(model), TreeModel(model)
     vocabulary, width = target.vocab_size, output_width(model)
@@ -89,7 +89,7 @@ def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
 
 
 def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> Task[EagleHead, Examples]:
-    """How a head for `model` is trained."""
+    """Return how to train a head for `model`."""
     with torch.random.fork_rng():
         head = new_head(model, texts, training)
     shuffled = Shuffled(len(texts), training.batch, training.seed)
@@ -112,7 +112,7 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTrainin
 
 @torch.no_grad()
 def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> Examples:
-    """What the target makes of texts."""
+    """Return the target's states and logits of outputs."""
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(model.device)
     with layer_states(model, head.shape.states_of) as seen, torch.autocast(ids.device.type, dtype=torch.bfloat16):
         logits = uncompiled(model)(input_ids=ids, use_cache=False).logits
@@ -121,8 +121,8 @@ def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> E
 
 
 def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: int) -> Iterator[torch.Tensor]:
-    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t predicts the token
-    at place t + 2 + j from the one before and its own state of the pass before, or at first the target's at place t.
+    """Yield the head's outputs (batch, length - 1, width) of each pass. In pass j, from 0, row t predicts the token at
+    t + 2 + j from the one before and its own state of the pass before, at first the target's at t.
     """
     embedded = model.get_input_embeddings()(batch.ids[:, 1:]).to(batch.ids.device)
     rows = embedded.shape[1]
@@ -138,7 +138,7 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
 
 
 def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, training: EagleTraining) -> torch.Tensor:
-    """A scalar, over places where the target's choice is a token that the head may say; 0 where there is none."""
+    """Return a scalar loss over places where the target's choice is in the head's vocabulary; 0 if there are none."""
     known = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
     logits = batch.logits
     if head.ids is not None:
@@ -168,8 +168,8 @@ def acceptance(
     ranks: int = RANKS,
     batch: int = 8,
 ) -> list[list[float]]:
-    """For each depth, how often the head's candidate of rank 0, 1, ... is what the target said in `texts`, after the
-    right tokens above it.
+    """Return for each depth how often the head's candidate of rank 0, 1, ... is the target's token in `texts`, after
+    the right tokens above it.
     """
     ranks = min(ranks, head.shape.draft_vocabulary or head.shape.layer.vocab_size)
     right, seen = torch.zeros(depths, ranks, dtype=torch.long), torch.zeros(depths, 1, dtype=torch.long)
@@ -190,11 +190,11 @@ def acceptance(
 
 
 def train(options: EagleTraining, run: TrainingRun) -> Trained:
-    """What the command does: trains the head, measures it and saves it."""
+    """Train the head, measure it and save it."""
     model = run.target.model
     with run.progress("training") as progress:
         head = fit(task_of(model, run.texts, options), run.schedule, run.checkpoint, progress)
-    head = placed_copy(head, model.device, torch.bfloat16)  # measured as it is saved
+    head = placed_copy(head, model.device, torch.bfloat16)  # measured as saved
     with run.progress("measuring"):
         measured = [[round(share, 4) for share in ranks] for ranks in acceptance(model, head, run.held_out)]
     save_head(run.folder, head, model, acceptance=measured, training=run.facts)

@@ -11,7 +11,7 @@ from .._shared.training.declaration import Training, option
 
 @dataclass(frozen=True)
 class EagleTraining(Training):
-    """Trains an EAGLE head on what the target says after pieces of FILES; use it as --drafter eagle:head=FOLDER."""
+    """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
 
     version: int = option(3, "1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3).", min=1)
     vocabulary: int = option(32000, "Tokens that a head of version 3 may say, the most frequent ones.", min=1)
@@ -31,5 +31,5 @@ class EagleTraining(Training):
 
     @property
     def passes(self) -> int:
-        """Of the head over a batch, the first one over the target's states."""
+        """Passes of the head over a batch, the first one over the target's states."""
         return self.unrolled or (1 if self.version == 1 else 7)

@@ -1,10 +1,10 @@
 """Several drafters at once: their drafts are merged into one tree, of which the best nodes are verified.
 
-Every part drafts as if it were alone. How likely a node is to be accepted is learned while decoding, from which parts
-propose it and how sure they are (`merge`). Every part observes whatever is verified, so that one learns from what
-another proposed.
+Every part drafts as if it were alone. The probability that a node is accepted is learned while decoding, from the parts
+that propose it and their confidence (`merge`). Every part observes each verified step, so that one learns from the
+proposals of another.
 
-Cost per step: that of all parts, spent before anything is chosen; a few microseconds a node besides.
+Cost per step: that of all parts, spent before anything is chosen; a few microseconds per node.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .._registry import make_drafter
 from .merge import FuseCalibration, Merged, NodeValues, kept_first, merge_drafts, valued_draft, warm_up
 
 _MOST_PARTS = 6
-"""What is learned of parts together has a cell for every combination of them."""
+"""Statistics have a cell for every combination of parts."""
 
 
 @dataclass
 class Fuse(Drafter):
-    """Drafts with several drafters at once: the most promising nodes of all."""
+    """Drafts with several drafters at once: the most probable nodes of all."""
 
     unnamed: ClassVar[str] = "parts"
     removed: ClassVar[dict[str, str]] = {
@@ -48,7 +48,7 @@ class Fuse(Drafter):
     list of drafters.
     """
     nodes: int | Literal["auto"] = "auto"
-    """Drafted nodes at most, the best of all parts; auto: as many of them as pay on this machine."""
+    """Most drafted nodes, the best of all parts; auto: as many as pay on this machine."""
     drafters: list[Drafter] = field(default_factory=list, init=False)
     """The parts, as they were made."""
 
@@ -66,7 +66,7 @@ class Fuse(Drafter):
         """A name for each part."""
         self.calibration = FuseCalibration.empty(len(self.drafters))
         self.learning = Lock()
-        """Held where it is read or learns."""
+        """Held where the calibration is read or updated."""
 
     @property
     def traits(self) -> DrafterTraits:
@@ -81,11 +81,11 @@ class Fuse(Drafter):
         )
 
     def states_of(self, layers: int) -> list[int]:
-        """The hidden states that the parts need of a target of so many layers, those of one part after another."""
+        """Return the hidden states that the parts need of a target with that many layers, part after part."""
         return [number for part in self.drafters for number in part.traits.layers_read(layers)]
 
     def fork(self) -> Fuse:
-        """Forks every part: what they share with their own forks stays shared."""
+        """Fork every part; what parts share with their own forks stays shared."""
         other = replace(self, parts=[drafter.fork() for drafter in self.drafters])
         other.calibration = copy.deepcopy(self.calibration)
         return other
@@ -103,13 +103,13 @@ class Fuse(Drafter):
         return self.describe_parts(self.drafters)
 
     def describe_parts(self, parts: Sequence[SequenceDrafter]) -> str:
-        """One line, of parts by their options or as they have begun a sequence."""
+        """Return one line: the parts by their options, or as started for a sequence."""
         size = "as many nodes as pay" if self.nodes == "auto" else f"{self.nodes} nodes at most"
         return f"fuse: {size}, best first, of {' + '.join(f'({part.describe()})' for part in parts)}"
 
 
 class FuseSequence(SequenceDrafter):
-    """The parts' drafters of one sequence, and what was chosen of their drafts."""
+    """The parts' drafters of one sequence, and what was selected of their drafts."""
 
     drafter: Fuse
 
@@ -117,12 +117,12 @@ class FuseSequence(SequenceDrafter):
         super().__init__(drafter)
         self._parts, self._target = parts, target
         self._costs = costs if drafter.nodes == "auto" else None
-        """What passes cost, where nodes are to pay."""
+        """Costs of forward passes, where the draft is sized by cost."""
         self._most = len(costs.by_nodes) - 1 if drafter.nodes == "auto" else drafter.nodes
         layers = target.config.num_hidden_layers
         needs = [len(part.traits.layers_read(layers)) for part in drafter.drafters]
         self._states = np.cumsum([0, *needs]).tolist()
-        """Where each part's hidden states begin among those that are shown, and the number of all."""
+        """Offset of each part's hidden states among the concatenated ones, and the number of all."""
         self._chosen: _Selection | None = None
         self._counts: Counter[str] = Counter()
 
@@ -138,7 +138,7 @@ class FuseSequence(SequenceDrafter):
                 part.read_prompt(wanted)
 
     def _states_for(self, number: int, states: torch.Tensor | None) -> torch.Tensor | None:
-        """Of hidden states (n, all of them side by side) those that a part asked for; None if there are none."""
+        """Return the part's own columns of hidden states (n, all concatenated); None if it needs none."""
         begin, end = self._states[number : number + 2]
         if states is None or begin == end:
             return None
@@ -152,7 +152,7 @@ class FuseSequence(SequenceDrafter):
         return replace(chosen.draft, tokens=chosen.draft.tokens.to(context.tokens.device))
 
     def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
-        """The nodes of all drafts to verify; `seconds` were spent on drafting."""
+        """Select the nodes of all drafts to verify; `seconds` were spent on drafting."""
         times, most = NO_COSTS, self._most
         if self._costs is not None:
             times = self._costs.by_nodes + self._costs.in_passes(seconds)
@@ -161,7 +161,7 @@ class FuseSequence(SequenceDrafter):
         with self.drafter.learning:
             valued = self.drafter.calibration.values_of(merged)
         first, sampled = kept_first(merged, most)
-        # Whether the loop can use a sampled draft must not depend on what is sampled: how many nodes there are does.
+        # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
         if sampled and not self._target.info.fits(len(context.tokens) - 1, self._most + 1):
             return _Selection(merged, valued, merged.draft.cut(0))
         return _Selection(merged, valued, prune([valued_draft(merged, valued.values, sampled)], times, most, first)[0])
@@ -203,7 +203,7 @@ class _Selection(NamedTuple):
     merged: Merged
     valued: NodeValues
     draft: Draft
-    """What is verified of it."""
+    """The nodes to verify."""
 
 
 def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:
@@ -213,7 +213,7 @@ def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:
 
 
 def _labels(drafters: Sequence[Drafter]) -> list[str]:
-    """A name for each part; of equal names the later ones are numbered."""
+    """Return a label for each part; of equal names the later ones are numbered."""
     labels: list[str] = []
     for drafter in drafters:
         name = drafter.name or type(drafter).__name__

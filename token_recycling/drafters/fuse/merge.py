@@ -28,23 +28,23 @@ from ...trees.draft import Draft, DraftBuilder
 from ...trees.templates import chain
 
 _UNSURE = 0.5
-"""Confidence in the best candidate of a drafter that states none; each further one is taken for half as good."""
+"""Confidence in the best candidate of a drafter that states none; each further one has half of it."""
 
 
 class Merged(NamedTuple):
     """p drafts in one: every path once; n nodes, the root included."""
 
     draft: Draft
-    """Its confidence is not known yet; of the drafts with sampled nodes the first keeps them as such."""
+    """Without confidence yet; of drafts with sampled nodes the first keeps them as sampled."""
     ranks: np.ndarray
     """(n, p) int64: the node's rank in each draft, -1 where it is not proposed."""
     confidences: np.ndarray
-    """(n, p) float32: how likely each drafter thinks the node after its parent."""
+    """(n, p) float32: each drafter's probability of the node after its parent."""
     needed: Sequence[Sequence[int]]
     """(p): see `Draft.needed`."""
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that carry these tokens, one after another below the root, as far as there are any."""
+        """Return the nodes that carry these tokens, one after another below the root, as far as they exist."""
         path: list[int] = []
         for length in range(1, len(tokens) + 1):
             found = self.draft.carrying(tokens[:length])
@@ -55,9 +55,9 @@ class Merged(NamedTuple):
 
 
 def merge_drafts(drafts: Sequence[Draft]) -> Merged:
-    """All nodes of drafts with one root."""
+    """Merge drafts with one root."""
     drawing = next((part for part, draft in enumerate(drafts) if draft.sampled_from), 0)
-    # Its nodes come first in every layer, so that sampled siblings stay in the order in which they were sampled.
+    # Its nodes come first in every layer, so that sampled siblings keep their order of sampling.
     order = sorted(range(len(drafts)), key=lambda part: part != drawing)
     tokens = [draft.tokens.tolist() for draft in drafts]
     grown, places = DraftBuilder(tokens[0][0]), [[0] for _ in drafts]
@@ -69,7 +69,7 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     ranks = np.full((len(grown.parents), len(drafts)), -1, np.int64)
     confidences = np.zeros(ranks.shape, np.float32)
     for part, draft in enumerate(drafts):
-        # Backwards, since of two equal siblings the first is the one that is followed.
+        # Backwards: of two equal siblings the first one is followed.
         nodes, given = np.array(places[part])[::-1], np.array(draft.tree.ranks)[::-1]
         ranks[nodes, part] = given
         stated = _UNSURE ** (given + 1.0) if draft.confidence is None else np.clip(draft.confidence[::-1], 0, 1)
@@ -84,31 +84,31 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
 
 
 class NodeValues(NamedTuple):
-    """How likely n nodes are to be accepted, and by which kinds of candidates that was found."""
+    """Acceptance probabilities of n nodes, and the kinds of candidates they came from."""
 
     values: np.ndarray
     """(n,) float64: probability that the node is accepted."""
     alone: np.ndarray
-    """(n, p) int64: which kind of candidate of each drafter it is."""
+    """(n, p) int64: kind of candidate for each drafter."""
     joint: np.ndarray
-    """(n,) int64: which kind among all candidates."""
+    """(n,) int64: kind among all candidates."""
 
 
 class FuseCalibration(NamedTuple):
-    """What has been learned about p drafters: how often what they propose is accepted, alone and together."""
+    """Acceptance statistics of p drafters, alone and jointly."""
 
     alone: np.ndarray
-    """(p, kinds, 2) float32: as `calibration.new_calibration`, for each drafter."""
+    """(p, kinds, 2) float32: a `calibration.new_calibration` for each drafter."""
     joint: np.ndarray
     """(kinds, 2) float32: the same, with a kind for every combination of drafters."""
 
     @classmethod
     def empty(cls, parts: int) -> FuseCalibration:
-        """Without observations of `parts` drafters."""
+        """Return the statistics of `parts` drafters without observations."""
         return cls(np.zeros((parts, CELLS, 2), np.float32), new_calibration(3**parts))
 
     def values_of(self, merged: Merged) -> NodeValues:
-        """How likely the nodes are to be accepted."""
+        """Return the acceptance probabilities of the nodes."""
         n, parts = merged.ranks.shape
         valued = NodeValues(np.ones(n), np.empty((n, parts), np.int64), np.empty(n, np.int64))
         tree = merged.draft.tree
@@ -116,7 +116,7 @@ class FuseCalibration(NamedTuple):
         return valued
 
     def learn(self, merged: Merged, valued: NodeValues, tokens: Sequence[int]) -> None:
-        """Counts what followed the accepted nodes, and what could have: `tokens` are the sequence's after the root."""
+        """Count accepted nodes and their rejected siblings: `tokens` are the sequence's after the root."""
         draft = merged.draft
         _learn(np.array(draft.tree.parents), draft.tokens.numpy(), merged.ranks, self, valued, np.array(tokens))
 
@@ -193,13 +193,15 @@ def _learn(
 
 @cache
 def warm_up() -> None:
-    """Compile what a step needs, on a draft of two tokens."""
+    """Compile the functions of a step, on a draft of two tokens."""
     merged, calibration = merge_drafts([Draft(chain(1), torch.zeros(2, dtype=torch.long))]), FuseCalibration.empty(1)
     calibration.learn(merged, calibration.values_of(merged), [0])
 
 
 def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The nodes kept whatever their value, where `most` may be drafted, and those of them that count as sampled."""
+    """Return the nodes kept whatever their value, where `most` may be drafted, and those of them that count as
+    sampled.
+    """
     kept: frozenset[int] = frozenset({0})
     sampled: frozenset[int] = frozenset()
     tree, sources = merged.draft.tree, merged.draft.sampled_from or {}
@@ -216,8 +218,8 @@ def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int
 
 
 def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int]) -> Draft:
-    """The merged draft whose nodes are accepted with the probabilities `values` (n,); of its sampled nodes those in
-    `drawn` count as sampled.
+    """Return the merged draft with acceptance probabilities `values` (n,); of its sampled nodes only those in `sampled`
+    count as sampled.
     """
     draft, confidence = merged.draft, np.ones(len(values), np.float32)
     above = values[list(draft.tree.parents[1:])]

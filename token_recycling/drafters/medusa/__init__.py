@@ -37,16 +37,16 @@ _STATIC = "static"
 
 @dataclass
 class Medusa(StatesDrafter[MedusaHeads]):
-    """Drafts what trained heads predict from the target's last hidden state."""
+    """Drafts with trained heads on the target's last hidden state."""
 
     heads: str | Path
     """Folder made by `token-recycling train medusa` for this target."""
     tree: str | int = "auto"
-    """auto (at each step as many nodes as pay, by the heads' probabilities) or a number of them; static or static:N,
+    """auto (as many nodes as pay at each step, by the heads' probabilities) or a number of nodes; static or static:N,
     the tree of as many nodes as pay, or of N, by the accuracy measured in training; rank paths, or a file of them.
     """
     k: int = 10
-    """Candidates of each head."""
+    """Candidates per head."""
 
     @property
     def traits(self) -> DrafterTraits:
@@ -57,7 +57,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
         check_at_least(1, self, "k")
         self._saved = load_heads(Path(self.heads).expanduser())
         self.accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
-        """Of each head's candidates, as measured when they were trained."""
+        """Accuracy of each head's candidates, as measured in training."""
         kind, _, number = str(self.tree).rpartition(":")
         if kind == _STATIC and number.isdigit() and int(number):
             self.template = tree_of(islice(best_paths(self.accuracy), int(number)))
@@ -69,7 +69,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
         return MedusaSequence(self, self.placed(target), target, costs)
 
     def check(self, target: TreeModel) -> None:
-        """Raises TrainedPartError unless the heads were trained for the target."""
+        """Raise TrainedPartError unless the heads were trained for the target."""
         check_model(self.heads, self._saved.facts, target.model)
         width, ours = self._saved.heads.width, output_width(target.model)
         if width != ours:
@@ -83,7 +83,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
 
 
 class MedusaSequence(SequenceDrafter):
-    """What the heads predict for one sequence."""
+    """Predictions of the heads for one sequence."""
 
     drafter: Medusa
 
@@ -91,18 +91,18 @@ class MedusaSequence(SequenceDrafter):
         super().__init__(drafter)
         self._heads, self._output = heads, output_layer(target.model)
         self._hidden: torch.Tensor | None = None
-        """(hidden,): the state of the last accepted node, which gave the newest token."""
+        """(hidden,): the state of the last accepted node, from which the newest token was chosen."""
         self._costs = costs if drafter.tree in ("auto", _STATIC) else None
-        """What passes cost, where the tree is to pay; None if its size is given."""
+        """Costs of forward passes, where the tree is sized by cost; None if its size is given."""
         read = sum(weight.numel() for weight in (*heads.parameters(), *self._output.parameters()))
         self._step = read / target.model.num_parameters()
-        """What drafting costs, in passes of the target: the share of its weights that are read."""
+        """Cost of drafting in forward passes of the target: the share of its weights that is read."""
         self._template = drafter.template
         if drafter.tree == _STATIC:
             self._template = self._best_tree(drafter.accuracy)
 
     def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
-        """As `best_product`: of the given number of nodes, or of as many as pay."""
+        """Return the tree of `best_product` with the given number of nodes, or as many as pay."""
         if self._costs is None:
             return best_product(acceptance, int(self.drafter.tree))
         times = self._costs.by_nodes + self._step

@@ -29,14 +29,14 @@ class MedusaHeads(torch.nn.Module):
     """`heads` heads of `blocks` residual blocks each, over hidden states of one width."""
 
     def __init__(self, heads: int, width: int, blocks: int = 1, output: torch.Tensor | None = None) -> None:
-        """`output` (vocabulary, width) is copied into an output layer for each head; None shares the target's."""
+        """`output` (vocabulary, width) is copied into an output layer per head; None: share the target's."""
         super().__init__()
         if heads < 1 or blocks < 1:
             raise ValueError(f"heads and blocks must be >= 1, got {heads} and {blocks}")
         self.weight = torch.nn.Parameter(torch.zeros(blocks, heads, width, width))
         self.bias = torch.nn.Parameter(torch.zeros(blocks, heads, 1, width))
         self.shares_output = output is None
-        """Whether the target's output layer comes after the heads."""
+        """Whether the target's output layer follows the heads."""
         output = torch.eye(width) if output is None else output.detach().float()
         self.output = torch.nn.Parameter(output.repeat(heads, 1, 1))
 
@@ -46,11 +46,11 @@ class MedusaHeads(torch.nn.Module):
 
     @property
     def width(self) -> int:
-        """Of the hidden states."""
+        """Size of the hidden states."""
         return self.weight.shape[2]
 
     def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
-        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer."""
+        """Return logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer."""
         states = hidden.to(self.weight.dtype).expand(self.heads, *hidden.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
             states = states + silu(torch.baddbmm(bias, states, weight))
@@ -60,11 +60,11 @@ class MedusaHeads(torch.nn.Module):
 
 @dataclass
 class SavedHeads:
-    """Heads as they were saved, and how accurate they were."""
+    """Saved heads and their accuracy."""
 
     heads: MedusaHeads
     accuracy: list[list[float]]
-    """For each head, how often its candidate of each rank was the target's token, in sequences held out."""
+    """For each head how often its candidate of each rank was the target's token, on held-out outputs."""
     facts: dict[str, Any]
 
 
@@ -75,13 +75,13 @@ def save_heads(
     accuracy: Sequence[Sequence[float]],
     **facts: Any,
 ) -> None:
-    """Writes `medusa.safetensors` and `medusa.json`, in the type of `heads`."""
+    """Write `medusa.safetensors` and `medusa.json`, in the type of `heads`."""
     described = {"heads": heads.heads, "own_output": not heads.shares_output, "accuracy": accuracy, **facts}
     save_part(folder, KIND, heads.state_dict(), model, described)
 
 
 def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
-    """Heads from a folder; raises TrainedPartError for a damaged one, FileNotFoundError where there are none."""
+    """Return heads from a folder; raises TrainedPartError for a damaged one, FileNotFoundError if there are none."""
     tensors, facts = load_part(folder, KIND)
     weight, output, accuracy = tensors.get("weight"), tensors.get("output"), facts.get("accuracy")
     if (

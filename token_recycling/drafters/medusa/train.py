@@ -1,11 +1,11 @@
-"""Fits Medusa-1 heads: the target is frozen, and they learn what it says in its own texts.
+"""Train Medusa-1 heads: the target is frozen, and they learn to predict its own outputs.
 
-Cai et al., 2401.10774, section 2.2.1: the hidden state that gives the token after position t is also given the tokens
-after it; head k learns the k-th of these, with cross-entropy weighted by 0.8^k. Only what the target said is learned
-from, not the prompts. How often each head's candidates are right, by rank, is measured on the texts held out: the
-static tree is built from that (section 2.3.3).
+Cai et al., 2401.10774, section 2.2.1: the hidden state that gives the token after position t also has to give the
+tokens after it; head k learns the k-th of these, with cross-entropy weighted by 0.8^k. Only output tokens are learned,
+not prompts. The accuracy of each head's candidates by rank is measured on held-out outputs, for the static tree
+(section 2.3.3).
 
-Cost of a batch: a forward pass of the target, and the output layer, forward and back, for every head and token.
+Cost of a batch: a forward pass of the target, and the output layer, forward and backward, for every head and token.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .train_options import MedusaTraining
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 NOTHING = -100
-"""The label of a place after the end of a text, from which nothing is learned."""
+"""Label of a position after the end of an output, from which nothing is learned."""
 RANKS = 10
-"""Candidates of a head whose accuracy is measured."""
+"""Candidates per head whose accuracy is measured."""
 
 
 def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraining) -> Task[MedusaHeads, Batch]:
-    """How heads for `model` are trained."""
+    """Return how to train heads for `model`."""
     target = TreeModel(model)
     output = output_layer(model).weight if training.own_output else None
     heads = MedusaHeads(training.heads, output_width(model), training.blocks, output).to(target.device)  # type: ignore[arg-type]
@@ -56,8 +56,8 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraini
 
 @torch.no_grad()
 def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
-    """The target's hidden states (n, width) at every place where it chose a token, and labels (heads, n): the token
-    that head k has to predict there, `NOTHING` after the end of a text.
+    """Return the target's hidden states (n, width) at every place where it chose a token, and labels (heads, n): the
+    token that head k has to predict there, `NOTHING` after the end of an output.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with layer_states(target.model, last_state) as seen:
@@ -66,7 +66,7 @@ def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
     states, wanted = [], []
     for row, (sequence, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         states.append(hidden[row, prompt - 1 : len(sequence) - 1])
-        # The state at place p gave the token at p + 1, so that head k predicts the one at p + 1 + k.
+        # The state at position p gave the token at p + 1, so head k predicts the one at p + 1 + k.
         beyond = torch.cat([sequence[prompt + 1 :], sequence.new_full((heads,), NOTHING)])
         wanted.append(beyond.unfold(0, heads, 1).T)
     return torch.cat(states), torch.cat(wanted, dim=1).to(target.device)
@@ -76,7 +76,9 @@ def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
 def accuracy(
     model: PreTrainedModel, heads: MedusaHeads, texts: Continuations, ranks: int = RANKS, batch: int = 8
 ) -> list[list[float]]:
-    """For each head, how often its candidate of rank 0, 1, ... is what the target says, over all tokens of `texts`."""
+    """Return for each head how often its candidate of rank 0, 1, ... is the target's token, over all tokens of
+    `texts`.
+    """
     target, shared = TreeModel(model), output_layer(model)
     ranks = min(ranks, target.vocab_size)
     right = torch.zeros(heads.heads, ranks, dtype=torch.long, device=target.device)
@@ -91,11 +93,11 @@ def accuracy(
 
 
 def train(options: MedusaTraining, run: TrainingRun) -> Trained:
-    """What the command does: trains the part, measures it and saves it."""
+    """Train the heads, measure them and save them."""
     model = run.target.model
     with run.progress("training") as progress:
         heads = fit(task_of(model, run.texts, options), run.schedule, run.checkpoint, progress)
-    heads.bfloat16().float()  # measured as they are saved
+    heads.bfloat16().float()  # measured as saved
     with run.progress("measuring"):
         measured = accuracy(model, heads, run.held_out)
     save_heads(run.folder, heads.bfloat16(), model, measured, training=run.facts)

@@ -1,12 +1,12 @@
-"""Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the sequence.
+"""Token Recycling beyond the paper: candidates with longer contexts, and trees sized by hardware and acceptance.
 
-As `published` (Luo et al., 2408.08696) it drafts a tree from the candidates that the target computes anyway, at
-rejected nodes too. Beyond it they keep their probabilities, and are kept after the last two and three tokens too;
-what followed where the last tokens stood before is among them, and what the target held likely besides the newest
-token; and the tree is grown at each step from calibrated probabilities to as many nodes as pay on this machine. Where
-drafting does not pay in the long run, it rests. This adapts the one `Recycler`, which engines use too.
+As `published` (Luo et al., 2408.08696) it drafts a tree from candidates that the target computes anyway, at rejected
+nodes too. Beyond it, candidates keep their probabilities and are stored after the last two and three tokens too;
+continuations of earlier occurrences of the last tokens, and tokens that lost to the newest one, are candidates as well;
+and the tree is grown at each step from calibrated probabilities, to as many nodes as pay on this machine. Drafting is
+disabled where it would slow decoding. This adapts the one `Recycler`, which engines use too.
 
-Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
+Cost per step: a top-k over the logits of all nodes; some microseconds per node in compiled code for the rest.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .sequence import RecyclingSequence
 from .warmed import load_warmed, warmed_file
 
 _UNLEARNED = 8
-"""Nodes of the steps that are taken to have been made as long as nothing was learned: where they cost much, rest comes
-at once after a draft that does not pay. Others were trained, and grammars force tokens: these begin more hopeful.
+"""Assumed size of earlier drafts before anything is learned: where nodes are expensive, drafting is disabled after the
+first draft that does not pay. Trained drafters and drafts within grammars start with a larger credit.
 """
 
 
@@ -61,9 +61,9 @@ class Recycling(Drafter, Options):
     static:N, rank paths, or a file of them.
     """
     warmed: bool = False
-    """Begin with what the model has taught by output of its own (`token-recycling warm`), kept in a file."""
+    """Start with knowledge from the model's own output (`token-recycling warm`), kept in a file."""
     matrix: NgramMatrix | None = field(default=None, init=False)
-    """What has been learned; made at the first sequence."""
+    """What was learned; made with the first sequence."""
 
     @property
     def traits(self) -> DrafterTraits:
@@ -78,11 +78,11 @@ class Recycling(Drafter, Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.overhead = Overhead(nodes=_UNLEARNED)
-        """Of the steps of all sequences, where the tree is to pay."""
+        """Overhead of all sequences, where the tree is sized by cost."""
         self.overhead_within = Overhead()
-        """The same of sequences whose form is given: most of what is drafted for them is forced."""
+        """The same for sequences with a grammar, most of whose drafts are forced."""
         self.grammar_statistics = GrammarStatistics()
-        """Which tokens the target takes where a grammar allows several."""
+        """Which tokens the target chooses where a grammar allows several."""
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
@@ -96,7 +96,7 @@ class Recycling(Drafter, Options):
         return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
-        """The matrix for this target; raises ValueError if it is of another vocabulary or of other options."""
+        """Return the matrix for this target; raises ValueError if it has another vocabulary or other options."""
         with self._making:
             if self.matrix is None:
                 made = self.new_matrix(target.vocab_size)
@@ -112,7 +112,7 @@ class Recycling(Drafter, Options):
         return self.matrix
 
     def warmed_file(self, target: TreeModel) -> Path:
-        """Where what the target has taught by output of its own is kept, for these options."""
+        """Return the file of what the target taught by output of its own, for these options."""
         return warmed_file(target, self.k, self.orders)
 
     def describe(self) -> str:
@@ -128,7 +128,7 @@ class Recycling(Drafter, Options):
 
 @cache
 def warm_up(device: torch.device) -> None:
-    """Compile what drafting for a target on `device` takes."""
+    """Compile the functions that drafting for a target on `device` needs."""
     compile_drafting(np.int64)
     top_candidates(torch.zeros(2, 2, device=device), 1)
     NgramMatrix(2, 1, 1).predicts(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))

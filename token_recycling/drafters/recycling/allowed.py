@@ -1,5 +1,5 @@
-"""The target's likeliest tokens among those that a grammar allows. Cost: that of `top_candidates`, and microseconds a
-row where a few tokens may follow or nearly all; elsewhere a pass over the vocabulary.
+"""The target's most probable tokens that a grammar allows. Cost: that of `top_candidates`, and microseconds per row
+where few or nearly all tokens are allowed; elsewhere a pass over the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ...trees.constraint import State
 from ...trees.draft import Step
 
 _ENOUGH = 0.5
-"""Probability of the likeliest tokens that are allowed, from which on the rest is not searched."""
+"""Total probability of the allowed ones among the top candidates from which on the rest is not searched."""
 
 
 def top_allowed(step: Step, states: Mapping[int, State], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k likeliest allowed tokens after nodes whose `states` (n) are given, and their probabilities among the
+    """Return the k most probable allowed tokens after nodes with known `states` (n), and their probabilities among the
     allowed ones, or among all where nearly all are: (n, k) int32, float32. Where fewer are allowed, zeros follow.
     """
     ids, probabilities = np.zeros((len(states), k), np.int32), np.zeros((len(states), k), np.float32)

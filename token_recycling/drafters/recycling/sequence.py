@@ -1,4 +1,4 @@
-"""One sequence that recycles: how its trees are drafted, priced and learned from; see `Recycling`."""
+"""The recycler for one sequence: how its trees are drafted, sized and learned from; see `Recycling`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ _DEEPEST = 255
 
 
 class RecyclingSequence(SequenceDrafter):
-    """One sequence and its recycler. The matrix is shared: each look-up is one call of compiled code, never
-    interrupted.
-    """
+    """One sequence and its recycler. The matrix is shared: each look-up is one uninterrupted call of compiled code."""
 
     drafter: Recycling
 
@@ -39,11 +37,11 @@ class RecyclingSequence(SequenceDrafter):
         super().__init__(drafter)
         template = drafter.template
         self._costs: Costs | None = None
-        """What passes cost, where the tree is to pay."""
+        """Costs of forward passes, where the tree is sized by cost."""
         if template is not None:
             most = len(template) - 1
         elif drafter.tree == "auto":
-            self._costs, most = costs, len(costs.by_nodes) * costs.sequences - 1  # as of a sequence that is left alone
+            self._costs, most = costs, len(costs.by_nodes) * costs.sequences - 1  # as for a single sequence
         else:
             most = int(drafter.tree)  # type: ignore[arg-type]
         self._recycler = Recycler(matrix, drafter, most, template=template)
@@ -51,13 +49,13 @@ class RecyclingSequence(SequenceDrafter):
         self._overhead = drafter.overhead
         self._within_grammars = drafter.traits.within_grammars
         self._state: State | None = None
-        """What may follow the last draft's root, if a grammar says it."""
+        """Grammar state at the last draft's root, if any."""
         self._disabled_steps = 0
-        """For how many steps nothing is drafted."""
+        """Steps left without a draft."""
         self._predicted = False
         self._spent = 0.0
         self._values = np.empty(0, np.float32)
-        """The probabilities of this step's nodes; none where no draft was made."""
+        """Acceptance probabilities of this step's nodes; empty where nothing was drafted."""
 
     def predict(self, tokens: torch.Tensor) -> None:
         self._predicted = True
@@ -85,7 +83,7 @@ class RecyclingSequence(SequenceDrafter):
         return draft
 
     def _times(self) -> np.ndarray:
-        """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
+        """Return times of steps over 1, 2, ... nodes, in passes; empty where every node is wanted."""
         if self._costs is None:
             return NO_COSTS
         passes, overhead = self._costs.by_nodes, self._overhead
@@ -104,13 +102,13 @@ class RecyclingSequence(SequenceDrafter):
         return {PREDICTED: self._recycler.predicted(self._sequence)} if self._predicted else {}
 
     def _learn_from(self, step: Step) -> None:
-        """Learns what the target said; nodes that other drafters proposed are as good to learn from."""
+        """Learn from the target's logits, at nodes of other drafters too."""
         tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
         ngrams = self._recycler.ngrams(self._sequence, np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = np.arange(len(tree))[step.learnable]
-        # A row that was right stays as it is.
+        # A row that predicted right stays.
         teaching = learnable[~self._recycler.matrix.predicts(ngrams[learnable], chosen[learnable])]
         if self._state is None:
             self._recycler.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
@@ -129,7 +127,7 @@ class RecyclingSequence(SequenceDrafter):
             self._recycler.learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k))
 
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
-        """Counts what the step gave and took, `seconds` of it here."""
+        """Record tokens and time of a step, `seconds` of it spent here."""
         verified, overhead = len(step.draft.tree), self._overhead
         costs.count(overhead, verified, seconds)
         taken = costs.of(costs.nodes) + overhead.of(verified)
@@ -139,5 +137,5 @@ class RecyclingSequence(SequenceDrafter):
 
 
 def _now() -> float:
-    """Seconds; those of compiling do not pass."""
+    """Return seconds, time of compilation excluded."""
     return time.perf_counter() - compiling.seconds

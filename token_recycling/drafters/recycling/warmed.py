@@ -1,4 +1,4 @@
-"""The file of what a model has taught by output of its own (`hf.warm`): in the cache folder, named by the weights."""
+"""The file of what a model taught by output of its own (`hf.warm`): in the cache folder, named by the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...recycling.ngram_matrix import NgramMatrix
 
 
 def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
-    """Fill a matrix with what the model has taught by output of its own; raises ValueError where that was not kept."""
+    """Fill a matrix with what the model taught by output of its own; raises ValueError if there is no file."""
     path = warmed_file(target, matrix.k, matrix.orders)
     if not path.exists():
         raise ValueError(
@@ -22,5 +22,5 @@ def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
 
 
 def warmed_file(target: TreeModel, k: int, orders: int) -> Path:
-    """Return where what a model has taught by output of its own is kept."""
+    """Return the file of what a model taught by output of its own."""
     return cache_folder() / "warm" / f"{weights_fingerprint(target.model)}-{k}-{orders}.safetensors"

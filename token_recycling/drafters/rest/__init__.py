@@ -1,8 +1,8 @@
 """REST: retrieval-based speculative decoding (He et al., 2311.08252) from a datastore of past text.
 
-The longest suffix of the context that stands in the datastore is found, 16 tokens down to 2; of what followed it there,
-up to 5,000 continuations of 10 tokens, the 64 most frequent prefixes are the tree (sections 3.2 and 3.3): the prefixes
-of a frequent one are at least as frequent. Of more places with the same last three tokens, the newest are looked at.
+The longest suffix of the context in the datastore is found, 16 tokens down to 2; of up to 5,000 continuations of 10
+tokens, the 64 most frequent prefixes are the tree (sections 3.2 and 3.3): the prefixes of a frequent one are at least
+as frequent. If more places share the last three tokens, the newest are read.
 
 Cost per step: some microseconds, and 3 ms more where all 5,000 continuations are read.
 """
@@ -26,12 +26,12 @@ from .._base import Drafter, check_at_least
 from .datastore import Datastore, DatastoreError, tokenizer_of
 
 _LEAST = 2
-"""Tokens that must match at least; otherwise nothing is drafted."""
+"""Shortest match; below it nothing is drafted."""
 
 
 @dataclass
 class Rest(Drafter):
-    """Drafts what most often followed the last tokens in a datastore of past text."""
+    """Drafts the most frequent continuations of the last tokens in a datastore of past text."""
 
     removed: ClassVar[dict[str, str]] = {
         "min_matching_ngram_size": f"matches have {_LEAST} tokens or more, as in the paper; leave it out"
@@ -40,13 +40,13 @@ class Rest(Drafter):
     datastore: str | Path
     """File made by `token-recycling datastore build`."""
     nodes: int = 64
-    """Drafted nodes at most: the most frequent prefixes."""
+    """Most drafted nodes: the most frequent prefixes."""
     num_tokens: int = 10
-    """Tokens of a continuation, which is how deep a tree can be."""
+    """Tokens of a continuation, and so the depth of a tree."""
     max_matching_ngram_size: int = 16
-    """How many of the last tokens are looked up at most; fewer where they are not found."""
+    """Most of the last tokens to look up; fewer where they are not found."""
     max_matches: int = 5000
-    """Continuations that are counted at most."""
+    """Most continuations that are counted."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "nodes", "num_tokens", "max_matches")
@@ -54,10 +54,10 @@ class Rest(Drafter):
             raise ValueError(f"max_matching_ngram_size must be >= {_LEAST}, got {self.max_matching_ngram_size}")
         self._store = Datastore(self.datastore)
         self._checked = False
-        """Whether the tokenizer of the last target was known to be the datastore's."""
+        """Whether the last target's tokenizer is known to be the datastore's."""
 
     def fork(self) -> Rest:
-        """Opens the datastore once more: it is read only, and not to be copied into memory."""
+        """Open the datastore again: it is read-only and not copied into memory."""
         return replace(self)
 
     def warm_up(self, device: torch.device) -> None:
@@ -102,16 +102,16 @@ class Rest(Drafter):
 
 
 def frequent_prefixes(continuations: np.ndarray, most: int) -> dict[tuple[int, ...], int]:
-    """The `most` most frequent prefixes of `continuations` (m, length), shorter ones first, then the more frequent;
-    with each how often it stands there.
+    """Return the `most` most frequent prefixes of `continuations` (m, length) with their counts, shorter ones first,
+    then the more frequent.
 
-    The continuations must be sorted, so that equal prefixes stand together. A negative token ends a continuation. Of
+    The continuations must be sorted, so that equal prefixes are adjacent. A negative token ends a continuation. Of
     equally frequent prefixes the shorter ones are taken.
     """
     m, length = continuations.shape
     new = np.ones((length, m), dtype=bool)
     np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=new[:, 1:].T)
-    # Prefixes numbered by depth, then by the first row that has them: each is a run of rows.
+    # Prefixes are numbered by depth, then by the first row that has them: each is a run of rows.
     starts = np.flatnonzero(new)
     counts = np.diff(starts, append=length * m)
     kept = np.logical_and.accumulate(continuations >= 0, axis=1).T.reshape(-1)[starts]

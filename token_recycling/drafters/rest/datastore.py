@@ -1,10 +1,10 @@
-"""Past text that can be searched for what followed some tokens: an index (`recycling.suffix_index`) in a mapped file.
+"""A datastore of past text in a mapped file, searchable for continuations (`recycling.suffix_index`).
 
 REST (He et al., 2311.08252, section 3.1). Documents are concatenated, each followed by -1, so that no match and no
-continuation crosses from one to the next. The file is safetensors, 16 to 20 bytes a token in all. Only the parts that a
-look-up touches are read from disk.
+continuation crosses from one to the next. The file is safetensors, 16 to 20 bytes per token in all. Only the parts that
+a look-up touches are read from disk.
 
-Cost of a look-up: a place in memory or on disk for each of the places that are looked at.
+Cost of a look-up: a random access for each place that is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END = BREAK
 """Follows every document."""
 _MOST = np.iinfo(np.int32).max
 _WALKED = 4
-"""Places with the same last tokens that are looked at, for each continuation that is wanted."""
+"""Places with the same last tokens to read, per wanted continuation."""
 
 
 class DatastoreError(ValueError):
@@ -37,10 +37,10 @@ class DatastoreError(ValueError):
 
 
 class Datastore:
-    """A text of past documents and its index, read from a file that `build` has written."""
+    """The tokens of past documents and their index, read from a file that `build` wrote."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Reads the header; raises DatastoreError for a damaged or another file, FileNotFoundError for none."""
+        """Read the header; raises DatastoreError for a damaged or another file, FileNotFoundError for none."""
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(
@@ -48,12 +48,12 @@ class Datastore:
             )
         header, self.index = _read(self.path)
         self.tokenizer = header.get("tokenizer", "")
-        """Fingerprint of the tokenizer whose ids these are; empty if not stated."""
+        """Fingerprint of the tokenizer; empty if not stated."""
         self.vocab_size = int(header["vocab_size"])
         """All ids are below."""
 
     def __reduce__(self) -> tuple[type[Datastore], tuple[Path]]:
-        """Copied and pickled by its path: the file is opened once more, and not copied into memory."""
+        """Copy and pickle by path: the file is opened again, not copied into memory."""
         return Datastore, (self.path,)
 
     def __len__(self) -> int:
@@ -65,12 +65,12 @@ class Datastore:
         return self.index.tokens
 
     def continuations(self, recent: np.ndarray, shortest: int, length: int, most: int) -> np.ndarray:
-        """(m, length) int32, in order: what followed the longest suffix of `recent` (n,), of `shortest` tokens or more,
-        at the newest `most` places that end as it does. What comes after the end of a document is arbitrary.
+        """Return continuations (m, length) int32, sorted: what followed the longest suffix of `recent` (n,) with at
+        least `shortest` tokens, at the newest `most` places. Tokens after the end of a document are arbitrary.
         """
         places, matched = longest_match(self.index, recent, _WALKED * most)
         places = places[:most] if matched >= shortest else places[:0]
-        # The text ends with END, so that whatever would lie beyond it is the end of a document.
+        # The tokens end with END, so anything beyond it is the end of a document.
         found = self.tokens[np.minimum(places[:, None] + np.arange(length), len(self) - 1)]
         if len(found) and not found.min() >= END <= found.max() < self.vocab_size:
             raise DatastoreError(
@@ -83,10 +83,10 @@ class Datastore:
 def build(
     documents: Iterable[Sequence[int] | np.ndarray], path: str | os.PathLike[str], tokenizer: str = ""
 ) -> Datastore:
-    """Writes the datastore of `documents`, token ids each, and opens it.
+    """Write the datastore of `documents`, token ids each, and open it.
 
-    The file appears whole or not at all. `tokenizer` is the `fingerprint` of the tokenizer whose ids these are. Raises
-    DatastoreError if there is no token, an id is negative, or there are 2**31 tokens or more.
+    The file is written atomically. `tokenizer` is the `fingerprint` of the tokenizer. Raises DatastoreError if there is
+    no token, an id is negative, or there are 2**31 tokens or more.
     """
     parts: list[np.ndarray] = []
     for document in documents:
@@ -109,7 +109,7 @@ def build(
 
 
 def tokenizer_of(model: PreTrainedModel) -> str:
-    """The fingerprint of the tokenizer that was saved with a model; empty if there is none on this machine."""
+    """Return the fingerprint of the tokenizer saved with a model; empty if there is none on this machine."""
     tokenizer = tokenizer_beside(model)
     return "" if tokenizer is None else fingerprint(tokenizer)
 

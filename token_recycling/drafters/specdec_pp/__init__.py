@@ -1,11 +1,11 @@
-"""SpecDec++: a draft model that stops where the target will probably reject what it drafts (Huang et al., 2405.19715).
+"""SpecDec++: a draft model that stops where the target will probably reject (Huang et al., 2405.19715).
 
-A small head reads the draft model's last hidden state after every drafted token and predicts how likely the target
-accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is rejected exceeds the
-threshold (theorem 3.1). All tokens drafted so far are verified, so that with sampled drafts the output's distribution
-stays the target's.
+A small head reads the draft model's last hidden state after every drafted token and predicts the probability that the
+target accepts it (`head`). Drafting ends once the predicted probability that any token so far is rejected exceeds the
+threshold (theorem 3.1). All drafted tokens are verified, so with sampled drafts the output's distribution stays the
+target's.
 
-Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft.
+Cost per step: a forward pass of the draft model per drafted token, and one more where the head ends the draft.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .head import KIND, AcceptanceHead, load_head
 
 @dataclass
 class SpecDecPP(DraftModelOption, ModelDrafter):
-    """Drafts one branch with a second model, as long as it is likely that all of it will be accepted."""
+    """Drafts one branch with a second model, while it is likely to be accepted as a whole."""
 
     reads_states = True
 
     head: str | AcceptanceHead = ""
-    """The folder of a trained head; by default the one beside the draft model. In Python also a head."""
+    """Folder of a trained head; by default in that of the draft model. In Python also a head."""
     threshold: float = 0.7
-    """Drafting ends where a rejection among the tokens so far is more likely than this, by the head."""
+    """Drafting ends where the head predicts a rejection among the tokens so far with a higher probability."""
     min_length: int = 2
-    """Drafted tokens at least."""
+    """Fewest drafted tokens."""
     max_length: int = 20
-    """And at most."""
+    """Most drafted tokens."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -70,11 +70,11 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         return load_head(folder, model)
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
-        self._head_for(model.model)  # a head that is missing is said with the first sequence, not with its first draft
+        self._head_for(model.model)  # report a missing head at the first sequence, not at its first draft
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 
     def stop(self, sequence: ModelSequence) -> Stop:
-        """By the probability that all tokens so far are accepted: the product of what the head predicts for each."""
+        """Stop by the probability that all tokens so far are accepted: the product of the head's predictions."""
         head, probability = self._head_for(sequence.reader.model.model), 1.0
 
         def expected_rejection(graph: Graph) -> bool:

@@ -1,8 +1,8 @@
-"""The acceptance head of SpecDec++: how likely the target is to accept a drafted token, given that it accepts those
-before (Huang et al., 2405.19715, section 3.2).
+"""The acceptance head of SpecDec++: the probability that the target accepts a drafted token, given that it accepts
+those before (Huang et al., 2405.19715, section 3.2).
 
 It reads the draft model's last hidden state after that token. Cost per token: depth + 1 matrix products of one row. A
-head is saved as a part of the draft model that it was trained on, by default in a folder of that name in the model's.
+head is saved as a part of the draft model that it was trained on, by default in a subfolder of the model's folder.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ...model.inspection import output_width
 from .._shared.training.saved import TrainedPartError, check_model, load_part, save_part
 
 KIND = "specdec_pp"
-"""Of the part, and the name of its folder within that of the draft model."""
+"""Name of the part, and of its folder within that of the draft model."""
 
 
 class AcceptanceHead(torch.nn.Module):
-    """Residual blocks x + SiLU(W x + b), and a linear layer to one number, the log odds of being accepted."""
+    """Residual blocks x + SiLU(W x + b), and a linear layer to one number, the log odds of acceptance."""
 
     def __init__(self, width: int, depth: int) -> None:
-        """`width` is the draft model's hidden size, `depth` the number of blocks. At first odds are even."""
+        """`width`: the draft model's hidden size; `depth`: number of blocks. Initial odds are even."""
         super().__init__()
         linear = torch.nn.utils.skip_init  # no random numbers are used: seeded outputs equal those of `generate`
         self.blocks = torch.nn.ModuleList(linear(torch.nn.Linear, width, width) for _ in range(depth))
@@ -35,7 +35,7 @@ class AcceptanceHead(torch.nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int = 0) -> None:
-        """Weights to start training from: blocks that differ from each other, and still even odds."""
+        """Set weights to start training from: blocks that differ from each other, still with even odds."""
         generator = torch.Generator().manual_seed(seed)
         for block in self.blocks:
             assert isinstance(block, torch.nn.Linear)
@@ -43,7 +43,7 @@ class AcceptanceHead(torch.nn.Module):
 
     @property
     def width(self) -> int:
-        """The size of the states that it reads."""
+        """Size of the states that it reads."""
         return self.output.in_features
 
     @property
@@ -52,26 +52,26 @@ class AcceptanceHead(torch.nn.Module):
         return len(self.blocks)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Log odds (...) from states (..., width)."""
+        """Return log odds (...) from states (..., width)."""
         for block in self.blocks:
             states = states + torch.nn.functional.silu(block(states))
         return self.output(states)[..., 0]
 
     @torch.no_grad()
     def acceptance(self, state: torch.Tensor) -> float:
-        """The probability that a token is accepted, from the state (width,) after it."""
+        """Return the probability that a token is accepted, from the state (width,) after it."""
         return float(torch.sigmoid(self(state.to(self.output.weight.dtype))))
 
 
 def save_head(
     folder: str | os.PathLike[str], head: AcceptanceHead, draft: PreTrainedModel, facts: Mapping[str, Any]
 ) -> None:
-    """Writes a head for a draft model; `facts` say how it was trained."""
+    """Write a head for a draft model; `facts` say how it was trained."""
     save_part(folder, KIND, head.state_dict(), draft, {**facts, "width": head.width, "depth": head.depth})
 
 
 def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> AcceptanceHead:
-    """The head in a folder; raises TrainedPartError for a damaged or another one, FileNotFoundError for none."""
+    """Return the head in a folder; raises TrainedPartError for a damaged or another one, FileNotFoundError for none."""
     tensors, facts = load_part(folder, KIND)
     check_model(folder, facts, draft)
     width, depth = facts.get("width"), facts.get("depth")

@@ -28,24 +28,24 @@ from .train_options import SpecDecTraining
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 BINS = 10
-"""Number of bins of a calibration, by predicted probability."""
+"""Bins of a calibration, by predicted probability."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text with what the draft model would have said instead."""
+    """A target output with the draft model's own choices."""
 
     sequence: torch.Tensor
     """(length,) int64: the prompt and the target's tokens."""
     start: int
     """Length of the prompt."""
     drafted: torch.Tensor
-    """(length - start,) int64: the draft model's token at every place after the prompt."""
+    """(length - start,) int64: the draft model's token at every position after the prompt."""
     labels: torch.Tensor
     """(length - start,) float32: the probability that the target accepts it."""
 
     def mixed(self, share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The text (length,) with drafted tokens for all but a `share`, and which places have one (bool)."""
+        """Return the sequence (length,) with drafted tokens for all but a `share`, and which places have one (bool)."""
         draws = torch.rand(len(self.drafted), generator=torch.Generator().manual_seed(seed))
         replaced = draws >= share
         tokens = self.sequence.clone()
@@ -78,7 +78,9 @@ def labelled(
 def _probabilities(
     model: TreeModel, sequence: torch.Tensor, start: int, temperature: float, vocabulary: int
 ) -> torch.Tensor:
-    """Of the next token, (length - start, vocabulary) float32 on the CPU, from the prompt's last token on."""
+    """Return probabilities of the next token (length - start, vocabulary) float32 on the CPU, from the prompt's last
+    token on.
+    """
     logits = model.eager(input_ids=_readable(sequence, model)[None, :-1], use_cache=False).logits[0, start - 1 :]
     logits = logits[:, :vocabulary].float().cpu()
     logits = functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
@@ -88,13 +90,15 @@ def _probabilities(
 
 
 def _readable(sequence: torch.Tensor, model: TreeModel) -> torch.Tensor:
-    """`text` on the model's device; tokens without an embedding are read as the last one that has, as when drafting."""
+    """Return `sequence` on the model's device; tokens without an embedding are replaced as when drafting."""
     return sequence.to(model.device).clamp(max=model.embedded - 1)
 
 
 @torch.no_grad()
 def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
-    """The draft model's last hidden states (n, width) after the drafted tokens of mixed texts, and labels (n,)."""
+    """Return the draft model's last hidden states (n, width) after the drafted tokens of mixed sequences, and labels
+    (n,).
+    """
     mixtures = [sequence.mixed(share, seed + place) for place, sequence in enumerate(texts)]
     # Padding is on the right, where no real token attends to it.
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
@@ -119,12 +123,14 @@ def _crossed(labels: torch.Tensor, odds: torch.Tensor, rejection_weight: float =
 
 
 def weighted(acceptance: float, rejection_weight: float) -> float:
-    """What a perfect head predicts where the target accepts with probability `acceptance`: the loss is least there."""
+    """Return the prediction of a perfect head where the target accepts with probability `acceptance`: the minimum of
+    the loss.
+    """
     return acceptance / (acceptance + rejection_weight * (1 - acceptance))
 
 
 def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> Task[AcceptanceHead, Batch]:
-    """How a head for `draft` is trained."""
+    """Return how to train a head for `draft`."""
     head = AcceptanceHead(output_width(draft.model), how.depth)
     head.reset(how.seed)
     head.to(draft.device)
@@ -144,7 +150,7 @@ def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -
 
 @torch.no_grad()
 def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
-    """How well a head predicts acceptance: the mean binary KL in nats from its prediction to the label (appendix C.3),
+    """Return how well a head predicts acceptance: the mean binary KL in nats from prediction to label (appendix C.3),
     that of the best constant, and for every tenth of predicted probability tokens, mean prediction and mean label.
     """
     parts = [
@@ -169,7 +175,7 @@ def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], ho
 
 
 def kl(labels: torch.Tensor, odds: torch.Tensor) -> torch.Tensor:
-    """Mean binary KL divergence in nats of probabilities `labels` (n,) from predictions of log odds `odds` (n,)."""
+    """Return mean binary KL divergence in nats of probabilities `labels` (n,) from predicted log odds `odds` (n,)."""
     return (_crossed(labels, odds) - _entropy(labels)).mean()
 
 
@@ -178,7 +184,7 @@ def _entropy(probability: torch.Tensor) -> torch.Tensor:
 
 
 def train(options: SpecDecTraining, run: TrainingRun) -> Trained:
-    """What the command does: trains the part, measures it and saves it."""
+    """Train the head, measure it and save it."""
     target, draft = run.target, run.draft
     assert draft is not None
     with run.progress("labelling") as progress:

@@ -10,7 +10,7 @@ from .._shared.training.declaration import Training, option
 
 @dataclass(frozen=True)
 class SpecDecTraining(Training):
-    """Trains a head that predicts rejections on what the target says after pieces of FILES; use the draft model with
+    """Trains a head that predicts rejections on the target's continuations of pieces of FILES; use the draft model with
     it as --drafter specdec_pp:model=FOLDER.
     """
 

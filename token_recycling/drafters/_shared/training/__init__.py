@@ -1,1 +1,1 @@
-"""Training of the small parts that some drafters need beside a model: the target's own texts, one loop, one file."""
+"""Training of the small parts that some drafters need: the target's own outputs, one loop, one file format."""

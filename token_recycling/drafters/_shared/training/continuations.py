@@ -1,11 +1,11 @@
-"""The target's own texts: what it says after given prompts, kept in a file.
+"""The target's continuations of given prompts, kept in a file.
 
-Heads that predict the target are trained on what it says, not on what stands in the training text (Medusa, 2401.10774,
-section 2.3.2; SpecDec++, 2405.19715, section 3.2). The file is saved as texts come: an interrupted run resumes where it
-stopped. Sampled texts are drawn without drafts, so that a seed gives the same ones whatever the measured costs favour.
+Heads that predict the target are trained on its outputs, not on the training text (Medusa, 2401.10774, section 2.3.2;
+SpecDec++, 2405.19715, section 3.2). The file is saved as outputs come, so an interrupted run resumes. Sampled outputs
+are generated without drafts, so that a seed gives the same ones whatever costs are measured.
 
-The file is safetensors: `tokens` (total,) int32 of all texts, `offsets` (texts + 1,) int64 where each begins, and
-`prompt_lengths` (texts,) int32. Its header says of which model, prompts and options they are.
+The file is safetensors: `tokens` (total,) int32 of all sequences, `offsets` (texts + 1,) int64 where each begins, and
+`prompt_lengths` (texts,) int32. Its header names model, prompts and options.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SHORTEST_SHARE = 0.5
 
 
 class ContinuationsError(ValueError):
-    """A file of continuations that cannot be used: what was expected, what came and what to do."""
+    """A file of continuations that cannot be used; the message says why and what to do."""
 
 
 @dataclass
 class Continuations:
-    """Texts, each a prompt and what the target said after it."""
+    """Sequences, each a prompt and the target's output."""
 
     texts: list[torch.Tensor]
     """(length,) int64 each."""
@@ -54,26 +54,28 @@ class Continuations:
         return len(self.texts)
 
     def split(self, share: float) -> tuple[Continuations, Continuations]:
-        """The first ones, and the last `share` of them, one at least; raises ValueError if nothing is left."""
+        """Return the first sequences, and the last `share` of them, at least one; raises ValueError if nothing is
+        left.
+        """
         held_out = max(1, round(len(self) * share))
         if held_out >= len(self):
             raise ValueError(f"no texts are left to train on: {held_out} of {len(self)} are held out; give more text")
         return self.select(range(len(self) - held_out)), self.select(range(len(self) - held_out, len(self)))
 
     def select(self, places: Sequence[int]) -> Continuations:
-        """The texts at these places."""
+        """Return the sequences at these places."""
         return Continuations([self.texts[place] for place in places], [self.prompt_lengths[place] for place in places])
 
     @property
     def digest(self) -> str:
-        """Equal for equal texts with prompts of equal lengths."""
+        """Digest of all sequences and the lengths of their prompts."""
         return digest([torch.tensor(self.prompt_lengths), *self.texts])
 
 
 def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int = 0) -> list[torch.Tensor]:
-    """At most `count` pieces (length,) int64 of documents (any,), chosen and put in order at random, by `seed`.
+    """Return at most `count` pieces (length,) int64 of documents (any,), chosen and shuffled by `seed`.
 
-    Pieces do not overlap, and those of one document stand together: the last ones, held out, share at most one with the
+    Pieces do not overlap, and those of one document are adjacent: the held-out ones share at most one document with the
     others. The end of a document is a piece if it is at least half as long. Raises ValueError where there is none.
     """
     found: list[tuple[int, np.ndarray]] = []
@@ -101,10 +103,10 @@ def continuations(
     batch: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> Continuations:
-    """What `model` says after each of `prompts` (length,): greedily, or drawn at a temperature. Written to `path`.
+    """Return the output of `model` after each of `prompts` (length,), greedy or sampled, and write it to `path`.
 
-    If the file exists the run resumes where it stopped. `progress` is called with the number of texts done and that of
-    all. Raises ContinuationsError if the file is of another model, other prompts or options, or damaged.
+    If the file exists the run resumes. `progress` is called with the number of finished sequences and of all. Raises
+    ContinuationsError if the file is of another model, other prompts or options, or damaged.
     """
     if max_new_tokens < 1 or batch < 1 or temperature < 0:
         raise ValueError(
@@ -141,7 +143,7 @@ def continuations(
 def _continued(
     generate: Generate, model: PreTrainedModel, prompts: Sequence[torch.Tensor], max_new_tokens: int, temperature: float
 ) -> list[torch.Tensor]:
-    """Each prompt with what the model says after it, up to and including an end-of-sequence token."""
+    """Return each prompt with the model's output, up to and including an end-of-sequence token."""
     target, longest = TreeModel(model), max(map(len, prompts))
     remaining = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
     if remaining < 1:
@@ -173,7 +175,7 @@ def _continued(
 
 
 def digest(texts: Iterable[torch.Tensor]) -> str:
-    """Equal for equal ids, (length,) each, in equal order."""
+    """Return a digest of ids, (length,) each, in order."""
     found = hashlib.sha256()
     for text in texts:
         found.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())

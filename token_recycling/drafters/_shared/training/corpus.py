@@ -22,7 +22,9 @@ _PIECE, _PIECES = 1 << 16, 64
 def documents(
     files: Iterable[Path], tokenizer: PreTrainedTokenizerBase, advance: Callable[[int], None]
 ) -> Iterator[np.ndarray]:
-    """The ids of each file; `advance` is called with the bytes read since. Raises ValueError for what is not UTF-8."""
+    """Yield the ids of each file; `advance` is called with the bytes read since. Raises ValueError for what is not
+    UTF-8.
+    """
     for file in files:
         ids: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
         pieces = _pieces(file, advance)
@@ -33,7 +35,7 @@ def documents(
 
 
 def _pieces(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
-    """The text of a file, cut at ends of lines."""
+    """Yield the text of a file, cut at ends of lines."""
     try:
         with nullcontext(sys.stdin) if file == STANDARD_INPUT else file.open(encoding="utf-8") as opened:
             while lines := opened.readlines(_PIECE):

@@ -1,8 +1,8 @@
-"""Declares the training of a method; `token-recycling train NAME` is made from it.
+"""Declaration of a training; `token-recycling train NAME` is made from it.
 
-A drafter with a trained part has two files in its folder. `train_options.py` holds one subclass of `Training`; it
-imports nothing but this file, so that help and wrong usage answer at once. `train.py` has the function
-`train(options, run)`, which does the work.
+A drafter with a trained part has two files in its folder. `train_options.py` has one subclass of `Training`; it imports
+only this file, so that help and usage errors come at once. `train.py` has the function `train(options, run)`, which
+does the work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Options for making the target's texts."""
+    """Options for generating the target's outputs."""
 
     texts: int = option(3000, "Texts that the target writes, at most.", min=2)
     prompt_tokens: int = option(64, "Tokens of FILES before each text.", min=1)
@@ -34,15 +34,15 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Number of training steps, and their learning rates."""
+    """Number of training steps and their learning rates."""
 
     steps: int = option(1000, "Batches to train on.", min=1)
     rate: float = option(3e-3, "Highest learning rate.")
     warmup: float = 0.05
-    """Share of the steps in which the rate rises to its highest."""
+    """Share of the steps in which the rate rises to its maximum."""
     weight_decay: float = 0.0
     clip: float = 1.0
-    """Largest norm of a gradient; a larger one is scaled down to it."""
+    """Largest norm of a gradient; larger ones are scaled down."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.rate > 0 or not 0 <= self.warmup < 1 or not self.clip > 0:
@@ -65,45 +65,45 @@ class TrainingRun:
 
     target: TreeModel
     draft: TreeModel | None
-    """The draft model where the training needs one."""
+    """The draft model, if the training needs one."""
     texts: Continuations
-    """To learn from."""
+    """Training data."""
     held_out: Continuations
-    """To measure on."""
+    """Data to measure on."""
     schedule: Schedule
     checkpoint: Path
     folder: Path
     """Where the part is saved."""
     facts: Mapping[str, Any]
-    """How it is trained, to be saved with the part."""
+    """How it is trained, saved with the part."""
     progress: Callable[[str], AbstractContextManager[Callable[..., None]]]
-    """Opens a stage of the work; what it gives is called with the amount done, the total and perhaps the loss."""
+    """Opens a progress bar; the function it gives is called with the amount done, the total and perhaps the loss."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Measurements of a part that has been trained and saved, and how to show them."""
+    """Measurements of a part that was trained and saved, and how to show them."""
 
     measured: Mapping[str, Any]
-    """As JSON holds it; `--json` prints it."""
+    """JSON values, printed by `--json`."""
     title: str
     """A line above the table."""
     headings: tuple[str, ...]
     rows: list[tuple[str | float, ...]]
-    """Of texts, and of shares from 0 to 1, which are shown in percent."""
+    """Texts, and shares from 0 to 1, shown in percent."""
     calibration: Sequence[tuple[int, float, float]] = ()
-    """To be plotted: number of tokens, mean prediction and mean outcome of each bin of predictions."""
+    """For a plot: number of tokens, mean prediction and mean outcome of each bin of predictions."""
     rejection_weight: float = 1.0
-    """In the loss of the calibrated predictions."""
+    """Weight of rejections in the loss of these predictions."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """Base of the trainings: its docstring is the help of the command, its `option` fields are the method's."""
+    """Base of the trainings: its docstring is the help of the command, its `option` fields are its options."""
 
     needs_draft: ClassVar[bool] = False
-    """Whether the part belongs to a draft model, which is then an option of the command."""
+    """Whether the part belongs to a draft model, which the command then takes as an option."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """The command's defaults of shared options, where this method has its own."""
+    """Defaults of shared options that differ for this method."""
     held_out_use: ClassVar[str]
-    """What the texts held out are for, in the help of their share."""
+    """Use of the held-out outputs, for the help of `--held-out`."""

@@ -1,8 +1,8 @@
-"""The loop that trains a small part beside a frozen model: batch, loss, step, checkpoint; it resumes where it stopped.
+"""Training loop of a small part with a frozen model: batch, loss, step, checkpoint; an interrupted run resumes.
 
-Batch number i must depend on i alone, and whatever the loss draws at random must be seeded by its batch: then an
-interrupted run ends with the same weights. AdamW, with a learning rate that rises linearly and falls as a cosine to
-zero. Cost beyond forward and backward: a file of three times the weights, every 20 seconds.
+Batch number i must depend on i alone, and random numbers of the loss must be seeded by its batch: then an interrupted
+run ends with the same weights. AdamW, with a learning rate that rises linearly and falls as a cosine to zero. Cost
+beyond forward and backward: a file of three times the weights, every 20 seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SAVE_SECONDS = 20
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be resumed: what was expected, what came and what to do."""
+    """A checkpoint that cannot be resumed; the message says why and what to do."""
 
 
 class Shuffled:
-    """Which of n examples each batch holds: all of them in a random order, a new one in every epoch."""
+    """Which of n examples each batch has: all in a random order, a new one in every epoch."""
 
     def __init__(self, examples: int, batch: int, seed: int = 0) -> None:
         if batch < 1:
@@ -55,11 +55,11 @@ class Task(Generic[Part, Batch]):
 
     part: Part
     batch_at: Callable[[int], Batch]
-    """Makes a batch by its number; called without gradients."""
+    """Make a batch by its number; called without gradients."""
     loss_of: Callable[[Part, Batch], torch.Tensor]
-    """A scalar; a constant where the batch holds nothing to learn from: the weights stay then."""
+    """Return a scalar; a constant where the batch has nothing to learn from, so that the weights stay."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else decides the outcome, such as data and model, as JSON holds it."""
+    """Everything else that decides the outcome, such as data and model, as JSON values."""
 
 
 def fit(
@@ -68,11 +68,11 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Part:
-    """Trains the parameters of a part that require a gradient, in place, and returns it.
+    """Train the parameters of a part that require a gradient, in place, and return it.
 
-    With a `checkpoint` the run resumes from that file if it exists, and keeps it up to date; it is left in place at the
-    end. `progress` is called with the steps done, those of all and the last loss. Raises CheckpointError for a file of
-    other options, another part, or a damaged one, and FloatingPointError where the loss is not finite.
+    With a `checkpoint` the run resumes from that file if it exists, and keeps it up to date. `progress` is called with
+    the steps done, those of all and the last loss. Raises CheckpointError for a file of other options, another part, or
+    a damaged one, and FloatingPointError where the loss is not finite.
     """
     part = task.part
     parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
@@ -90,7 +90,7 @@ def fit(
             raise FloatingPointError(f"loss is {loss.item()} in step {step}; lower the rate")
         if loss.requires_grad:
             optimizer.zero_grad(set_to_none=True)
-            loss.backward(inputs=parameters)  # what the part shares with a frozen model gets none
+            loss.backward(inputs=parameters)  # layers shared with a frozen model get no gradients
             torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate_at(step)

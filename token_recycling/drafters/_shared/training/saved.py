@@ -1,8 +1,8 @@
-"""Trained parts on disk: a folder with `KIND.safetensors` and `KIND.json`, checked before they are used.
+"""Trained parts on disk: a folder with `KIND.safetensors` and `KIND.json`, checked before use.
 
-The JSON says what the part is (its sizes), which model it belongs to, and how it was trained. A model is recognized by
-its sizes and one number of each of some weight matrices, compared as loosely as 16 bits demand, so that a part serves
-the model in float32 and in bfloat16.
+The JSON has the part's sizes, the model it belongs to, and how it was trained. A model is recognized by its sizes and
+one number of each of some weight matrices, compared as loosely as 16 bits demand, so that a part serves the model in
+float32 and in bfloat16.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ...._util.files import replacing
 VERSION = 1
 _SAMPLED_MATRICES = 64
 _RELATIVE, _ABSOLUTE = 0.01, 1e-6
-"""Difference up to which two numbers count as equal, held in types of 16 bits."""
+"""Tolerances within which two numbers count as equal in 16-bit types."""
 
 
 class TrainedPartError(ValueError):
-    """A trained part that cannot be used: what was expected, what came and what to do."""
+    """A trained part that cannot be used; the message says why and what to do."""
 
 
 def save_part(
@@ -38,7 +38,7 @@ def save_part(
     model: PreTrainedModel,
     facts: Mapping[str, Any],
 ) -> None:
-    """Writes a part that was trained for `model`; `facts`, as JSON holds them, are what `load_part` gives back."""
+    """Write a part that was trained for `model`; `load_part` returns `facts`, JSON values."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(Path(folder) / f"{kind}.safetensors") as temporary:
         save_file(held, temporary, metadata={"format": f"token_recycling.{kind}"})
@@ -46,14 +46,14 @@ def save_part(
 
 
 def describe_part(folder: str | os.PathLike[str], kind: str, model: PreTrainedModel, facts: Mapping[str, Any]) -> None:
-    """Writes the JSON of a part alone, where its weights are kept in another format."""
+    """Write only the JSON of a part whose weights are kept in another format."""
     described = {"kind": kind, "version": VERSION, "model": identity(model), **facts}
     with replacing(Path(folder) / f"{kind}.json") as temporary:
         Path(temporary).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
 def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and the facts of a part; raises TrainedPartError, or FileNotFoundError where there is none."""
+    """Return the tensors and the facts of a part; raises TrainedPartError, or FileNotFoundError if there is none."""
     where = Path(folder).expanduser()
     described, weights = where / f"{kind}.json", where / f"{kind}.safetensors"
     if not described.is_file() or not weights.is_file():
@@ -66,7 +66,7 @@ def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torc
 
 
 def described_part(folder: Path, kind: str) -> dict[str, Any]:
-    """The facts of a part; raises TrainedPartError."""
+    """Return the facts of a part; raises TrainedPartError."""
     described, remedy = folder / f"{kind}.json", f"train anew with {_command(kind)}"
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def _command(kind: str) -> str:
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """Fingerprint that a model is recognized by: its sizes, and one number of each of some weight matrices."""
+    """Return the fingerprint of a model: its sizes, and one number of each of some weight matrices."""
     config = model.config.get_text_config(decoder=True)
     return {
         "family": config.model_type,
@@ -93,7 +93,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: PreTrainedModel) -> None:
-    """Raises TrainedPartError unless a part belongs to `model`, as far as its `identity` tells."""
+    """Raise TrainedPartError unless a part belongs to `model`, as far as its `identity` tells."""
     theirs, ours = facts.get("model") or {}, identity(model)
     remedy = "give the part that was trained for this model, or train one"
     for name in ("family", "vocab_size", "hidden_size"):
@@ -112,7 +112,7 @@ def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: 
 
 
 def _numbers(model: PreTrainedModel) -> dict[str, float]:
-    """The middle number of matrices at even distances, without those that cannot be read (offloaded, quantized)."""
+    """Return the middle number of matrices at even distances, without unreadable ones (offloaded, quantized)."""
     matrices = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == 2]
     chosen = matrices[:: max(1, len(matrices) // _SAMPLED_MATRICES)]
     return {
