@@ -7,7 +7,9 @@ import pytest
 import torch
 from support import tiny
 from support.pretend_card import CARD, OnCard, PretendCard
+from support.running import Texts, alone
 from torch.nn import functional
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 
 import token_recycling as tr
 from token_recycling.model.prefill import piece_of
@@ -107,6 +109,30 @@ def test_a_batch_crosses_twice_a_step_whatever_its_size(way):
     firsts = seen[3::3]
     for earlier, later in pairwise(firsts):
         assert later - earlier == {"to card": 1, "to host": 1}
+
+
+def test_a_running_batch_crosses_twice_a_step_and_every_seed_gives_its_own_sequence():
+    """As the server decodes: greedy requests next to sampled ones, whose generators are their own."""
+    model, prompts = llama(), [tiny.prompt(seed, 12) for seed in range(3)]
+    warpers = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(9)]
+    wanted = []
+    for seed, ids in enumerate(prompts):
+        torch.manual_seed(seed)
+        how = {"do_sample": True, "temperature": 0.8, "top_k": 9} if seed else {}
+        wanted.append(alone(model, ids, 20, **how))
+    with PretendCard() as card:
+        running, crossed = Texts(model.to(CARD)), []
+        for seed, ids in enumerate(prompts):
+            running.join(ids, 20, Repeating(), seed or None, warpers if seed else [])
+        running.step()
+        while len(running.batch.requests) == 3:
+            before = Counter(card.crossed)
+            running.step()
+            crossed.append(card.crossed - before)
+        running.finish()
+    assert list(running.said.values()) == wanted
+    assert len(crossed) > 5
+    assert all(one == {"to card": 1, "to host": 1} for one in crossed)
 
 
 def test_few_shapes_recur_in_many_steps(attended):
