@@ -19,11 +19,11 @@ from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
+from token_recycling.serving.decoder import WorkerPool
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.sampling import AdditivePenalties
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Isolation, Settings
-from token_recycling.serving.worker import Worker
 
 PROMPTS = ["import os\n", "for index in", "def add(a, b):\n", "x", "print(index)\n    print(index)\n"]
 
@@ -154,7 +154,7 @@ def test_deadlines_are_each_ones_own(slow):
 
 def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch):
     with serving(model, tiny.tokenizer(), concurrency=2) as server:
-        target = server.service.together.target
+        target = server.service.decoder.batch.target
 
         def failing(*args, **kwargs):
             raise RuntimeError("no memory")
@@ -186,7 +186,7 @@ def test_metrics_say_how_many_run_and_wait(slow):
 
 
 def test_keys_take_turns():
-    worker, order, held = Worker(1), [], threading.Event()
+    worker, order, held = WorkerPool(1), [], threading.Event()
     worker.submit(held.wait)
     wait_for(lambda: worker.running)
     tasks = [worker.submit(order.append, key + str(n), key=key) for key, n in [*(("a", n) for n in range(3)), ("b", 0)]]
@@ -198,7 +198,7 @@ def test_keys_take_turns():
 
 
 def test_what_was_given_up_takes_no_turn():
-    worker, order, held = Worker(1), [], threading.Event()
+    worker, order, held = WorkerPool(1), [], threading.Event()
     worker.submit(held.wait)
     wait_for(lambda: worker.running)
     given_up, other = worker.submit(order.append, "given up"), worker.submit(order.append, "other")

@@ -14,7 +14,7 @@ from support.speaking import chatty, speaking_llama
 from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.job import Job, Text
+from token_recycling.serving.job import Job, TokenSequence
 
 LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
 
@@ -186,10 +186,10 @@ def test_time_is_limited(model):
 
 
 def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
-    job = Job(model, contextlib.nullcontext(), timeout=0.01)
+    job = Job(None, contextlib.nullcontext(), timeout=0.01)
     time.sleep(0.02)
     with pytest.raises(ApiError, match=r"0\.01") as caught:
-        job.generate_text(Text({"input_ids": tiny.prompt(0, 4)}), lambda tokens: None)
+        job.generate(TokenSequence({"input_ids": tiny.prompt(0, 4)}), lambda tokens: None)
     assert (caught.value.status_code, caught.value.headers["Retry-After"]) == (503, "5")
     assert job.outcome is None
 

@@ -96,8 +96,8 @@ def closing(service):
 
 def test_as_many_texts_are_generated_at_once_as_fit_in_memory(model, monkeypatch):
     with closing(stated(model)) as service:
-        assert service.slots.size == 4
-        assert str(service.slots) == "4 batch slots: memory fits 4 sequences of up to 4,096 tokens each"
+        assert service.decoder.slots.size == 4
+        assert str(service.decoder.slots) == "4 batch slots: memory fits 4 sequences of up to 4,096 tokens each"
     weights = sum(weight.nbytes for weight in model.parameters())
     slot = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
     needed = weights + 2 * 2 * 4096 * slot
@@ -106,16 +106,16 @@ def test_as_many_texts_are_generated_at_once_as_fit_in_memory(model, monkeypatch
     for memory, cache, texts in ((8 / 7 * held, kept, texts) for held, kept, texts in fits):
         monkeypatch.setattr(batch_slots, "memory", lambda device, held=int(memory): held)
         with closing(stated(model, cache=cache)) as service:
-            assert service.slots.size == texts
-            assert ("GB of memory" in service.slots.reason) == (texts == 1)
-            assert (service.together is None) == (texts == 1)
+            assert service.decoder.slots.size == texts
+            assert ("GB of memory" in service.decoder.slots.reason) == (texts == 1)
+            assert (service.decoder.batch is None) == (texts == 1)
     monkeypatch.setattr(batch_slots, "memory", lambda device: needed)
     with closing(stated(model, cache=0, max_prompt_tokens=64, max_new_tokens=64)) as service:
-        assert "of up to 128 tokens" in str(service.slots)
+        assert "of up to 128 tokens" in str(service.decoder.slots)
     with closing(stated(model, cache=0, concurrency=3)) as service:
-        assert str(service.slots) == "3 batch slots: set by --concurrency"
+        assert str(service.decoder.slots) == "3 batch slots: set by --concurrency"
     with closing(stated(model, concurrency=1)) as service:
-        assert str(service.slots) == "1 batch slot: set by --concurrency"
+        assert str(service.decoder.slots) == "1 batch slot: set by --concurrency"
 
 
 @pytest.mark.parametrize("case", [case for case in RECURRENT if case.family in ("mamba", "falcon_h1")], ids=str)
@@ -126,7 +126,7 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
         monkeypatch.setattr(batch_slots, "memory", lambda device, held=held: held)
         model.config.max_position_embeddings = None if case.family == "mamba" else 256
         with closing(stated(model, cache=0)) as service:
-            sizes.append(service.slots)
+            sizes.append(service.decoder.slots)
     assert [one.size for one in sizes] == [4, 1]
     length = "any length" if case.family == "mamba" else "up to 256 tokens each"
     assert all(length in one.reason for one in sizes)
@@ -135,22 +135,22 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
 def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypatch):
     bordered = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
     with closing(stated(bordered)) as service:
-        assert service.slots.size == 1
-        assert str(service.slots).startswith("1 batch slot: requests cannot be batched: ")
+        assert service.decoder.slots.size == 1
+        assert str(service.decoder.slots).startswith("1 batch slot: requests cannot be batched: ")
     with closing(stated(model, drafter="layer_skip:sampled=true")) as service:
-        assert "seeds would not hold" in str(service.slots)
+        assert "seeds would not hold" in str(service.decoder.slots)
     monkeypatch.setitem(vars(model.config), "max_position_embeddings", None)
     with closing(stated(model, max_new_tokens=9)) as service:
-        assert "context length is unknown" in str(service.slots)
+        assert "context length is unknown" in str(service.decoder.slots)
 
 
 def test_a_configuration_that_decodes_otherwise_is_found_at_start(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
     with serving(model, tiny.tokenizer()) as server:
-        assert str(server.service.slots).startswith(
+        assert str(server.service.decoder.slots).startswith(
             "1 batch slot: requests cannot be batched: the call is assisted generation"
         )
-        assert server.service.together is None
+        assert server.service.decoder.batch is None
         assert server.complete().usage.completion_tokens == 8
 
 

@@ -13,13 +13,12 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from .choices import Choice, Delta
 from .errors import CancelledError, failure
-from .job import Job, Text
-from .logprobs import Scored
+from .job import Job, OnTokens, TokenSequence
+from .logprobs import ScoredToken
 from .service import Service
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ class Answer:
 
     service: Service
     job: Job
-    texts: Sequence[Text]
+    sequences: Sequence[TokenSequence]
     choices: Sequence[Choice]
     created: int = field(default_factory=lambda: int(time.time()), init=False)
 
@@ -94,15 +93,18 @@ class Answer:
         """The usage block, at the end."""
         return self.job.usage(sum(choice.tokens for choice in self.choices))
 
-    def _begin(self, tell: Callable[[tuple[int, list[Scored]]], None]) -> asyncio.Future[Any]:
-        """Generate; tells of each text its index and the tokens of a step, none at its end."""
-        self.job.texts = len(self.texts)
+    def generate(self, sequence: TokenSequence, on_tokens: OnTokens) -> asyncio.Future[Any]:
+        """Queue a sequence."""
+        return self.service.decoder.workers.async_submit(self.job.generate, sequence, on_tokens, key=self.job.key)
+
+    def _begin(self, put: Callable[[tuple[int, list[ScoredToken]]], None]) -> asyncio.Future[Any]:
+        """Queue all sequences; put the index of each with the tokens of a step, with none at its end."""
+        self.job.sequences = len(self.sequences)
 
         def begun(index: int) -> asyncio.Future[Any]:
-            call = partial(self.job.generate_text, self.texts[index], lambda tokens: tell((index, tokens)))
-            return self.service.worker.async_submit(call, key=self.job.key)
+            return self.generate(self.sequences[index], lambda tokens: put((index, tokens)))
 
-        return asyncio.gather(*map(begun, range(len(self.texts))))
+        return asyncio.gather(*map(begun, range(len(self.sequences))))
 
 
 def _written(name: str, data: Any) -> str:

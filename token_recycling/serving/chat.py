@@ -18,6 +18,7 @@ from .completions import CompletionAnswer
 from .job import Job
 from .logprobs import of_chat
 from .protocol import ChatRequest, warn_ignored
+from .sequences import sequences_of
 from .service import Service
 from .templates import rendered, response_parser
 from .tools import calls_form, in_words, told
@@ -62,11 +63,11 @@ class ChatAnswer(CompletionAnswer):
         prompt = await prompt_of(service, body)
         top = (body.top_logprobs or 0) if body.logprobs else None
         form = calls_form(service.loaded, body, prompt.ids, prompt.in_words)
-        texts, config = await service.texts(job, prompt.ids, body, None, top, form)
+        sequences, config = await sequences_of(service, job, prompt.ids, body, None, top, form)
         tools = body.shown_tools
         parser = partial(response_parser, service.loaded, prompt.ids, tools, prompt.in_words and tools is not None)
         new_choice = partial(Choice, service.loaded.tokenizer, config, parser, body.stop_token_ids, bool(body.stream))
-        return cls(service, job, texts, [new_choice() for _ in texts], top, body.wants_usage)
+        return cls(service, job, sequences, [new_choice() for _ in sequences], top, body.wants_usage)
 
     def opened(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText
-from .logprobs import Scored
+from .logprobs import ScoredToken
 from .stopping import StopTrimmer, raw_text
 from .templates import REASONING
 
@@ -107,7 +107,7 @@ class Delta:
     text: str = ""
     reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)
-    tokens: list[Scored] = field(default_factory=list)
+    tokens: list[ScoredToken] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     """Where the tokens begin in the text."""
 
@@ -144,7 +144,7 @@ class Choice:
         self._trimmer = StopTrimmer(config.stop_strings or ())
         self._hidden = frozenset(hidden or ()) - frozenset(tokenizer.all_special_ids if hidden else ())
         """Special tokens are for the parser, or are shown nowhere."""
-        self._held: list[tuple[int, Scored]] = []
+        self._held: list[tuple[int, ScoredToken]] = []
         self._read = self._shown = self._calls = 0
         self._last: int | None = None
         self._prompt: str | None = None
@@ -162,7 +162,7 @@ class Choice:
         else:
             self._waiting, self._read, self._shown = Delta(prompt), len(prompt), len(prompt)
 
-    def push(self, tokens: list[Scored]) -> Delta:
+    def push(self, tokens: list[ScoredToken]) -> Delta:
         """What these tokens add."""
         if self._prompt is not None:
             return self._scored_prompt(tokens)
@@ -202,7 +202,7 @@ class Choice:
             return "tool_calls"
         return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"
 
-    def _scored_prompt(self, tokens: list[Scored]) -> Delta:
+    def _scored_prompt(self, tokens: list[ScoredToken]) -> Delta:
         prompt, self._prompt = self._prompt or "", None
         text, offsets = IncrementalText(self._tokenizer), [0]
         for token in tokens:

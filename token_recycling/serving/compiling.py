@@ -35,7 +35,7 @@ _PATIENCE = 120.0
 """Seconds that a trial may take in total: on a busy machine its processor time comes slowly."""
 
 
-class TooDearError(ValueError):
+class TooExpensiveError(ValueError):
     """A grammar that takes more processor time or memory than it may."""
 
 
@@ -56,7 +56,7 @@ class Trials:
     def check(self, form: Sequence[Any], gone: Callable[[], bool] = lambda: False) -> None:
         """Compile a form, as `hf.forms.compiled` takes it, on trial; any number of threads may wait for theirs.
 
-        Raises ValueError for a form that cannot be compiled or has no output but the empty one, TooDearError,
+        Raises ValueError for a form that cannot be compiled or has no output but the empty one, TooExpensiveError,
         TimeoutError where the machine is too busy, GoneError once `gone`.
         """
         ours, theirs = Pipe()
@@ -75,7 +75,7 @@ class Trials:
                 child, said = None, ours.recv_bytes().decode()
             except (EOFError, ConnectionError):
                 child = None
-                raise TooDearError from None
+                raise TooExpensiveError from None
             finally:
                 if child is not None:
                     with contextlib.suppress(ProcessLookupError):

@@ -13,9 +13,10 @@ import torch
 from .answers import Answer, Event
 from .choices import Choice, Delta
 from .errors import invalid
-from .job import Job, Text
+from .job import Job, TokenSequence
 from .logprobs import of_completion
 from .protocol import CompletionRequest
+from .sequences import sequences_of
 from .service import Service
 
 _DEFAULT_TOKENS = 16
@@ -39,18 +40,18 @@ class CompletionAnswer(Answer):
 
     @classmethod
     async def prepare(cls, service: Service, body: CompletionRequest, job: Job) -> CompletionAnswer:
-        tokenizer, texts, choices = service.loaded.tokenizer, list[Text](), list[Choice]()
+        tokenizer, sequences, choices = service.loaded.tokenizer, list[TokenSequence](), list[Choice]()
         for prompt in body.prompts:
             ids = await asyncio.to_thread(_ids, service, prompt)
-            made, config = await service.texts(job, ids, body, _DEFAULT_TOKENS, body.logprobs)
-            for text in made:
-                texts.append(text)
+            made, config = await sequences_of(service, job, ids, body, _DEFAULT_TOKENS, body.logprobs)
+            for sequence in made:
+                sequences.append(sequence)
                 choices.append(Choice(tokenizer, config, hidden=body.stop_token_ids))
                 if body.echo:
                     shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
-                    text.scored_prompt = body.logprobs
+                    sequence.scored_prompt = body.logprobs
                     choices[-1].begin_with(shown, scored=body.logprobs is not None)
-        return cls(service, job, texts, choices, body.logprobs, body.wants_usage)
+        return cls(service, job, sequences, choices, body.logprobs, body.wants_usage)
 
     async def events(self) -> AsyncGenerator[Event]:
         for index in range(len(self.choices)):

@@ -86,11 +86,11 @@ class DrafterPool:
         return len(self._kept)
 
     @contextlib.contextmanager
-    def acquire(self, name: str, alone: bool = False) -> Iterator[Drafter]:
-        """Give the drafter for a request with the API key of that name, for the length of a `with` block; `alone`: one
+    def acquire(self, name: str, isolated: bool = False) -> Iterator[Drafter]:
+        """Give the drafter for a request with the API key of that name, for a `with` block; `isolated`: one
         that learns from no other request.
         """
-        if alone or self.isolation is Isolation.per_request:
+        if isolated or self.isolation is Isolation.per_request:
             yield self.base.fork()
             return
         name = "" if self.isolation is Isolation.shared else name

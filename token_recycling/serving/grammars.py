@@ -32,7 +32,7 @@ from ..hf.forms import compiled
 from ..loop.matchers import GrammarProcessor
 from ..model.info import model_info
 from ..model.loading import Loaded
-from .compiling import BYTES, GoneError, TooDearError, Trials
+from .compiling import BYTES, GoneError, TooExpensiveError, Trials
 from .errors import ApiError, CancelledError, invalid
 from .protocol import Form
 from .settings import Isolation
@@ -63,17 +63,17 @@ class Grammars:
         self._trials = Trials(lambda: self._tokenizer.serialize_json(), seconds)
 
     async def processor(
-        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False, alone: bool = False
+        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False, isolated: bool = False
     ) -> Callable[[], LogitsProcessor]:
         """Makes processors for texts of that form, asked for in the `field` of a request with the API key of that name;
-        `gone`: whether its client has disconnected; `alone`: nothing compiled is shared with other requests. Raises
+        `gone`: whether its client has disconnected; `isolated`: nothing compiled is shared with other requests. Raises
         ApiError, or CancelledError.
         """
         if not hasattr(os, "fork"):
             raise ApiError(400, f"{field}: a {form[0]} needs a server on Linux or macOS", "unsupported", field)
         try:
-            grammar = await self._compiled(form, key, gone, alone)
-        except TooDearError:
+            grammar = await self._compiled(form, key, gone, isolated)
+        except TooExpensiveError:
             limits = f"{self._seconds:g} s of processor time (--grammar-seconds) and {BYTES // 1_000_000} MB of memory"
             raise invalid(field, f"the {form[0]} does not compile within {limits}; make it smaller") from None
         except TimeoutError as error:
@@ -92,10 +92,10 @@ class Grammars:
             self._loaded.tokenizer, model_info(model).vocab_size, model.generation_config.eos_token_id
         )
 
-    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool], alone: bool) -> Any:
-        loop, alone = asyncio.get_running_loop(), alone or self._isolation is Isolation.per_request
+    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool], isolated: bool) -> Any:
+        loop, isolated = asyncio.get_running_loop(), isolated or self._isolation is Isolation.per_request
         kept = OrderedDict[str, Any]()
-        if not alone:
+        if not isolated:
             kept = self._kept.setdefault(key if self._isolation is Isolation.per_key else "", kept)
         known = json.dumps(form)
         if known not in kept:

@@ -1,7 +1,6 @@
-"""One request, from its arrival to its last token.
+"""One accepted request, from its arrival to its last token.
 
-Each of its sequences is generated in a worker thread: torch is seeded and the model's own `generate` is called,
-accelerated by the drafter that the isolation allows, alone or batched with the sequences of other threads. A request
+Each of its sequences is generated in a worker thread (`decoder`), with the drafter that the isolation allows. A request
 ends as soon as its client disconnects or its timeout expires.
 """
 
@@ -12,32 +11,28 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ..cuda_graphs import Way, ordinary
 from ..drafters._base import PREDICTED, Drafter
-from ..hf.acceleration import Acceleration, view
-from ..hf.batched import DecodingThread
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
-from ..model.self_test import ready
+from .decoder import Decoder
 from .errors import ApiError, CancelledError, client_error, config_error
-from .logprobs import LogprobRecorder, Scored, scored_prompt
+from .logprobs import LogprobRecorder, ScoredToken, scored_prompt
 from .stopping import with_own_stopping
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 logger = logging.getLogger("token_recycling.serving")
 
+OnTokens = Callable[[list[ScoredToken]], None]
+
 
 @dataclass
-class Text:
+class TokenSequence:
     """One sequence to generate."""
 
     arguments: dict[str, Any]
@@ -55,10 +50,10 @@ class Text:
 
 @dataclass
 class Job:
-    """An accepted request. Everything but `cancel` and `generate_text` runs in the thread of the event loop."""
+    """An accepted request. Everything but `cancel` and `generate` runs in the thread of the event loop."""
 
-    model: PreTrainedModel
-    drafter: AbstractContextManager[Drafter] | None
+    decoder: Decoder
+    drafter: AbstractContextManager[Drafter] | None = None
     """Context manager of the drafter, entered once; None until the job is admitted."""
     key: str = ""
     """Name of its API key; empty without API keys."""
@@ -66,18 +61,14 @@ class Job:
     """Prefix of its id."""
     timeout: float | None = None
     """Maximum seconds from arrival to the last token."""
-    together: DecodingThread | None = None
-    """Decodes its sequences in a batch with others; None where one is decoded at a time."""
-    way: Way = ordinary
-    """Backend of its steps where one sequence is decoded at a time."""
-    texts: int = 1
+    sequences: int = 1
     """Number of sequences, all with one drafter."""
-    watched: Callable[[Drafter], Drafter] = lambda drafter: drafter
+    wrap_drafter: Callable[[Drafter], Drafter] = lambda drafter: drafter
     """Wraps the drafter to observe its steps."""
     on_end: Callable[[Job], None] = lambda job: None
     """Called once, after the last token or a cancellation."""
-    alone: bool = False
-    """Isolated: it shares no drafter and no cache with other requests."""
+    isolated: bool = False
+    """It shares no drafter and no cache with other requests."""
     warm_up: bool = False
     """The server's own request at start: its prompt may be longer than clients' may."""
 
@@ -99,12 +90,12 @@ class Job:
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}{uuid.uuid4().hex}"
         self._since = time.monotonic()
-        self._ended, self._failed, self._changing = False, False, threading.Lock()
-        self._generating = self._begun = 0
+        self._ended, self._failed, self._lock = False, False, threading.Lock()
+        self._running = self._begun = 0
         """Sequences in progress, and all that were started."""
         self._acquired: Drafter
         """Acquired with the first sequence, released with the last."""
-        self._holding = ExitStack()
+        self._held = ExitStack()
         self._interrupted: ApiError | None = None
 
     def cancel(self) -> None:
@@ -120,7 +111,7 @@ class Job:
 
     def end(self) -> None:
         """Call `on_end`, the first time only."""
-        with self._changing:
+        with self._lock:
             first, self._ended = not self._ended, True
         if first:
             self.on_end(self)
@@ -141,7 +132,7 @@ class Job:
 
     def usage(self, tokens: int) -> dict[str, Any]:
         """Return the usage block of a response with that many output tokens, drafting statistics included."""
-        stats, said = self.stats, int(self.stats.drafter_statistics[PREDICTED])
+        stats, accepted = self.stats, int(self.stats.drafter_statistics[PREDICTED])
         speculation = {
             "drafter": stats.drafter,
             "accelerated": self.fallback is None,
@@ -161,8 +152,8 @@ class Job:
             "total_tokens": self.prompt_tokens + tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {
-                "accepted_prediction_tokens": said,
-                "rejected_prediction_tokens": self.predicted_tokens - said,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": self.predicted_tokens - accepted,
             },
             "speculation": speculation,
         }
@@ -188,94 +179,89 @@ class Job:
             504, f"the output was not complete within {self.timeout:g} s, the timeout", "timeout", headers=headers
         )
 
-    def generate_text(self, text: Text, tell: Callable[[list[Scored]], None]) -> None:
-        """Generate a sequence in a worker thread; call `tell` with the tokens of each step, with none at its end."""
-        with self._turn() as drafter:
-            if text.scored_prompt is not None:
-                tell(scored_prompt(self.model, text.arguments["input_ids"], text.scored_prompt))
-            self._generate(drafter, text, tell)
-            tell([])
-
-    @contextmanager
-    def _turn(self) -> Iterator[Drafter]:
-        """Hold the drafter while a sequence is generated; the job ends with its last sequence. A failure is logged, and
-        raised as an ApiError without details.
+    def generate(self, sequence: TokenSequence, on_tokens: OnTokens) -> None:
+        """Generate a sequence in a worker thread; call `on_tokens` with the tokens of each step, with none at its end.
+        The job ends with its last sequence. A failure is logged, and raised as an ApiError without details.
         """
         try:
             self.check()
-            with self._changing:
-                if not self.started:
-                    self.started, self.waited = True, self.seconds
-                    assert self.drafter is not None
-                    self._acquired = self._holding.enter_context(self.drafter)
-                self._begun, self._generating = self._begun + 1, self._generating + 1
+            self._begin()
             try:
-                yield self.watched(self._acquired)
+                if sequence.scored_prompt is not None:
+                    ids = sequence.arguments["input_ids"]
+                    on_tokens(scored_prompt(self.decoder.model, ids, sequence.scored_prompt))
+                self._decode(self.wrap_drafter(self._acquired), sequence, on_tokens)
+                on_tokens([])
             finally:
-                with self._changing:
-                    self._generating -= 1
+                with self._lock:
+                    self._running -= 1
         except CancelledError:
             raise
         except Exception as error:
             self._failed = True
             raise client_error(error, f"generation {self.id}") from error
         finally:
-            with self._changing:
-                over = not self._generating and (self._begun == self.texts or self._failed or self.cancelled)
+            with self._lock:
+                over = not self._running and (self._begun == self.sequences or self._failed or self.cancelled)
                 if over:
-                    self._holding.close()
+                    self._held.close()
             if over:
                 self.end()
 
-    def _generate(self, drafter: Drafter, text: Text, tell: Callable[[list[Scored]], None]) -> None:
-        # No client may predict the samples of another.
-        seed = secrets.randbits(63) if text.seed is None else text.seed
+    def _begin(self) -> None:
+        """Count a sequence, the first of which acquires the drafter."""
+        with self._lock:
+            if not self.started:
+                self.started, self.waited = True, self.seconds
+                assert self.drafter is not None
+                self._acquired = self._held.enter_context(self.drafter)
+            self._begun, self._running = self._begun + 1, self._running + 1
 
-        def told(tokens: list[Scored]) -> None:
+    def _decode(self, drafter: Drafter, sequence: TokenSequence, on_tokens: OnTokens) -> None:
+        # No client may predict the samples of another.
+        seed = secrets.randbits(63) if sequence.seed is None else sequence.seed
+
+        def on_step(tokens: list[ScoredToken]) -> None:
             if self.first_token_seconds is None:
                 self.first_token_seconds = self.seconds
-            tell(tokens)
+            on_tokens(tokens)
 
-        arguments = {**with_own_stopping(text.arguments), "streamer": TokenStreamer(text, told, self.check)}
-        if self.together is None:
-            torch.manual_seed(seed)
-            model = view(self.model, Acceleration(drafter, self.way, ready(self.model), hints=text.hints))
-        else:
-            model = self.together.model(drafter, seed, text.hints)
+        streamer = TokenStreamer(sequence.recorder, on_step, self.check)
+        model = self.decoder.accelerated(drafter, seed, sequence.hints)
         acceleration = model.acceleration
         try:
-            model.generate(**arguments)
+            model.generate(**with_own_stopping(sequence.arguments), streamer=streamer)
         except (ValueError, TypeError) as error:
             # Before the first forward pass, transformers checks the generation configuration of the request.
             raise error if acceleration.reached else config_error(error) from error
         finally:
-            with self._changing:
+            with self._lock:
                 self.stats += acceleration.stats
-                self.cached_tokens += acceleration.stats.cached_tokens if text.first else 0
+                self.cached_tokens += acceleration.stats.cached_tokens if sequence.first else 0
                 self.fallback = acceleration.fallback
 
 
 class TokenStreamer:
-    """A streamer of `generate` that passes on the tokens of every step, scored where the sequence has a recorder.
-    `check` is called with every step and every chunk of a prompt, and raises to end the sequence.
+    """A streamer of `generate` that passes on the tokens of every step, scored where there is a recorder. `check` is
+    called with every step and every chunk of a prompt, and raises to end the sequence.
     """
 
-    def __init__(self, text: Text, tell: Callable[[list[Scored]], None], check: Callable[[], None]) -> None:
-        self._text, self._tell, self.reading_prompt = text, tell, check
+    def __init__(self, recorder: LogprobRecorder | None, on_tokens: OnTokens, check: Callable[[], None]) -> None:
+        self._recorder, self._on_tokens, self.reading_prompt = recorder, on_tokens, check
         self._position: int | None = None
 
     def put(self, value: torch.Tensor) -> None:
         """Called by `generate`: with the prompt first, then with the tokens of each step."""
         self.reading_prompt()
-        if self._position is None:
-            self._position = value.shape[-1]
+        start, tokens = self._position, value.flatten().tolist()
+        self._position = (start or 0) + len(tokens)
+        if start is None:
             return
-        tokens, recorder, start = value.flatten().tolist(), self._text.recorder, self._position
-        self._position += len(tokens)
+        recorder = self._recorder
         if recorder is None:
-            self._tell([Scored(token) for token in tokens])
+            self._on_tokens([ScoredToken(token) for token in tokens])
         else:
-            self._tell([recorder.scored(start + place, token) for place, token in enumerate(tokens)])
+            self._on_tokens([recorder.scored(start + place, token) for place, token in enumerate(tokens)])
 
     def end(self) -> None:
         """Called after the last step; there is nothing to do."""

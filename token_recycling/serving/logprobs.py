@@ -19,7 +19,7 @@ _LEAST = -9999.0
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredToken:
     """A token with its log-probability and the most likely ones in its place."""
 
     token: int
@@ -40,15 +40,15 @@ class LogprobRecorder(LogitsProcessor):
         self._rows[input_ids.shape[1]] = torch.log_softmax(scores[0].float(), dim=-1)
         return scores
 
-    def scored(self, position: int, token: int) -> Scored:
+    def scored(self, position: int, token: int) -> ScoredToken:
         """The token that was chosen at that position of the text, the prompt included."""
         return _scored(self._rows.pop(position), token, self._top)
 
 
 @torch.no_grad()
-def scored_prompt(model: PreTrainedModel, ids: torch.Tensor, top: int) -> list[Scored]:
+def scored_prompt(model: PreTrainedModel, ids: torch.Tensor, top: int) -> list[ScoredToken]:
     """The tokens of a prompt (1, length), each after those before it."""
-    found, cache = [Scored(int(ids[0, 0]))], None
+    found, cache = [ScoredToken(int(ids[0, 0]))], None
     for start in range(0, ids.shape[1] - 1, _CHUNK):
         # The last token is read by the generation: nothing follows it here.
         chunk = ids[:, start : min(start + _CHUNK, ids.shape[1] - 1)]
@@ -60,14 +60,14 @@ def scored_prompt(model: PreTrainedModel, ids: torch.Tensor, top: int) -> list[S
     return found
 
 
-def _scored(row: torch.Tensor, token: int, top: int) -> Scored:
+def _scored(row: torch.Tensor, token: int, top: int) -> ScoredToken:
     values, tokens = row.topk(min(top, len(row)))
     best = [(one, max(value, _LEAST)) for one, value in zip(tokens.tolist(), values.tolist(), strict=True)]
-    return Scored(token, max(float(row[token]), _LEAST), best)
+    return ScoredToken(token, max(float(row[token]), _LEAST), best)
 
 
 def of_completion(
-    tokenizer: PreTrainedTokenizerBase, tokens: list[Scored], offsets: list[int], top: int
+    tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int], top: int
 ) -> dict[str, Any]:
     """The field `logprobs` of a choice of /v1/completions; `offsets` are the tokens' places in the text."""
     return {
@@ -78,7 +78,7 @@ def of_completion(
     }
 
 
-def _by_text(tokenizer: PreTrainedTokenizerBase, one: Scored) -> dict[str, float] | None:
+def _by_text(tokenizer: PreTrainedTokenizerBase, one: ScoredToken) -> dict[str, float] | None:
     """The likeliest tokens and the chosen one; of several with the same text the likeliest counts."""
     if one.logprob is None:
         return None
@@ -88,7 +88,7 @@ def _by_text(tokenizer: PreTrainedTokenizerBase, one: Scored) -> dict[str, float
     return found
 
 
-def of_chat(tokenizer: PreTrainedTokenizerBase, tokens: list[Scored]) -> dict[str, Any]:
+def of_chat(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken]) -> dict[str, Any]:
     """The field `logprobs` of a choice of /v1/chat/completions."""
 
     def about(token: int, logprob: float | None) -> dict[str, Any]:

@@ -45,10 +45,10 @@ from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from .answers import Answer, Event, from_threads
 from .choices import Choice
-from .job import Job, Text
-from .logprobs import Scored
+from .job import Job
+from .logprobs import ScoredToken
 from .protocol import StepsRequest
-from .sampling import config_of
+from .sequences import sequences_of
 from .service import Service
 from .templates import rendered
 
@@ -69,27 +69,22 @@ class StepsAnswer(Answer):
             ids = await asyncio.to_thread(rendered, tokenizer, body.messages)
         else:
             ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
-        config = config_of(body, service.loaded.model)
-        service.limit(job, ids.shape[-1], config, "prompt" if body.messages is None else "messages")
-        arguments = service.arguments(body, ids, config, None, await service.grammar(job, body, config))
-        text = Text(arguments, body.seed, hints=service.hints(job, body))
-        return cls(service, job, [text], [Choice(tokenizer, config, hidden=body.stop_token_ids)])
+        sequences, config = await sequences_of(service, job, ids, body)
+        return cls(service, job, sequences, [Choice(tokenizer, config, hidden=body.stop_token_ids)])
 
     async def events(self) -> AsyncGenerator[Event]:
-        def begin(tell: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
-            self.job.watched = lambda drafter: StepReporter(
-                drafter, lambda step, seconds, forced: tell({**_plain_numbers(step, seconds), "forced": forced})
+        def begin(put: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
+            self.job.wrap_drafter = lambda drafter: StepReporter(
+                drafter, lambda step, seconds, forced: put({**_plain_numbers(step, seconds), "forced": forced})
             )
-            return self.service.worker.async_submit(
-                self.job.generate_text, self.texts[0], lambda tokens: None, key=self.job.key
-            )
+            return self.generate(self.sequences[0], lambda tokens: None)
 
         (text,), tokenizer, index = self.choices, self.service.loaded.tokenizer, 0
         about = {"id": self.job.id, "model": self.service.settings.name}
         yield "start", {**about, "prompt_tokens": self.job.prompt_tokens}
         async with contextlib.aclosing(from_threads(self.job, begin)) as steps:
             async for step in steps:
-                step["texts"] = [text.push([Scored(token)]).text for token in step["tokens"]]
+                step["texts"] = [text.push([ScoredToken(token)]).text for token in step["tokens"]]
                 draft = step["draft"]
                 draft["texts"] = [tokenizer.decode([token]) for token in draft["tokens"]]
                 yield "step", {"index": index, **step}

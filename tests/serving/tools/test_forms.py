@@ -38,7 +38,7 @@ def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model
             return usual(self, form, gone)
         running[form[1][0]] += 1
         release.wait(120)
-        return grammars.TooDearError()
+        return grammars.TooExpensiveError()
 
     usual = grammars.Grammars._compile
     monkeypatch.setattr(grammars.Grammars, "_compile", compiling)

@@ -152,7 +152,7 @@ def serve(
         console.note(f"isolation {learning.value}, {why}")
         with console.working("completing a warm-up request, so that no client waits for one-time costs"):
             asyncio.run(service.open())
-        console.note(str(service.slots))
+        console.note(str(service.decoder.slots))
         if loaded.tokenizer.chat_template and (reason := why_in_words(loaded)):
             console.note(f"tools are described in the prompt: {reason}")
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
