@@ -11,6 +11,7 @@ from support.serving import keys, matrix_path, serving
 from support.speaking import chatty
 
 from token_recycling.model.loading import Loaded
+from token_recycling.serving.app import warm_up
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
 
@@ -86,7 +87,7 @@ def test_what_fails_while_a_request_is_prepared_is_in_the_log_alone(server, monk
         raise kind("the internals of /srv/model")
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.service, "arguments", broken)
+        patch.setattr("token_recycling.serving.sequences.config_of", broken)
         answer = server.post(path, ASKED[path])
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
@@ -130,7 +131,7 @@ def test_what_fails_at_start_is_said(model, monkeypatch):
         contextlib.closing(service),
         pytest.raises(RuntimeError, match=r"warm-up request failed: ValueError: .*num_beams"),
     ):
-        asyncio.run(service.open())
+        asyncio.run(warm_up(service))
 
 
 def test_what_a_template_refuses_is_said(server, monkeypatch):

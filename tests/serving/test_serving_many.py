@@ -19,6 +19,7 @@ from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
+from token_recycling.serving.app import warm_up
 from token_recycling.serving.decoder import WorkerPool
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.sampling import AdditivePenalties
@@ -266,10 +267,10 @@ def test_so_are_those_that_ask_for_another_way_of_decoding(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
     service = Service(Loaded(model, tiny.tokenizer()), Settings(concurrency=2))
     with contextlib.closing(service), pytest.raises(RuntimeError, match=r"prompt lookup.*--concurrency"):
-        asyncio.run(service.open())
+        asyncio.run(warm_up(service))
     service = Service(Loaded(model, tiny.tokenizer()), Settings())
     with contextlib.closing(service):
-        asyncio.run(service.open())
+        asyncio.run(warm_up(service))
 
 
 def test_models_whose_texts_cannot_share_passes_are_refused_at_start():

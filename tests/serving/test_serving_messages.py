@@ -137,7 +137,7 @@ def test_what_claude_code_sends_is_a_chat():
     assert body.messages[3].model_extra["tool_call_id"] == "t1"
     (tool,) = body.shown_tools
     assert tool["function"]["name"] == "Bash"
-    assert (body.held, body.max_tokens) == ("parallel_tool_calls", 12)
+    assert (body.constrained_by, body.max_tokens) == ("parallel_tool_calls", 12)
 
 
 @pytest.mark.parametrize(

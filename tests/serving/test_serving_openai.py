@@ -15,7 +15,7 @@ from support.speaking import CONTEXT
 from token_recycling.serving import app
 from token_recycling.serving.protocol import ChatRequest
 from token_recycling.serving.responses import ResponsesRequest
-from token_recycling.serving.templates import rendered
+from token_recycling.serving.templates import render_prompt
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 
@@ -297,14 +297,14 @@ def test_a_silent_stream_has_comments(model, tokenizer, monkeypatch):
 )
 def test_messages_as_they_come_are_rendered(tokenizer, messages, shown):
     body = ChatRequest.model_validate({"messages": messages})
-    assert tokenizer.decode(rendered(tokenizer, body.messages)[0]) == f"{shown}assistant: "
+    assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
 
 
 def test_a_developer_is_shown_by_a_template_that_names_it(tokenizer, monkeypatch):
     template = f"{{# system or developer #}}{tokenizer.chat_template}"
     monkeypatch.setattr(tokenizer, "chat_template", template)
     body = ChatRequest.model_validate({"messages": [{"role": "developer", "content": "a"}]})
-    assert tokenizer.decode(rendered(tokenizer, body.messages)[0]).startswith("developer: a")
+    assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]).startswith("developer: a")
 
 
 LOOK, GO = ({"type": "function", "function": {"name": name}} for name in ("look", "go"))
@@ -337,7 +337,10 @@ LOOK, GO = ({"type": "function", "function": {"name": name}} for name in ("look"
 )
 def test_tools_are_chosen_as_openai_defines_it(more, shown, held):
     body = ChatRequest.model_validate({"messages": MESSAGES, **more})
-    assert (body.shown_tools and [tool["function"]["name"] for tool in body.shown_tools], body.held) == (shown, held)
+    assert (body.shown_tools and [tool["function"]["name"] for tool in body.shown_tools], body.constrained_by) == (
+        shown,
+        held,
+    )
 
 
 def test_what_codex_sends_is_a_chat():

@@ -33,6 +33,7 @@ from .messages import MessageAnswer, MessagesRequest, TokenCountRequest, count_t
 from .protocol import ChatRequest, CompletionRequest, StepsRequest
 from .protocol import Request as Body
 from .responses import ResponseAnswer, ResponsesRequest
+from .sequences import sequences_of
 from .service import Service
 from .settings import Settings
 from .steps import StepsAnswer
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+_WARM_UP = CompletionRequest.model_validate({"prompt": "The first of the", "max_tokens": 8})
 _SILENCE = 15.0
 """Seconds without an event before a stream gets a comment."""
 
@@ -70,6 +72,28 @@ class _JsonRoute(APIRoute):
         return handle
 
 
+async def warm_up(service: Service) -> None:
+    """Compile what the first requests would wait for, by a request of the server's own. Raise RuntimeError if it fails,
+    or if requests must be batched and this one was not.
+    """
+    if service.warm:
+        return
+    job = Job(service.decoder, contextlib.nullcontext(service.pool.base.fork()), warm_up=True)
+    ids = service.loaded.tokenizer(_WARM_UP.prompts, return_tensors="pt")["input_ids"]
+    (sequence,), _ = await sequences_of(service, job, ids, _WARM_UP)
+    try:
+        await service.decoder.workers.async_submit(job.generate, sequence, lambda tokens: None)
+    except Exception as error:
+        why = error.__cause__ or error  # an ApiError does not say it
+        raise RuntimeError(f"the warm-up request failed: {type(why).__name__}: {why}") from error
+    if service.decoder.batch is not None and job.fallback is not None:
+        # It would sample from the generator of the whole process, so that seeds would not hold.
+        if service.settings.concurrency is not None:
+            raise RuntimeError(f"requests cannot be batched: {job.fallback}; omit --concurrency")
+        service.decoder.unbatch(f"requests cannot be batched: {job.fallback}")
+    service.warm = True
+
+
 def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> FastAPI:
     """An app that serves a model; run it with one worker. `settings` are the fields of `Settings`.
 
@@ -84,7 +108,7 @@ def app_of(service: Service) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await service.open()
+        await warm_up(service)
         saving = asyncio.create_task(service.save_at_intervals())
         try:
             yield

@@ -16,12 +16,12 @@ import torch
 from .choices import CallPart, Choice, Delta, whole_calls
 from .completions import CompletionAnswer
 from .job import Job
-from .logprobs import of_chat
+from .logprobs import chat_logprobs
 from .protocol import ChatRequest, warn_ignored
 from .sequences import sequences_of
 from .service import Service
-from .templates import rendered, response_parser
-from .tools import calls_form, in_words, told
+from .templates import render_prompt, response_parser
+from .tools import calls_form, needs_prompted_tools, with_prompted_tools
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Prompt:
     """A chat as token ids (1, length)."""
 
     ids: torch.Tensor
-    in_words: bool
+    prompted: bool
     """Whether it says in words how functions are called."""
 
 
@@ -37,17 +37,17 @@ async def prompt_of(service: Service, body: ChatRequest) -> Prompt:
     """Render a chat with its template; raise ApiError, and what the template raises."""
     service.check_chat()
     tokenizer, messages, tools = service.loaded.tokenizer, body.messages, body.shown_tools
-    words = in_words(service.loaded, body)
+    words = needs_prompted_tools(service.loaded, body)
     if words:
-        messages, tools = told(tokenizer, messages, tools), None
+        messages, tools = with_prompted_tools(tokenizer, messages, tools), None
     variables = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
         if re.search(r"\breasoning_effort\b", tokenizer.get_chat_template(tools=tools)):
             variables = {"reasoning_effort": body.reasoning_effort, **variables}
         else:
             warn_ignored("reasoning_effort")
-    ends = {"goes_on": bool(body.continue_final_message), "prompts": body.add_generation_prompt is not False}
-    ids = await asyncio.to_thread(rendered, tokenizer, messages, **ends, tools=tools, variables=variables)
+    ends = {"continue_final": bool(body.continue_final_message), "add_prompt": body.add_generation_prompt is not False}
+    ids = await asyncio.to_thread(render_prompt, tokenizer, messages, **ends, tools=tools, variables=variables)
     return Prompt(ids, words)
 
 
@@ -62,10 +62,10 @@ class ChatAnswer(CompletionAnswer):
     async def prepare(cls, service: Service, body: ChatRequest, job: Job) -> ChatAnswer:  # type: ignore[override]
         prompt = await prompt_of(service, body)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        form = calls_form(service.loaded, body, prompt.ids, prompt.in_words)
+        form = calls_form(service.loaded, body, prompt.ids, prompt.prompted)
         sequences, config = await sequences_of(service, job, prompt.ids, body, None, top, form)
         tools = body.shown_tools
-        parser = partial(response_parser, service.loaded, prompt.ids, tools, prompt.in_words and tools is not None)
+        parser = partial(response_parser, service.loaded, prompt.ids, tools, prompt.prompted and tools is not None)
         new_choice = partial(Choice, service.loaded.tokenizer, config, parser, body.stop_token_ids, bool(body.stream))
         return cls(service, job, sequences, [new_choice() for _ in sequences], top, body.wants_usage)
 
@@ -89,7 +89,7 @@ class ChatAnswer(CompletionAnswer):
         return {"message": said, "logprobs": self._logprobs(delta)}
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return None if self.top is None else of_chat(self.service.loaded.tokenizer, delta.tokens)
+        return None if self.top is None else chat_logprobs(self.service.loaded.tokenizer, delta.tokens)
 
 
 def _call(call: CallPart) -> dict[str, Any]:

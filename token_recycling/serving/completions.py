@@ -14,7 +14,7 @@ from .answers import Answer, Event
 from .choices import Choice, Delta
 from .errors import invalid
 from .job import Job, TokenSequence
-from .logprobs import of_completion
+from .logprobs import completion_logprobs
 from .protocol import CompletionRequest
 from .sequences import sequences_of
 from .service import Service
@@ -93,7 +93,7 @@ class CompletionAnswer(Answer):
     def choice(self, delta: Delta) -> dict[str, Any]:
         """Return a whole choice."""
         tokenizer = self.service.loaded.tokenizer
-        scores = None if self.top is None else of_completion(tokenizer, delta.tokens, delta.offsets, self.top)
+        scores = None if self.top is None else completion_logprobs(tokenizer, delta.tokens, delta.offsets, self.top)
         return {"text": delta.text, "logprobs": scores}
 
 

@@ -66,7 +66,7 @@ def _scored(row: torch.Tensor, token: int, top: int) -> ScoredToken:
     return ScoredToken(token, max(float(row[token]), _LEAST), best)
 
 
-def of_completion(
+def completion_logprobs(
     tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int], top: int
 ) -> dict[str, Any]:
     """The field `logprobs` of a choice of /v1/completions; `offsets` are the tokens' places in the text."""
@@ -88,7 +88,7 @@ def _by_text(tokenizer: PreTrainedTokenizerBase, one: ScoredToken) -> dict[str, 
     return found
 
 
-def of_chat(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken]) -> dict[str, Any]:
     """The field `logprobs` of a choice of /v1/chat/completions."""
 
     def about(token: int, logprob: float | None) -> dict[str, Any]:

@@ -665,7 +665,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         return ("auto", None) if self.tool_choice is None else self.tool_choice.resolved()
 
     @property
-    def calls(self) -> str:
+    def tool_mode(self) -> str:
         """Whether functions are called: `auto`, `none`, `required`, or `named`, which is one call of one function."""
         return self._choice[0]
 
@@ -682,11 +682,11 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         return None if mode == "none" else chosen or None
 
     @property
-    def held(self) -> str | None:
+    def constrained_by(self) -> str | None:
         """The field that constrains tool calls; None where all is left to the model."""
         if self.shown_tools is None:
             return None
-        if self.calls in ("required", "named"):
+        if self.tool_mode in ("required", "named"):
             return "tool_choice"
         if any(tool["function"].get("strict") for tool in self.shown_tools):
             return "tools"

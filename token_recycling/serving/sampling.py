@@ -62,7 +62,7 @@ def config_of(body: SamplingRequest, model: PreTrainedModel, default_tokens: int
             what = "" if field == name else f"{name} "
             greedy = "; 0 is greedy" if name == "temperature" else ""
             raise invalid(field, f"{what}must be from {_LEAST} to {1 / _LEAST:.0f}, got {value}{greedy}")
-    return settled(config, body.temperature, body.top_p)
+    return _settle(config, body.temperature, body.top_p)
 
 
 _IDS = (
@@ -91,7 +91,7 @@ def _flat(ids: Any) -> Iterator[int]:
         yield from _flat(one)
 
 
-def settled(config: GenerationConfig, temperature: float | None, top_p: float | None) -> GenerationConfig:
+def _settle(config: GenerationConfig, temperature: float | None, top_p: float | None) -> GenerationConfig:
     """The configuration, drawing or greedy as the request's temperature and top_p say, with stop strings in a list."""
     stops = config.stop_strings
     config.stop_strings = [stops] if isinstance(stops, str) else stops or None

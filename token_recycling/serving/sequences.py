@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor
@@ -17,9 +16,7 @@ from .job import Job, TokenSequence
 from .logprobs import LogprobRecorder
 from .protocol import Form, Request, SamplingRequest
 from .sampling import FORBIDDING, config_of, processors_of
-
-if TYPE_CHECKING:
-    from .service import Service
+from .service import Service
 
 
 async def sequences_of(

@@ -21,12 +21,9 @@ from .grammars import Grammars
 from .job import Job
 from .keys import Key
 from .metrics import Metrics
-from .protocol import CompletionRequest, Request
-from .sequences import sequences_of
+from .protocol import Request
 from .settings import Isolation, Settings
 from .templates import check_template
-
-_WARM_UP = CompletionRequest.model_validate({"prompt": "The first of the", "max_tokens": 8})
 
 
 class Service:
@@ -58,7 +55,7 @@ class Service:
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.closing = self._opened = False
+        self.closing = self.warm = False
         self.created = int(time.time())
 
     @property
@@ -133,27 +130,6 @@ class Service:
             self.metrics.running.set(len(self._jobs))
             if job.outcome is not None:
                 self.metrics.count_job(job)
-
-    async def open(self) -> None:
-        """Compile what the first requests would wait for, by a request of the server's own. May be called again. Raise
-        RuntimeError if it fails, or if requests must be batched and this one was not.
-        """
-        if self._opened:
-            return
-        job = Job(self.decoder, contextlib.nullcontext(self.pool.base.fork()), warm_up=True)
-        ids = self.loaded.tokenizer(_WARM_UP.prompts, return_tensors="pt")["input_ids"]
-        (sequence,), _ = await sequences_of(self, job, ids, _WARM_UP)
-        try:
-            await self.decoder.workers.async_submit(job.generate, sequence, lambda tokens: None)
-        except Exception as error:
-            why = error.__cause__ or error  # an ApiError does not say it
-            raise RuntimeError(f"the warm-up request failed: {type(why).__name__}: {why}") from error
-        if self.decoder.batch is not None and job.fallback is not None:
-            # It would sample from the generator of the whole process, so that seeds would not hold.
-            if self.settings.concurrency is not None:
-                raise RuntimeError(f"requests cannot be batched: {job.fallback}; omit --concurrency")
-            self.decoder.unbatch(f"requests cannot be batched: {job.fallback}")
-        self._opened = True
 
     async def save_at_intervals(self) -> None:
         """Save what was learned every `save_every` seconds, until cancelled."""

@@ -50,7 +50,7 @@ from .logprobs import ScoredToken
 from .protocol import StepsRequest
 from .sequences import sequences_of
 from .service import Service
-from .templates import rendered
+from .templates import render_prompt
 
 OnStep = Callable[[Step, float, list[bool]], None]
 
@@ -66,7 +66,7 @@ class StepsAnswer(Answer):
         tokenizer = service.loaded.tokenizer
         if body.messages is not None:
             service.check_chat()
-            ids = await asyncio.to_thread(rendered, tokenizer, body.messages)
+            ids = await asyncio.to_thread(render_prompt, tokenizer, body.messages)
         else:
             ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
         sequences, config = await sequences_of(service, job, ids, body)

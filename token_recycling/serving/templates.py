@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def written(message: Message) -> dict[str, Any]:
+def template_message(message: Message) -> dict[str, Any]:
     """Return a message as templates read it, with its text in one string."""
     return {**message.model_dump(exclude_none=True), "content": joined(message.content)}
 
 
-def rendered(
+def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
-    goes_on: bool = False,
-    prompts: bool = True,
+    continue_final: bool = False,
+    add_prompt: bool = True,
     tools: list[dict[str, Any]] | None = None,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """The prompt (1, length) of a conversation; raises ApiError where the template refuses it. `goes_on`: its last
-    message is not ended, so that the answer goes on with it; else, if it `prompts`, it ends with how an answer begins.
+    """The prompt (1, length) of a conversation; raises ApiError where the template refuses it. `continue_final`: the
+    output continues its last message; else, with `add_prompt`, it ends with how an answer begins.
     """
-    conversation = [written(message) for message in messages]
+    conversation = [template_message(message) for message in messages]
     if not re.search(r"\bdeveloper\b", str(tokenizer.chat_template)):
         # OpenAI's newer name of the role, which only few templates know.
         for message in conversation:
@@ -46,8 +46,8 @@ def rendered(
     try:
         return tokenizer.apply_chat_template(
             conversation,
-            add_generation_prompt=prompts and not goes_on,
-            continue_final_message=goes_on,
+            add_generation_prompt=add_prompt and not continue_final,
+            continue_final_message=continue_final,
             return_tensors="pt",
             return_dict=True,
             tools=tools,
@@ -62,7 +62,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not getattr(tokenizer, "chat_template", None):
         return
     try:
-        length = rendered(tokenizer, [Message(role="user", content="Hello")]).shape[-1]
+        length = render_prompt(tokenizer, [Message(role="user", content="Hello")]).shape[-1]
     except Exception as error:  # a template can fail in any way
         cause = error.__cause__ or error
         why = f"{type(cause).__name__}: {one_line(cause)}"
@@ -131,14 +131,14 @@ def response_template(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def response_parser(
-    loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None, in_words: bool = False
+    loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None, prompted: bool = False
 ) -> Any:
-    """A parser of the answer to a prompt (1, length), None where the form of answers is not known. `in_words`: the
-    prompt says how functions are called.
+    """A parser of the answer to a prompt (1, length), None where the form of answers is not known.
+    `prompted`: the prompt says how functions are called.
     """
     tokenizer, template = loaded.tokenizer, response_template(loaded)
     prefix: torch.Tensor | str = ids[0]
-    if in_words:
+    if prompted:
         if template is None:  # special tokens are no text, and where the answer begins is not known
             special = [one for one in tokenizer.all_special_tokens if one not in CALL_MARKS]
             content = {"content": "text", **({"close": special} if special else {})}

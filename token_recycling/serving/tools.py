@@ -19,7 +19,7 @@ from ..hf.forms import check_schema
 from ..model.loading import Loaded
 from .errors import ApiError, invalid
 from .protocol import ChatRequest, Form, Message
-from .templates import CALL_MARKS, REASONING, response_template, written
+from .templates import CALL_MARKS, REASONING, response_template, template_message
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ _EXAMPLE = '{"name": "NAME OF THE FUNCTION", "arguments": {"NAME": "VALUE"}}'
 _PROBE = {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}}
 _FAMILIES = {"gpt_oss": "harmony", "kimi_k2": "kimi", "deepseek_v3": "deepseek_v3_1", "glm4_moe": "glm_4_7"}
 """xgrammar's names of families whose tokenizers bring a response template, by transformers' names of models."""
-_IN_WORDS = "qwen_3"
+_PROMPTED = "qwen_3"
 """xgrammar's name of the delimiters that the prompt describes in words."""
 _ANY = {"type": "object", "additionalProperties": True}
 _MAX_SPACES = 1
@@ -40,18 +40,18 @@ _MAX_SPACES = 1
 # Prompted tools
 
 
-def in_words(loaded: Loaded, body: ChatRequest) -> bool:
+def needs_prompted_tools(loaded: Loaded, body: ChatRequest) -> bool:
     """Whether a chat needs its functions in words; raises ApiError where no calls can be read."""
     tools = body.shown_tools
     if not tools and not any(message.role == "tool" or message.tool_calls for message in body.messages):
         return False
     if tools and not hasattr(loaded.tokenizer, "get_response_parser"):
         raise ApiError(400, "tools need transformers 5.13 or later on the server; upgrade it", "unsupported", "tools")
-    constrained = tools is not None and (body.held or body.form) is not None
-    return why_in_words(loaded) is not None or (constrained and family(loaded) is None)
+    constrained = tools is not None and (body.constrained_by or body.form) is not None
+    return why_prompted_tools(loaded) is not None or (constrained and family(loaded) is None)
 
 
-def why_in_words(loaded: Loaded) -> str | None:
+def why_prompted_tools(loaded: Loaded) -> str | None:
     """Why a model is told of functions in words; None where its template shows them and its calls can be read."""
     if not _shows_tools(loaded.tokenizer):
         return "the chat template shows none"
@@ -59,14 +59,14 @@ def why_in_words(loaded: Loaded) -> str | None:
     return None if readable else "how this model writes calls is not known"
 
 
-def told(
+def with_prompted_tools(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: list[dict[str, Any]] | None
 ) -> list[Message]:
     """The conversation with its functions in words: the text that lists `tools`, and calls and results as text."""
     said: list[Message] = []
     before = ""
     for message in messages:
-        plain = written(message)
+        plain = template_message(message)
         role, text, calls = plain.pop("role"), plain.pop("content"), plain.pop("tool_calls", None) or []
         called = [call["function"] for call in calls]
         marked = [_CALL.format(_json({"name": one["name"], "arguments": one["arguments"]})) for one in called]
@@ -134,15 +134,15 @@ def _json(value: Any) -> str:
 # Grammars of calls
 
 
-def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, in_words: bool = False) -> tuple[str, Form] | None:
+def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: bool = False) -> tuple[str, Form] | None:
     """Return the field that constrains an output with tools after a prompt (1, length), and its grammar; None where
-    tools are not constrained. `in_words`: the prompt says how functions are called. Raise ApiError.
+    tools are not constrained. `prompted`: the prompt says how functions are called. Raise ApiError.
 
     With an output format the output is either calls or text of that format: without that, a model whose every output
     must have the format could never call a function.
     """
     tools = body.shown_tools
-    field = body.held or (body.form[0] if body.form and tools else None)
+    field = body.constrained_by or (body.form[0] if body.form and tools else None)
     if field is None or tools is None:
         return None
     functions = [tool["function"] for tool in tools]
@@ -151,12 +151,12 @@ def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, in_words: b
             check_schema(function.get("parameters"), bool(function.get("strict")))
         except ValueError as error:
             raise invalid("tools", f"{function['name']}: {error}") from None
-    tag = _tag(loaded, body, functions, ids, in_words)
-    if body.form is not None and body.calls == "auto":
+    tag = _tag(loaded, body, functions, ids, prompted)
+    if body.form is not None and body.tool_mode == "auto":
         *before, calls = tag["elements"] if tag["type"] == "sequence" else [tag]
         either = {"type": "or", "elements": [_calls_alone(calls), _format_tag(body.form[1])]}
         tag = {"type": "sequence", "elements": [*before, either]}
-    elif in_words and body.calls == "required":
+    elif prompted and body.tool_mode == "required":
         # A model that was told of calls in words continues at random after them.
         tag = _calls_alone(tag)
     return field, ("structural_tag", json.dumps({"type": "structural_tag", "format": tag}), True)
@@ -174,7 +174,7 @@ def family(loaded: Loaded) -> str | None:
 
 
 def _tag(
-    loaded: Loaded, body: ChatRequest, functions: list[dict[str, Any]], ids: torch.Tensor, in_words: bool
+    loaded: Loaded, body: ChatRequest, functions: list[dict[str, Any]], ids: torch.Tensor, prompted: bool
 ) -> dict[str, Any]:
     """Return the structural tag of an output with calls, as xgrammar's own function makes it for the family."""
     import xgrammar
@@ -184,14 +184,14 @@ def _tag(
         for one in functions
     ]
     ends = loaded.tokenizer.decode(ids[0, -8:]).rstrip()
-    delimiters = _IN_WORDS if in_words else family(loaded)
+    delimiters = _PROMPTED if prompted else family(loaded)
     assert delimiters is not None, "functions of other families are told in words"
-    thinks = not in_words or (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
+    thinks = not prompted or (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
     try:
         tag = xgrammar.get_model_structural_tag(
             delimiters,
             tools=tools,
-            tool_choice=tools[0] if body.calls == "named" else body.calls,  # type: ignore[arg-type]
+            tool_choice=tools[0] if body.tool_mode == "named" else body.tool_mode,  # type: ignore[arg-type]
             reasoning="enabled" if ends.endswith("<think>") else "auto" if thinks else "disabled",
             parallel_tool_calls=body.parallel_tool_calls is not False,
             max_whitespace_cnt=_MAX_SPACES,

@@ -6,7 +6,7 @@ from support.serving import serving
 from support.speaking import TEMPLATE, speaking_llama
 from transformers import LogitsProcessor
 
-from token_recycling.serving import service as services
+from token_recycling.serving import sequences
 
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
 RESPONSES = {
@@ -61,7 +61,7 @@ def server(model, tokenizer):
 @pytest.fixture
 def says(monkeypatch, tokenizer):
     """Makes the model say a text."""
-    usual = services.processors_of
+    usual = sequences.processors_of
 
     def script(text):
         tokens = [*tokenizer(text)["input_ids"], 0]
@@ -70,6 +70,6 @@ def says(monkeypatch, tokenizer):
             found = usual(body, config, prompt_tokens, *more)
             return type(found)([*found, Scripted(tokens, prompt_tokens)])
 
-        monkeypatch.setattr(services, "processors_of", scripted)
+        monkeypatch.setattr(sequences, "processors_of", scripted)
 
     return script

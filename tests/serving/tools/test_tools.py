@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.choices import Choice
 from token_recycling.serving.responses import ResponsesRequest
-from token_recycling.serving.templates import rendered, response_parser
+from token_recycling.serving.templates import render_prompt, response_parser
 
 
 def test_a_call_is_told_as_such(server, says):
@@ -83,7 +83,7 @@ def test_a_conversation_with_calls_is_the_same_chat(tokenizer, monkeypatch):
     shown = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{% for c in m.tool_calls or [] %}"
     shown += "{{ c.id }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", shown)
-    text = tokenizer.decode(rendered(tokenizer, body.messages)[0])
+    text = tokenizer.decode(render_prompt(tokenizer, body.messages)[0])
     said = ["system|Be brief.||", "user|where?||", "assistant|Let me see.||one=1 two=2 ", "tool|here|one|"]
     assert text.splitlines() == said
 

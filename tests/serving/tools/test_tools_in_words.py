@@ -11,8 +11,8 @@ from support.speaking import TEMPLATE
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.protocol import ChatRequest
-from token_recycling.serving.templates import rendered
-from token_recycling.serving.tools import in_words, told, why_in_words
+from token_recycling.serving.templates import render_prompt
+from token_recycling.serving.tools import needs_prompted_tools, why_prompted_tools, with_prompted_tools
 
 USED = [
     {"role": "user", "content": "where?"},
@@ -37,17 +37,19 @@ def prompt_of(template, messages, **more):
     tokenizer.chat_template = template
     body = ChatRequest.model_validate({"messages": messages, **more})
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
-    assert in_words(loaded, body)
-    return tokenizer.decode(rendered(tokenizer, told(tokenizer, body.messages, body.shown_tools))[0])
+    assert needs_prompted_tools(loaded, body)
+    return tokenizer.decode(
+        render_prompt(tokenizer, with_prompted_tools(tokenizer, body.messages, body.shown_tools))[0]
+    )
 
 
 def test_why_tools_are_told_in_words(tokenizer, monkeypatch):
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
-    assert why_in_words(loaded) is None
+    assert why_prompted_tools(loaded) is None
     monkeypatch.setattr(tokenizer, "response_template", None)
-    assert why_in_words(loaded) == "how this model writes calls is not known"
+    assert why_prompted_tools(loaded) == "how this model writes calls is not known"
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    assert why_in_words(loaded) == "the chat template shows none"
+    assert why_prompted_tools(loaded) == "the chat template shows none"
 
 
 def test_functions_are_listed_in_a_system_message():

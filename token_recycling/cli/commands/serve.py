@@ -121,11 +121,11 @@ def serve(
         from ...serving import check_installed
 
         check_installed()
-        from ...serving.app import app_of
+        from ...serving.app import app_of, warm_up
         from ...serving.http_server import ConnectionLimits, HttpServer, check_tls
         from ...serving.metrics import log_json_lines
         from ...serving.service import Service
-        from ...serving.tools import why_in_words
+        from ...serving.tools import why_prompted_tools
 
         uvicorns = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
@@ -151,9 +151,9 @@ def serve(
         address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {learning.value}, {why}")
         with console.working("completing a warm-up request, so that no client waits for one-time costs"):
-            asyncio.run(service.open())
+            asyncio.run(warm_up(service))
         console.note(str(service.decoder.slots))
-        if loaded.tokenizer.chat_template and (reason := why_in_words(loaded)):
+        if loaded.tokenizer.chat_template and (reason := why_prompted_tools(loaded)):
             console.note(f"tools are described in the prompt: {reason}")
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
         if log_format == "json":
