@@ -146,7 +146,7 @@ def test_what_claude_code_sends_is_a_chat():
 )
 def test_tools_are_chosen_as_anthropic_defines_it(choice, mode):
     body = {**ASKED, "tools": [{"name": "a", "input_schema": {}}], "tool_choice": choice}
-    assert MessagesRequest.model_validate(body).as_chat().calls == mode
+    assert MessagesRequest.model_validate(body).as_chat().tool_mode == mode
 
 
 def test_a_schema_may_be_asked_for():
