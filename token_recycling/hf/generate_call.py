@@ -280,16 +280,7 @@ def run_call(
     """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Sampled tokens
     are sampled with `generator`, or torch's own.
     """
-    if type(call.cache) is StaticCache:
-        target.kept.say_once(
-            "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
-            "the model for it; a cache that is the caller's, or returned, is filled at the end",
-        )
-    if target.info.compiled:
-        target.kept.say_once(
-            f"{type(target.model).__name__} is compiled: torch.compile graphs are bypassed, since draft trees change "
-            "shape; calls that are left to transformers use them",
-        )
+    _say_what_is_bypassed(target, call)
     sequences, selectors = beginnings(call, generator)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
@@ -339,16 +330,42 @@ def run_call(
     for sequence, selector in zip(sequences, selectors, strict=True):
         selector.forget(sequence.columns - call.input_ids.shape[1])
     if call.cache_is_seen and prefixes is None:
-        if len({sequence.columns for sequence in sequences}) > 1:
-            assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
-            fill_up(target, sequences, selectors, handover.cache, call.padding_token)
-        handover.give_back(max(sequence.columns for sequence in sequences))
+        _give_back(handover, target, call, sequences, selectors)
     ids = _stacked(sequences, call.padding_token)
     if not call.config.return_dict_in_generate:
         return ids
     scores = _by_step([sequence.scores for sequence in sequences])
     logits = _by_step([selector.logits for selector in selectors])
     return Output(sequences=ids, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)
+
+
+def _say_what_is_bypassed(target: TreeModel, call: GenerateCall) -> None:
+    """Warn, once per model, where transformers' or torch's own compilation is not used."""
+    if type(call.cache) is StaticCache:
+        target.kept.say_once(
+            "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
+            "the model for it; a cache that is the caller's, or returned, is filled at the end",
+        )
+    if target.info.compiled:
+        target.kept.say_once(
+            f"{type(target.model).__name__} is compiled: torch.compile graphs are bypassed, since draft trees change "
+            "shape; calls that are left to transformers use them",
+        )
+
+
+def _give_back(
+    handover: CacheHandover,
+    target: TreeModel,
+    call: GenerateCall,
+    sequences: list[Sequence],
+    selectors: list[TokenSelector],
+) -> None:
+    """Leave in the call's cache what plain decoding would, the padding of shorter sequences included."""
+    columns = {sequence.columns for sequence in sequences}
+    if len(columns) > 1:
+        assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
+        fill_up(target, sequences, selectors, handover.cache, call.padding_token)
+    handover.give_back(max(columns))
 
 
 def _begins_anew(call: GenerateCall) -> bool:
