@@ -91,6 +91,8 @@ def test_texts_are_those_of_transformers_and_take_fewer_passes(path, model):
     for prompt in prompts(12):
         assert say(llama, prompt, 100) == wanted(model, prompt, 100)
     assert len(sizes) < 12 * 100 / 1.4
+    (prompt,), whole = prompts(1, 60, 60), CONTEXT - 60 + 1
+    assert say(llama, prompt, whole) == wanted(model, prompt, whole), "to the end of the context"
 
 
 def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path):
@@ -100,12 +102,6 @@ def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path):
     draft.attach(llama)
     for prompt in prompts(12):
         assert say(llama, prompt, 100) == say(alone, prompt, 100)
-
-
-def test_a_text_up_to_the_end_of_the_context(path, model):
-    llama, _ = recycled(path)
-    (prompt,) = prompts(1, 60, 60)
-    assert say(llama, prompt, CONTEXT - 60 + 1) == wanted(model, prompt, CONTEXT - 60 + 1)
 
 
 def test_sampling_with_a_seed_says_the_same_as_without_drafts(path):
@@ -177,21 +173,6 @@ def test_a_new_prompt_begins_a_new_text(path):
     assert draft(np.append(loop, np.intc(9))).tolist()[:3] == [5, 2, 1], "the same text goes on"
     same_place = np.array([7, 8, 3, 4, 6, 10, 11, 12, 13, 9, 5], np.intc)
     assert draft(same_place).tolist() == [], "the tenth token is that of the first text, those before it are not"
-
-
-def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path):
-    llama, draft = recycled(path, token_cost=0)
-    (prompt,), said = prompts(1, 20, 20), []
-    for token in llama.generate(prompt, temp=0):
-        said.append(token)
-        if len(draft._evaluated_next) > 1:
-            break
-    calibration = draft.recycler.matrix.calibration
-    before = calibration.copy()
-    say(llama, [*prompt, *said, 5, 6, 7], 2)
-    np.testing.assert_array_equal(calibration, before)
-    say(llama, [*prompt, *said, 5, 6, 7], 40)
-    assert not np.array_equal(calibration, before), "what the model said is"
 
 
 def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path, tmp_path):

@@ -180,22 +180,7 @@ def test_without_safetensors_a_file_is_refused_at_the_start(tmp_path, monkeypatc
         Replica(16, 4, EngineOptions(matrix=str(tmp_path / "matrix")))
 
 
-def test_only_one_process_writes_and_only_what_is_new(tmp_path):
-    path = tmp_path / "engine.matrix"
-    options = EngineOptions(k=4, matrix=str(path))
-    ngrams = np.array([[1, -1, -1]])
-    for recycler in (Replica(VOCABULARY, 6, options, saves=False), Replica(VOCABULARY, 6, options)):
-        recycler.save()
-        assert not path.exists()
-        recycler.learn_logits(ngrams, counting([1]))
-        recycler.save()
-    assert path.exists()
-    path.unlink()
-    recycler.save()
-    assert not path.exists(), "nothing was learned since"
-
-
-def test_it_is_saved_at_intervals(tmp_path, monkeypatch):
+def test_one_process_saves_at_intervals_what_is_new(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("token_recycling.engines.replica.time.monotonic", lambda: now[0])
     path = tmp_path / "engine.matrix"
@@ -206,6 +191,12 @@ def test_it_is_saved_at_intervals(tmp_path, monkeypatch):
     now[0] = 110.0
     recycler.save_if_due()
     assert path.exists()
+    path.unlink()
+    recycler.save()
+    other = Replica(VOCABULARY, 6, recycler.options, saves=False)
+    other.learn_logits(np.array([[1, -1, -1]]), counting([1]))
+    other.save()
+    assert not path.exists(), "nothing was learned since, and another process does not write"
 
 
 def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):

@@ -16,7 +16,6 @@ from support.gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import token_recycling as tr
-from token_recycling._util import extras
 from token_recycling.model import loading
 
 TOKENIZER = tiny.tokenizer()
@@ -111,14 +110,6 @@ def test_a_file_that_is_cut_off(file, share):
     refused(file, f"cannot read {file}.*download the file again")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file"])
-def test_a_file_of_another_kind(file, content):
-    file.write_bytes(content)
-    refused(file, f"{file} is no GGUF file")
-    with pytest.raises(ValueError, match="no GGUF file"):
-        loading.check_source(str(file))
-
-
 def retyped(file, number):
     """The file with a tensor of another type of ggml's."""
     content = bytearray(file.read_bytes())
@@ -141,21 +132,47 @@ def test_an_architecture_that_is_not_read(tmp_path):
             ask(file)
 
 
-def test_one_part_of_a_model(tmp_path):
-    file = written(tmp_path / "tiny.gguf")
-    writer = ggml.GGUFWriter(file, "llama")
+def another_kind(folder):
+    (folder / "zip.gguf").write_bytes(b"PK")
+    return "zip.gguf"
+
+
+def one_part(folder):
+    writer = ggml.GGUFWriter(written(folder / "part.gguf"), "llama")
     writer.add_uint16("split.count", 3)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    refused(file, "one of 3 parts")
+    return "part.gguf"
 
 
-def test_without_the_package(file, monkeypatch):
-    found = extras.importlib.util.find_spec
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
-    refused(file, "needs the extra 'gguf', got no gguf")
+def two_files(folder):
+    (folder / "models").mkdir()
+    for name in "ab":
+        (folder / "models" / f"{name}.gguf").touch()
+    return "models"
+
+
+def another_file(folder):
+    (folder / "notes.txt").touch()
+    return "notes.txt"
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (another_kind, "zip.gguf is no GGUF file"),
+        (one_part, "3 parts"),
+        (two_files, "a.gguf, b.gguf"),
+        (another_file, "notes.txt is a file"),
+        (lambda folder: "nowhere.gguf", "'.*nowhere.gguf'"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path, make, value):
+    with pytest.raises(ValueError, match=value):
+        tr.load(tmp_path / make(tmp_path))
+    assert kept() == []
 
 
 # Folders
@@ -168,20 +185,6 @@ def test_a_folder_with_one_file_is_that_file(file):
     assert loading.resolved(str(folder)) == str(loading.unpacked(folder / "one.gguf"))
     (folder / "config.json").write_text("{}")
     assert loading.resolved(str(folder)) == str(folder)
-
-
-def test_a_folder_with_two_files(file):
-    shutil.copy(file, file.parent / "b.gguf")
-    with pytest.raises(ValueError, match=r"b.gguf, tiny.Q8_0.gguf"):
-        loading.check_source(str(file.parent))
-
-
-def test_names_that_lead_nowhere(tmp_path):
-    (tmp_path / "notes.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"notes.txt"):
-        loading.check_source(str(tmp_path / "notes.txt"))
-    with pytest.raises(ValueError, match="there is no folder or file"):
-        loading.check_source("nowhere.gguf")
 
 
 def test_the_title_of_a_model_tells_no_path(file, tmp_path, monkeypatch):

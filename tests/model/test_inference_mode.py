@@ -68,7 +68,7 @@ def test_a_cache_goes_from_call_to_call(model, order, ours_first):
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_calls_of_one_accelerated_model(model, order):
-    texts = [tiny.prompt(seed, 9 + 2 * seed) for seed in range(3)]
+    texts = [tiny.prompt(0, 9), torch.cat([tiny.prompt(seed, 9) for seed in range(3)]), tiny.prompt(2, 13)]
     wanted = [model.generate(text, **GREEDY) for text in texts]
     tr.accelerate(model)
     for text, own, within in zip(texts, wanted, order, strict=True):
@@ -76,16 +76,6 @@ def test_calls_of_one_accelerated_model(model, order):
             found = model.generate(text, **GREEDY)
         assert torch.equal(found, own)
         assert model.acceleration.fallback is None
-
-
-@pytest.mark.parametrize("within", [True, False])
-def test_a_batch(model, within):
-    texts = torch.cat([tiny.prompt(0, 9), tiny.prompt(1, 9)])
-    wanted = model.generate(texts, **GREEDY)
-    tr.accelerate(model)
-    for inner in (within, not within):
-        with inside(inner):
-            assert torch.equal(model.generate(texts, attention_mask=torch.ones_like(texts), **GREEDY), wanted)
 
 
 @pytest.mark.parametrize("within", [True, False])
