@@ -34,12 +34,13 @@ def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder)
     assert "c.py" not in result.stdout
     assert lines[lines.index(f"> {PROMPT}") + 3].startswith("▏")
     table = [line.split() for line in lines]
-    head = table.index(["prompt", "tokens", "plain", "lookup", "recycled", "speedup", "MAT", "identical"])
+    head = table.index(["prompt", "tokens", "generate", "lookup", "accelerated", "speedup", "MAT", "identical"])
     rows = {row[0]: row for row in table[head + 1 :] if len(row) >= 8}
     assert [rows[name][-1] for name in ("a.py", "b.py", "all")] == ["yes"] * 3
     assert rows["all"][1:3] == ["2", "60"]
-    (fastest,) = [line for line in lines if line.startswith("fastest:")]
-    assert "x plain" in fastest or "plain, " in fastest
+    (speedup,) = [line for line in lines if line.startswith("speedup:")]
+    assert "over generate" in speedup
+    assert "over lookup" in speedup
     (model,) = [line for line in lines if line.startswith("model:")]
     assert "float32, cpu" in model
 
@@ -83,14 +84,15 @@ def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
     found = run_json("compare", folder, PROMPT, other, "--max-new-tokens", 6)
     silent, speaking = found["prompts"]
     assert (silent["answered"], speaking["answered"]) == (False, True)
-    assert [silent[key] for key in ("plain", "lookup", "recycled", "speedup", "fastest")] == [None] * 5
-    assert found["summary"]["plain"] == speaking["plain"]
+    assert [silent[key] for key in ("generate", "prompt_lookup", "accelerated")] == [None] * 3
+    assert set(silent["speedup"].values()) == {None}
+    assert found["summary"]["generate"] == speaking["generate"]
     assert found["summary"]["unanswered"] == 1
     text = run("compare", folder, PROMPT, "--max-new-tokens", 6)
     assert text.exit_code == 0
     assert "no answer: the model ends the text at once" in text.stdout
     assert "tokens/s," not in text.stdout
-    assert "fastest" not in text.stdout
+    assert "speedup:" not in text.stdout
 
 
 def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
@@ -105,8 +107,9 @@ def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
     result = run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10, "--json")
     assert "prompt lookup fails with this model: assisted generation is not supported\n" in result.stderr
     summary = json.loads(result.stdout)["summary"]
-    assert summary["lookup"] is None
-    assert summary["fastest"] in ("plain", "recycled")
+    assert summary["prompt_lookup"] is None
+    assert summary["speedup"]["prompt_lookup"] is None
+    assert summary["speedup"]["generate"] > 0
     assert " - " in run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10).stdout
 
 
@@ -119,15 +122,17 @@ def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
     assert first["divergence"] is None
     assert first["stats"]["steps"] == len(first["steps"])
     summary = found["summary"]
-    tokens = sum(row["recycled"]["tokens"] for row in found["prompts"])
+    tokens = sum(row["accelerated"]["tokens"] for row in found["prompts"])
     assert summary["mat"] == pytest.approx(tokens / sum(row["stats"]["steps"] for row in found["prompts"]))
-    seconds = [sum(row[way]["seconds"] for row in found["prompts"]) for way in ("plain", "lookup", "recycled")]
-    assert summary["speedup"] == pytest.approx(seconds[0] / seconds[2])
-    assert summary["lookup"]["tokens_per_second"] > tokens / seconds[1], "of decoding, without the prefill"
+    seconds = [
+        sum(row[way]["seconds"] for row in found["prompts"]) for way in ("generate", "prompt_lookup", "accelerated")
+    ]
+    assert summary["speedup"]["generate"] == pytest.approx(seconds[0] / seconds[2])
+    assert summary["speedup"]["prompt_lookup"] == pytest.approx(seconds[1] / seconds[2])
+    assert summary["prompt_lookup"]["tokens_per_second"] > tokens / seconds[1], "of decoding, without the prefill"
     stats = [row["stats"] for row in found["prompts"]]
     decoded = sum(one["tokens"] - one["first_tokens"] for one in stats) / sum(one["decode_seconds"] for one in stats)
-    assert summary["recycled"]["tokens_per_second"] == pytest.approx(decoded)
-    assert summary["fastest"] == ("plain", "lookup", "recycled")[seconds.index(min(seconds))]
+    assert summary["accelerated"]["tokens_per_second"] == pytest.approx(decoded)
     assert summary["identical"] is True
     assert summary["prompts"] == 3
 
@@ -158,7 +163,7 @@ def test_compare_tells_where_texts_part(loaded, tiny_model_dir, monkeypatch):
     assert found["summary"]["identical"] is False
     text = run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10)
     assert text.exit_code == 1
-    assert "differs: token" in text.stdout
+    assert "first divergence: token" in text.stdout
     assert text.stdout.splitlines()[-1] == "identical: no"
 
 

@@ -1,4 +1,4 @@
-"""`token-recycling compare`: the same prompts plain and recycled, side by side."""
+"""`token-recycling compare`: the same prompts by `generate`, prompt lookup and accelerated."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def compare(
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Decodes prompts plainly, with transformers' prompt lookup, and recycled: the same text or not, and which is how
-    fast; on a CPU the first ones in bfloat16 too, unless --dtype is given. Exit status 1 if any text differs.
+    """Decode prompts with generate, with transformers' prompt lookup, and accelerated: whether outputs are identical,
+    and the speed of each; on a CPU the first ones in bfloat16 too, unless --dtype is given. Exit status 1 if any output
+    differs.
     """
     given = read_prompts(texts or [], prompts or [])[:limit]
     _, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, device_map=device_map)
@@ -44,33 +45,34 @@ def compare(
 
     from ..._util.text_stream import decoded, pieces
     from ...cuda_graphs import FAST
-    from .. import side_by_side
+    from .. import comparison
 
     through_template = loading.uses_chat(loaded, chat)
     with console.working("warming up"):
-        comparing = side_by_side.Comparing(loaded, drafter, given, max_new_tokens, through_template, fast=FAST[fast])
-    if comparing.no_lookup is not None:
-        console.note(f"transformers' prompt lookup fails with this model: {comparing.no_lookup}")
-    out, found, rows = Console(), [], []
-    with console.working("decoding each prompt in each way", len(given)) as advance:
-        for place, one in enumerate(comparing, start=1):
+        measured = comparison.Comparison(loaded, drafter, given, max_new_tokens, through_template, fast=FAST[fast])
+    if measured.no_lookup is not None:
+        console.note(f"transformers' prompt lookup fails with this model: {measured.no_lookup}")
+    out, compared, rows = Console(), [], []
+    with console.working("decoding each prompt by each method", len(given)) as advance:
+        for number, one in enumerate(measured, start=1):
             advance(1)
-            found.append(one)
+            compared.append(one)
             rows.append({**one.as_dict(), "text": decoded(loaded.tokenizer, one.tokens)})
             if not as_json:
-                if place == 1:
-                    side_by_side.legend(out, one.stats.drafter)
-                side_by_side.print_comparison(out, f"{place} of {len(given)}", one, pieces(loaded.tokenizer, one.steps))
-    summary = {"model": running.described(loaded, model), **side_by_side.summary(found)}
-    if dtype is None and side_by_side.may_try_bfloat16(loaded.model):
+                if number == 1:
+                    comparison.print_legend(out, one.stats.drafter)
+                comparison.print_prompt(out, f"{number} of {len(given)}", one, pieces(loaded.tokenizer, one.steps))
+    summary = {"model": running.described(loaded, model), **comparison.summary(compared)}
+    if dtype is None and comparison.may_try_bfloat16(loaded.model):
         with console.working("trying bfloat16"):
             other = loading.load(model, "bfloat16", device, threads, prepack, device_map=device_map)
-            some = given[: side_by_side.TRIED]
-            recycled = side_by_side.Comparing(other, drafter, some, max_new_tokens, through_template, ["recycled"])
-            summary["bfloat16"] = side_by_side.in_bfloat16(recycled, found)
+            some = given[: comparison.BFLOAT16_PROMPTS]
+            ours = [comparison.ACCELERATED]
+            bfloat16 = comparison.Comparison(other, drafter, some, max_new_tokens, through_template, ours)
+            summary["bfloat16"] = comparison.bfloat16_speedup(bfloat16, compared)
     if as_json:
         console.print_json({"prompts": rows, "summary": summary})
     else:
-        side_by_side.print_summary(out, rows, summary)
+        comparison.print_summary(out, rows, summary)
     if not summary["identical"]:
         raise typer.Exit(1)

@@ -1,0 +1,277 @@
+"""Decode prompts with `generate`, with prompt lookup and accelerated, and compare outputs and times.
+
+The three are methods of the benchmark, and are measured as it measures: `generate` is transformers' own, prompt lookup
+is `generate` with transformers' prompt lookup, accelerated is `generate` of the accelerated model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+from transformers import PreTrainedModel
+
+from .._util.device import memory
+from .._util.prompts import Prompt
+from .._util.text_stream import first_line
+from ..bench.row_format import BASELINE
+from ..bench.run.data import Question
+from ..bench.run.items import Conversation
+from ..bench.run.measure import Event, WorkloadRun
+from ..bench.run.methods import Drafted, parse
+from ..bench.run.outcome import Outcome
+from ..bench.run.plan import Entry, Workload
+from ..bench.run.prompts import BenchmarkConfig
+from ..cuda_graphs import Fast
+from ..loop.stats import Stats
+from ..model.loading import Loaded
+from .console import SEPARATOR, by_step, has_colours, say
+
+Row = dict[str, Any]
+LOOKUP, ACCELERATED = "prompt_lookup", "accelerated"
+METHODS = {BASELINE: BASELINE, LOOKUP: "prompt_lookup_hf:n=10"}
+"""Methods of the benchmark by name; accelerated is the user's drafter."""
+NAMES = (*METHODS, ACCELERATED)
+MOST_ROWS = 12
+"""Most prompts with a line each in the table."""
+BFLOAT16_PROMPTS = 3
+"""Prompts that are tried in bfloat16."""
+_SHARE_OF_MEMORY = 8
+"""bfloat16 is tried where the weights in float32 take at most this part of all memory."""
+_NO_ANSWER = "no answer: the model ends the text at once"
+
+
+@dataclass(frozen=True)
+class ComparedPrompt:
+    """One prompt, decoded by every method."""
+
+    name: str
+    prompt: str
+    rows: dict[str, Row]
+    """Of the benchmark, by method; without prompt lookup where transformers has none for the model."""
+    accelerated: Outcome
+    answered: bool
+    """False where the model ends its output at once: such a time is no speed."""
+
+    @property
+    def stats(self) -> Stats:
+        """Of the accelerated call."""
+        assert self.accelerated.stats is not None
+        return self.accelerated.stats
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the accelerated call."""
+        return self.accelerated.tokens[0]
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """Tokens of the accelerated call by step."""
+        ends = accumulate(self.accelerated.lengths or (), initial=0)
+        return [self.tokens[start:end] for start, end in pairwise(ends)]
+
+    @property
+    def identical(self) -> bool:
+        return bool(self.rows[ACCELERATED]["identical"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {
+            "name": self.name,
+            "steps": self.steps,
+            "identical": self.identical,
+            "answered": self.answered,
+            "divergence": self.rows[ACCELERATED]["divergence"],
+            **speeds([self]),
+            "stats": self.stats.as_dict(),
+        }
+
+
+class Comparison:
+    """A model whose prompts are decoded by every method, or accelerated only; the drafter keeps what it learns."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        drafter: str,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        chat: bool,
+        methods: Sequence[str] = NAMES,
+        fast: Fast = "auto",
+    ) -> None:
+        """Warm up, with a drafter that is thrown away."""
+        self.loaded, self._prompts = loaded, prompts
+        self.no_lookup: str | None = None
+        """Why transformers' prompt lookup cannot decode with this model."""
+        self._outcomes: dict[str, Outcome] = {}
+        ours = Drafted(drafter, fast)
+        self._entries = {name: Entry(parse(METHODS[name]) if name in METHODS else ours) for name in methods}
+        self._config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, chat)
+        self._run = self._prepared()
+        if self.no_lookup is not None:
+            del self._entries[LOOKUP]
+            self._run = self._prepared()
+
+    def _prepared(self) -> WorkloadRun:
+        items = tuple(Conversation((Question(name, "", (text,), "prompt"),)) for name, text in self._prompts)
+        workload = Workload("generate", tuple(self._entries.values()), items)
+        run = WorkloadRun(self._config, workload, {}, self._on_event)
+        run.prepare(0)
+        return run
+
+    def _on_event(self, event: Event) -> None:
+        if event.found is None:
+            return
+        name = next(name for name, entry in self._entries.items() if entry is event.entry)
+        if isinstance(event.found, Exception):
+            if name != LOOKUP:
+                raise event.found
+            self.no_lookup = first_line(event.found)
+        elif event.phase == "measuring":
+            (self._outcomes[name],) = event.found
+
+    def __iter__(self) -> Iterator[ComparedPrompt]:
+        """Decode one prompt after another; the order of the methods rotates."""
+        eos = self.loaded.model.generation_config.eos_token_id
+        ends = set(eos if isinstance(eos, list) else [eos])
+        for index, (name, prompt) in enumerate(self._prompts):
+            rows = dict(zip(self._entries, self._run.rows_of(index), strict=True))
+            ours = self._outcomes[ACCELERATED]
+            answered = not ends.issuperset(self._outcomes.get(BASELINE, ours).tokens[0])
+            yield ComparedPrompt(name, prompt, rows, ours, answered)
+
+
+def speeds(compared: Sequence[ComparedPrompt]) -> dict[str, Any]:
+    """Return for each method tokens and seconds of whole calls and tokens/s of decoding, and the end-to-end speedup of
+    accelerated calls over each other method; None for what was not measured. Prompts without an answer are left out.
+    """
+    answers = [one for one in compared if one.answered]
+    measured = {name: _speed([one.rows[name] for one in answers if name in one.rows]) for name in NAMES}
+    rates = {name: speed["tokens"] / speed["seconds"] for name, speed in measured.items() if speed is not None}
+    speedup = {name: rates[ACCELERATED] / rates[name] if name in rates else None for name in METHODS}
+    return {**measured, "speedup": speedup}
+
+
+def _speed(rows: Sequence[Row]) -> dict[str, Any] | None:
+    if not rows:
+        return None
+    tokens, decoding = sum(row["tokens"] for row in rows), sum(row["seconds"][0] for row in rows)
+    decoded = tokens - sum(row["first_tokens"] for row in rows)
+    return {
+        "tokens": tokens,
+        "seconds": sum(row["total_seconds"][0] for row in rows),
+        "tokens_per_second": decoded / decoding if decoded else 0.0,
+    }
+
+
+def summary(compared: Sequence[ComparedPrompt]) -> dict[str, Any]:
+    """Return the figures of all prompts, as plain values."""
+    stats = sum((one.stats for one in compared), Stats())
+    return {
+        "prompts": len(compared),
+        "unanswered": sum(not one.answered for one in compared),
+        "drafter": stats.drafter,
+        **speeds(compared),
+        "mat": stats.mat,
+        "identical": all(one.identical for one in compared),
+    }
+
+
+def may_try_bfloat16(model: PreTrainedModel) -> bool:
+    """Return whether a second copy, in bfloat16, of a float32 model on a CPU takes little of the memory."""
+    nbytes = sum(weight.nbytes for weight in model.parameters())
+    on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
+    return on_cpu and nbytes <= memory(model.device) // _SHARE_OF_MEMORY
+
+
+def bfloat16_speedup(bfloat16: Comparison, compared: Sequence[ComparedPrompt]) -> float | None:
+    """Decode the first prompts in bfloat16; return the speedup over float32, accelerated; None without an answer."""
+    pairs = [pair for pair in zip(bfloat16, compared, strict=False) if pair[1].answered]
+    now, before = (_speed([pair[which].rows[ACCELERATED] for pair in pairs]) for which in (0, 1))
+    if now is None or before is None:
+        return None
+    return float(now["tokens"] / now["seconds"] / (before["tokens"] / before["seconds"]))
+
+
+def print_legend(console: Console, drafter: str) -> None:
+    """Say how to read the outputs that follow."""
+    steps = "share a tint" if has_colours(console) else f"follow a {SEPARATOR}"
+    say(console, f"> a prompt; its output is below. Tokens of one step {steps} ({drafter})\n", "dim")
+
+
+def print_prompt(console: Console, place: str, compared: ComparedPrompt, pieces: Sequence[str]) -> None:
+    """Print the end of one prompt, its output by steps, and the figures of each method."""
+    console.rule(Text(f"{place}: {compared.name}"), align="left", characters="─", style="dim")
+    for line in _tail(compared.prompt).split("\n"):
+        say(console, f"> {line}", "dim")
+    colours = has_colours(console)
+    say(console, "\noutput:", "dim")
+    console.print(Text.assemble("" if colours else SEPARATOR, by_step(pieces, colours)), soft_wrap=True)
+    console.print()
+    if (divergence := compared.rows[ACCELERATED]["divergence"]) is not None:
+        margin = "" if divergence["margin"] is None else f"; their logits differ by {divergence['margin']:.3g}"
+        found = f"token {divergence['place']} is {divergence['got']}, by generate {divergence['expected']}"
+        say(console, f"first divergence: {found}{margin}")
+    measured = compared.as_dict()
+    rates = [f"{_title(name)} {_rate(measured[name])} tokens/s" for name in NAMES if measured[name]] or [_NO_ANSWER]
+    speedup = [f"speedup {measured['speedup'][BASELINE]:.2f}"] if compared.answered else []
+    parts = [f"identical: {_yes(compared.identical)}", *rates, *speedup, f"MAT {compared.stats.mat:.2f}"]
+    say(console, f"{', '.join(parts)} ({compared.stats.tokens} tokens in {compared.stats.steps} steps)\n")
+
+
+def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Print a table with a line for each prompt, if they are few, and one for all, and what it says."""
+    columns = ("tokens", *map(_title, NAMES), "speedup", "MAT", "identical")
+    right = (Column(name, justify="right", no_wrap=True) for name in columns)
+    table = Table(Column("prompt", no_wrap=True, max_width=17), *right, box=SIMPLE, padding=(0, 1, 0, 0))
+    for row in rows if 1 < len(rows) <= MOST_ROWS else ():
+        table.add_row(*_cells(row["name"].removesuffix(".txt"), row, row["stats"]["mat"], row["stats"]["tokens"]))
+    table.add_section()
+    tokens = sum(row["stats"]["tokens"] for row in rows)
+    table.add_row(*_cells(f"all {summary['prompts']}", summary, summary["mat"], tokens))
+    console.print(table)
+    say(console, "tokens/s of decoding; lookup: transformers' prompt lookup of 10 tokens")
+    lines = [("model", summary["model"]), ("drafter", summary["drafter"])]
+    if summary["unanswered"]:
+        lines.append(("left out", f"speeds of {summary['unanswered']} prompts with {_NO_ANSWER}"))
+    over = [f"{ratio:.2f} over {_title(name)}" for name, ratio in summary["speedup"].items() if ratio is not None]
+    if over:
+        lines.append(("speedup", f"{', '.join(over)}; end to end, prefill included"))
+    if summary.get("bfloat16"):
+        note = "of the speed of float32, accelerated; outputs may differ at near-ties"
+        lines.append(("bfloat16", f"{summary['bfloat16']:.2f} times {note}"))
+    for name, value in lines:
+        say(console, f"{name + ':':<9} {value}")
+    say(console, f"identical: {_yes(summary['identical'])}", "bold")
+
+
+def _title(name: str) -> str:
+    return "lookup" if name == LOOKUP else name
+
+
+def _tail(text: str, lines: int = 8) -> str:
+    kept = text.split("\n")
+    return text if len(kept) <= lines else "\n".join(["…", *kept[-lines:]])
+
+
+def _cells(name: str, measured: dict[str, Any], mat: float, tokens: int) -> list[Text]:
+    speedup = measured["speedup"][BASELINE]
+    rates = [_rate(measured[method]) for method in NAMES]
+    shown = "-" if speedup is None else f"{speedup:.2f}"
+    return [Text(cell) for cell in (name, f"{tokens:,}", *rates, shown, f"{mat:.2f}", _yes(measured["identical"]))]
+
+
+def _rate(speed: dict[str, Any] | None) -> str:
+    return "-" if speed is None else f"{speed['tokens_per_second']:.1f}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
