@@ -7,8 +7,10 @@ import json
 import httpx2
 import pytest
 from support import tiny
+from support.functions import HELD
 from support.serving import keys, matrix_path, serving
-from support.speaking import chatty
+from support.speaking import chatty, speaking_llama
+from transformers import PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.app import warm_up
@@ -16,99 +18,96 @@ from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
 
 MESSAGES = [{"role": "user", "content": "import os"}]
+C, H, R, A, S = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/token_recycling/steps"
 ASKED = {
-    "/v1/completions": {"prompt": "import os"},
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/responses": {"input": "import os"},
-    "/v1/token_recycling/steps": {"prompt": "import os"},
+    C: {"prompt": "import os"},
+    H: {"messages": MESSAGES},
+    R: {"input": "import os"},
+    A: {"messages": MESSAGES, "max_tokens": 8},
+    S: {"prompt": "import os"},
 }
-WAYS = [(path, stream) for path in ASKED for stream in (False, True) if not path.endswith("steps") or stream]
+KINDS = {C: ValueError, H: TypeError, R: KeyError, A: RuntimeError, S: ValueError}
+WAYS = [(path, stream) for path in ASKED for stream in (False, True) if path != S or stream]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """One that can end a text, so that outputs may have a form."""
+    made = speaking_llama()
+    made.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with serving(model, chatty(tiny.tokenizer())) as running:
+        yield running
 
 
 def ask(server, path, stream, key=None, **more):
     """The status and the text of an answer; that of a stream has begun with 200."""
-    answer = server.post(path, {**ASKED[path], **({} if path.endswith("steps") else {"stream": stream}), **more}, key)
+    answer = server.post(path, {**ASKED[path], **({} if path == S else {"stream": stream}), **more}, key)
     assert answer.status_code == 200 or not stream
     server.wait_until_idle()
     return answer.status_code, answer.text
 
 
-@pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError, RuntimeError])
+def post_raw(server, path, content, **headers):
+    return httpx2.post(f"{server.url}{path}", content=content, headers=headers, timeout=30)
+
+
+# Faults of the server
+
+
+@pytest.mark.parametrize("seam", ["torch.nn.Linear.forward", "token_recycling.serving.sequences.config_of"])
 @pytest.mark.parametrize(("path", "stream"), WAYS)
-def test_what_fails_while_generating_is_in_the_log_alone(server, model, monkeypatch, caplog, path, stream, kind):
+def test_what_fails_is_in_the_log_alone(server, monkeypatch, caplog, path, stream, seam):
+    """While a request is prepared, and while it is generated."""
+
     def broken(*args, **kwargs):
-        raise kind("zip() argument 2 is shorter")
+        raise KINDS[path]("zip() argument 2 of /srv/model")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model.lm_head, "forward", broken)
-        status, text = ask(server, path, stream)
-    assert stream or status == 500
-    assert "internal server error" in text
-    assert "zip" not in text
-    (said,) = [record for record in caplog.records if record.name == "token_recycling.serving"]
-    assert "zip() argument 2 is shorter" in str(said.exc_info)
+        patch.setattr(seam, broken)
+        answer = server.post(path, {**ASKED[path], "stream": stream})
+    assert answer.status_code == (200 if stream and "Linear" in seam else 500)
+    assert "internal_error" in answer.text
+    assert "zip" not in answer.text
+    (logged,) = [record for record in caplog.records if record.name == "token_recycling.serving"]
+    assert "zip() argument 2 of /srv/model" in str(logged.exc_info)
+    server.wait_until_idle()
 
 
-@pytest.mark.parametrize(("path", "stream"), WAYS)
-def test_a_damaged_matrix_of_a_key_is_the_servers_fault(model, tmp_path, caplog, path, stream):
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_damaged_matrix_of_a_key_is_the_servers_fault(model, tmp_path, caplog, stream):
     settings = {"keys": keys("a"), "isolation": "per-key", "matrix": matrix_path(tmp_path)}
     with serving(model, chatty(tiny.tokenizer()), **settings) as server:
         file = server.service.pool.file("a")
         file.parent.mkdir()
         file.write_bytes(b"cut off")
-        status, text = ask(server, path, stream, "secret-a")
-        assert stream or status == 500
-        assert str(tmp_path) not in text
-        assert "internal server error" in text
-        assert "delete it to start anew" in caplog.text
-
-
-@pytest.mark.parametrize(("path", "stream"), WAYS)
-def test_what_transformers_refuses_is_said(server, caplog, path, stream):
-    status, text = ask(server, path, stream, generation_config='{"typical_p": 0.0, "do_sample": true}')
-    assert stream or status == 400
-    assert "typical_p" in text
-    assert not [record for record in caplog.records if record.name == "token_recycling.serving"]
-
-
-@pytest.mark.parametrize("given", ['{"bad_words_ids": [[5], [300]]}', '{"sequence_bias": [[[5, 300], 1.5]]}'])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-def test_tokens_that_are_none_are_said(server, path, given):
-    status, text = ask(server, path, False, generation_config=given)
-    assert (status, "got 300" in text) == (400, True)
-    shorter = given.replace("300", "299").replace("{", '{"max_new_tokens": 3, ')
-    assert ask(server, path, False, generation_config=shorter)[0] == 200
-
-
-@pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError, RuntimeError])
-@pytest.mark.parametrize("path", ASKED)
-def test_what_fails_while_a_request_is_prepared_is_in_the_log_alone(server, monkeypatch, caplog, path, kind):
-    def broken(*args, **kwargs):
-        raise kind("the internals of /srv/model")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("token_recycling.serving.sequences.config_of", broken)
-        answer = server.post(path, ASKED[path])
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "internal_error"
-    assert "internals" not in answer.text
-    (said,) = [record for record in caplog.records if record.name == "token_recycling.serving"]
-    assert "the internals of /srv/model" in str(said.exc_info)
-    server.wait_until_idle()
+        status, text = ask(server, H, stream, "secret-a")
+    assert stream or status == 500
+    assert str(tmp_path) not in text
+    assert "internal_error" in text
+    assert str(file) in caplog.text
 
 
 def test_what_fails_in_transformers_without_the_requests_doing_is_an_internal_error(server, model, monkeypatch):
     def broken(*args, **kwargs):
         raise ValueError("the internals of generate")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "_get_logits_processor", broken)
-        assert ask(server, "/v1/completions", False)[0] == 500
+    monkeypatch.setattr(model, "_get_logits_processor", broken)
+    assert ask(server, C, False)[0] == 500
 
 
-def test_an_error_in_a_stream_names_the_field(server):
-    _, text = ask(server, "/v1/completions", True, generation_config='{"typical_p": 0.0, "do_sample": true}')
-    assert json.loads(text.removeprefix("data: "))["error"]["param"] == "generation_config"
+def test_what_fails_at_start_is_said(model, monkeypatch):
+    monkeypatch.setattr(model.generation_config, "num_beams", 2)
+    service = Service(Loaded(model, tiny.tokenizer()), Settings())
+    with contextlib.closing(service), pytest.raises(RuntimeError, match="num_beams"):
+        asyncio.run(warm_up(service))
+
+
+# Mistakes of a request
 
 
 @pytest.mark.parametrize("path", ASKED)
@@ -116,143 +115,232 @@ def test_one_mistake_has_one_code_and_param_everywhere(model, path):
     with serving(model, chatty(tiny.tokenizer()), max_prompt_tokens=40) as server:
         field = next(iter(ASKED[path]))
         long = [{**MESSAGES[0], "content": "a" * 400}] if field == "messages" else "a" * 400
-        error = server.post(path, {field: long}).json()["error"]
+        error = server.post(path, {**ASKED[path], field: long}).json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", field)
-        for content in (b"{bad", b'{"prompt": "\xff"}', b"", b"[" * 100_000):
-            answer = httpx2.post(f"{server.url}{path}", content=content, headers={"Content-Type": "application/json"})
+        kind = {"Content-Type": "application/json"}
+        contents = (b"{bad", b'{"prompt": "\xff"}', b"", b"[" * 100_000, b'["a"]', b'{"chat_template_kwargs": 1e999}')
+        for content, headers in [*((content, kind) for content in contents), (b'{"prompt": "a"}', {})]:
+            answer = post_raw(server, path, content, **headers)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_body", None), content[:9]
 
 
-def test_what_fails_at_start_is_said(model, monkeypatch):
-    monkeypatch.setattr(model.generation_config, "num_beams", 2)
-    service = Service(Loaded(model, tiny.tokenizer()), Settings())
-    with (
-        contextlib.closing(service),
-        pytest.raises(RuntimeError, match=r"warm-up request failed: ValueError: .*num_beams"),
-    ):
-        asyncio.run(warm_up(service))
+@pytest.mark.parametrize(("path", "stream"), WAYS)
+def test_what_transformers_refuses_is_said(server, caplog, path, stream):
+    status, text = ask(server, path, stream, generation_config='{"typical_p": 0.0, "do_sample": true}')
+    assert stream or status == 400
+    assert "typical_p" in text
+    assert '"param": "generation_config"' in text.replace('":"', '": "')
+    assert not [record for record in caplog.records if record.name == "token_recycling.serving"]
 
 
 def test_what_a_template_refuses_is_said(server, monkeypatch):
     monkeypatch.setattr(server.service.loaded.tokenizer, "chat_template", "{{ raise_exception('must alternate') }}")
-    status, text = ask(server, "/v1/chat/completions", False)
+    status, text = ask(server, H, False)
     assert (status, "must alternate" in text) == (400, True)
 
 
+def config(**fields):
+    return {"generation_config": json.dumps(fields)}
+
+
+def schema(schema, strict=False):
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}}
+    }
+
+
+def called(*calls):
+    return {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [*calls]}]}
+
+
 HALF, DEEP = chr(0xD800), json.loads("[" * 900 + "]" * 900)
-GIVEN = [
-    ('{"exponential_decay_length_penalty": [1, 1e300]}', "exponential_decay_length_penalty.1", "1e+300"),
-    ('{"eos_token_id": 1%s}' % ("0" * 30), None, "1000000"),
-    ('{"eos_token_id": []}', "eos_token_id", "[]"),
-    ('{"bad_words_ids": "none"}', "bad_words_ids", '"none"'),
-    ('{"sequence_bias": [[[5], 1e300]]}', "sequence_bias.0.1", "1e+300"),
-    (json.dumps({"suppress_tokens": list(range(300))}), None, "all of them forbidden"),
-    ('{"suppress_tokens": [999]}', None, "999"),
-    ('{"temperature": 1e-40}', None, "1e-40"),
-    ('{"top_k": NaN}', "top_k", "NaN"),
-    ('{"num_beams": 4}', "num_beams", "not permitted"),
-    ("[" * 9000, None, "JSON"),
+CYCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
+STRICT = {"name": "a", "strict": True, "parameters": {"uniqueItems": True}}
+ALLOWED = {"type": "allowed_tools", "tools": [{"name": "fly"}]}
+REFUSED = [
+    # Prompts
+    (C, {"prompt": None}, "prompt", ""),
+    (C, {"prompt": ""}, "prompt", "got 0"),
+    (C, {"prompt": []}, "prompt", "[]"),
+    (C, {"prompt": ["a", ""]}, "prompt", "got 0"),
+    (C, {"prompt": [5, 300]}, "prompt", "got 300"),
+    (C, {"prompt": [-1, 2]}, "prompt.0", "-1"),
+    (C, {"prompt": [[3], [2, -7]]}, "prompt.1.1", "-7"),
+    (C, {"prompt": [1.5]}, "prompt.0", "1.5"),
+    (C, {"prompt": [True]}, "prompt.0", "true"),
+    (C, {"prompt": "import " * 5000}, "prompt", "4095"),
+    (H, {"messages": []}, "messages", "[]"),
+    (H, {"messages": [{"role": "user", "content": [PICTURE]}]}, "messages.0.content.0", "image_url"),
+    (R, {"input": []}, "input", "[]"),
+    (R, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0", "input_image"),
+    (R, {"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
+    (A, {"messages": []}, "messages", "[]"),
+    (A, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0", "image"),
+    (A, {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0", "id"),
+    (A, {"max_tokens": None}, "max_tokens", ""),
+    (S, {"messages": MESSAGES}, "prompt", "messages"),
+    # What is no JSON, or too deep for it
+    (C, {"prompt": f"a{HALF}"}, None, ""),
+    (H, {"messages": [{"role": "user", "content": HALF}]}, None, ""),
+    (C, {HALF: 1}, None, ""),
+    (C, {"temperature": float("nan")}, None, ""),
+    (H, {"chat_template_kwargs": {"x": DEEP}}, None, ""),
+    (H, {"metadata": {"x": DEEP}}, None, ""),
+    # How tokens are chosen
+    (C, {"temperature": -1}, "temperature", "-1"),
+    (C, {"temperature": "hot"}, "temperature", '"hot"'),
+    (C, {"temperature": 1e-40}, "temperature", "1e-40"),
+    (R, {"temperature": 1e-40}, "temperature", "1e-40"),
+    (A, {"temperature": -1}, "temperature", "-1"),
+    (C, {"repetition_penalty": 1e-300, "temperature": 1}, "repetition_penalty", "1e-300"),
+    (C, {"repetition_penalty": 1e30}, "repetition_penalty", "1e+30"),
+    (C, {"top_p": 0}, "top_p", "0"),
+    (C, {"top_p": "x"}, "top_p", '"x"'),
+    (C, {"seed": "x"}, "seed", '"x"'),
+    (C, {"speculation": 1}, "speculation", "1"),
+    (C, {"presence_penalty": 2.5}, "presence_penalty", "2.5"),
+    (C, {"logit_bias": {"5": 101}}, "logit_bias.5", "101"),
+    (C, {"logit_bias": {"300": 1}}, "logit_bias", "300"),
+    (C, {"logit_bias": {"a": 1}}, "logit_bias.a", '"a"'),
+    (C, {"logit_bias": {"1" * 5000: 1}}, f"logit_bias.{'1' * 40}", '"111'),
+    (C, {"logit_bias": {"1": "x"}}, "logit_bias.1", '"x"'),
+    (C, {"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "1024"),
+    (C, {"logprobs": 6}, "logprobs", "6"),
+    (H, {"top_logprobs": 2}, "top_logprobs", "logprobs"),
+    (C, config(exponential_decay_length_penalty=[1, 1e300]), "exponential_decay_length_penalty.1", "1e+300"),
+    (C, config(eos_token_id=10**30), None, "10000"),
+    (C, config(eos_token_id=[]), "eos_token_id", "[]"),
+    (C, config(bad_words_ids="none"), "bad_words_ids", '"none"'),
+    (C, config(bad_words_ids=[[5], [300]]), None, "300"),
+    (R, config(sequence_bias=[[[5, 300], 1.5]]), None, "300"),
+    (C, config(sequence_bias=[[[5], 1e300]]), "sequence_bias.0.1", "1e+300"),
+    (C, config(suppress_tokens=[*range(300)]), None, "all"),
+    (C, config(suppress_tokens=[999]), None, "999"),
+    (C, config(suppress_tokens=[*range(1025)]), "suppress_tokens", "1024"),
+    (C, config(temperature=1e-40), None, "1e-40"),
+    (C, config(top_k=float("nan")), "top_k", "NaN"),
+    (C, config(num_beams=4), "num_beams", ""),
+    (C, {"generation_config": "[" * 9000}, None, ""),
+    # Numbers and ends
+    (C, {"n": 0}, "n", "0"),
+    (C, {"prompt": ["a", "b"], "n": 65}, "n", "2 prompts x 65"),
+    (C, {"max_tokens": 0}, "max_tokens", "0"),
+    (C, {"min_tokens": 10**30}, "min_tokens", str(10**30)),
+    (C, {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9"),
+    (C, {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
+    (C, {"stop_token_ids": ["a"]}, "stop_token_ids.0", '"a"'),
+    (C, {"stop": ""}, "stop.0", '""'),
+    (C, {"stop": "x" * 129}, "stop.0", "x" * 39),
+    (C, {"stop": ["x"] * 17}, "stop", "16"),
+    (R, config(stop_strings="x" * 129), "stop_strings.0", "x" * 39),
+    (C, config(stop_strings=["x"] * 17), "stop_strings", "16"),
+    (C, config(stop_strings=[5]), "stop_strings.0", "5"),
+    # The chat template
+    (H, {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
+    (H, {"continue_final_message": True}, "continue_final_message", "user"),
+    (H, {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", ""),
+    (H, {"prediction": {"type": "text", "content": "a"}}, "prediction.type", '"text"'),
+    # Tools
+    (H, called(5), "messages.1.tool_calls.0", "5"),
+    (H, called({}), "messages.1.tool_calls.0.function", ""),
+    (H, called({"name": "a"}), "messages.1.tool_calls.0.function", ""),
+    (H, called({"function": {"name": "a", "arguments": "[1"}}), "messages.1.tool_calls.0.function.arguments", "JSON"),
+    (
+        H,
+        called({"function": {"name": "f", "arguments": json.dumps({"x": DEEP})}}),
+        "messages.1.tool_calls.0.function.arguments",
+        "JSON",
+    ),
+    (H, {"tools": [{}]}, "tools.0.function", ""),
+    (H, {"tools": [{"function": {"name": 'a"b'}}]}, "tools.0.function.name", "a"),
+    (H, {"tools": [{"function": {"name": "a", "parameters": [1]}}]}, "tools.0.function.parameters", "[1]"),
+    (H, {"tools": [{"type": "function", "function": STRICT}]}, "tools", "uniqueItems"),
+    (H, {"tool_choice": "required"}, "tool_choice", "none"),
+    (H, {"tools": HELD, "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice", "fly"),
+    (H, {"tools": HELD, "tool_choice": ALLOWED}, "tool_choice", "fly"),
+    # Output formats
+    (C, {"response_format": {"type": "xml"}}, "response_format.type", '"xml"'),
+    (C, {"response_format": {}}, "response_format.type", ""),
+    (C, {"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+    (C, {"response_format": {"type": "json_schema", "json_schema": [1]}}, "response_format.json_schema", "[1]"),
+    (C, {"response_format": {"type": "regex"}}, "response_format", "value"),
+    (C, {"response_format": {"type": "regex", "value": "(["}}, "response_format", "regex"),
+    (C, schema({"type": "bad"}), "response_format", "bad"),
+    (C, schema({"properties": {"a": {"not": {"type": "string"}}}}), "response_format", "not"),
+    (C, schema({"$ref": "https://example.com/a.json"}), "response_format", "https://example.com/a.json"),
+    (C, schema({"uniqueItems": True}, strict=True), "response_format", "uniqueItems"),
+    (C, {"response_format": {"type": "json_object"}, **config(no_repeat_ngram_size=1)}, None, "no_repeat_ngram_size"),
+    (C, {"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "response_format"),
+    (C, {"guided_regex": "a+", "min_tokens": 2}, "min_tokens", "guided_regex"),
+    (C, {"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json"),
+    (C, {"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice", "structured_outputs"),
+    (C, {"structured_outputs": {}}, "structured_outputs", "none"),
+    (C, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex, choice"),
+    (C, {"guided_json": "[1]"}, "guided_json", "[1]"),
+    (C, {"guided_json": "[" * 9000}, "guided_json", "JSON"),
+    (C, {"guided_regex": "("}, "guided_regex", "regex"),
+    (C, {"guided_grammar": "{bad"}, "guided_grammar", "grammar"),
+    (C, {"guided_choice": []}, "guided_choice", "[]"),
+    # No output, or none but the empty one, or none that is complete
+    (C, schema({"$ref": "#"}), "response_format", ""),
+    (C, schema(CYCLE), "response_format", ""),
+    (C, {"guided_grammar": "root ::= a\na ::= b\nb ::= a"}, "guided_grammar", ""),
+    (C, {"guided_grammar": 'root ::= ""'}, "guided_grammar", ""),
+    (C, {"guided_grammar": 'root ::= "x" a\na ::= a'}, "guided_grammar", ""),
 ]
 
 
-@pytest.mark.parametrize(
-    ("path", "more", "param", "said"),
-    [
-        ("/v1/completions", {"temperature": 1e-40}, "temperature", "got 1e-40; 0 is greedy"),
-        ("/v1/responses", {"temperature": 1e-40}, "temperature", "1e-40"),
-        ("/v1/completions", {"repetition_penalty": 1e-300, "temperature": 1}, "repetition_penalty", "1e-300"),
-        ("/v1/completions", {"repetition_penalty": 1e30}, "repetition_penalty", "1e+30"),
-        ("/v1/chat/completions", {"chat_template_kwargs": {"x": DEEP}}, None, "recursion limit"),
-        ("/v1/responses", {"chat_template_kwargs": {"x": DEEP}}, None, "recursion limit"),
-        ("/v1/chat/completions", {"messages": [{**MESSAGES[0], "x": DEEP}]}, None, "recursion limit"),
-        ("/v1/chat/completions", {"metadata": {"x": DEEP}}, None, "recursion limit"),
-        ("/v1/completions", {"prompt": [-1, 2]}, "prompt.0", "-1"),
-        ("/v1/completions", {"prompt": [[3], [2, -7]]}, "prompt.1.1", "-7"),
-        ("/v1/completions", {"prompt": [1.5]}, "prompt.0", "1.5"),
-        ("/v1/completions", {"prompt": [True]}, "prompt.0", "true"),
-        ("/v1/completions", {"prompt": f"a{HALF}"}, None, "hex escape"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}, None, "hex escape"),
-        ("/v1/responses", {"input": HALF}, None, "hex escape"),
-        ("/v1/token_recycling/steps", {"prompt": HALF}, None, "hex escape"),
-        ("/v1/completions", {HALF: 1}, None, "hex escape"),
-        ("/v1/completions", {"temperature": float("nan")}, None, "expected value"),
-        ("/v1/completions", {"top_p": "x"}, "top_p", '"x"'),
-        ("/v1/completions", {"speculation": 1}, "speculation", "got 1"),
-        ("/v1/completions", {"n": 0}, "n", "got 0"),
-        ("/v1/completions", {"logit_bias": {"a": 1}}, "logit_bias.a", '"a"'),
-        ("/v1/completions", {"logit_bias": {"1" * 5000: 1}}, f"logit_bias.{'1' * 40}", '"111'),
-        ("/v1/completions", {"logit_bias": {"1": "x"}}, "logit_bias.1", '"x"'),
-        ("/v1/completions", {"min_tokens": 10**30}, "min_tokens", str(10**30)),
-        ("/v1/completions", {"guided_json": "[" * 9000}, "guided_json", "recursion limit"),
-        ("/v1/chat/completions", {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "got messages"),
-        (
-            "/v1/completions",
-            {"response_format": {"type": "json_schema", "json_schema": [1]}},
-            "response_format.json_schema",
-            "[1]",
-        ),
-        (
-            "/v1/completions",
-            {"response_format": {"type": "json_object"}, "generation_config": '{"no_repeat_ngram_size": 1}'},
-            "generation_config",
-            "no_repeat_ngram_size",
-        ),
-        *(
-            (
-                "/v1/completions",
-                {"generation_config": given},
-                ".".join(filter(None, ("generation_config", field))),
-                said,
-            )
-            for given, field, said in GIVEN
-        ),
-    ],
-    ids=lambda value: None if isinstance(value, (str, dict)) else value,
-)
-def test_a_field_that_cannot_be_is_refused_by_name(server, path, more, param, said):
-    """Where the body itself cannot be read, no field is named."""
-    body = json.dumps({**ASKED[path], **more})
-    answer = httpx2.post(f"{server.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=30)
+@pytest.mark.parametrize(("path", "more", "param", "value"), REFUSED)
+def test_a_mistake_is_refused_by_field_and_value(server, path, more, param, value):
+    """A field of `generation_config` is named within it. Where the body itself cannot be read, no field is named."""
+    if "generation_config" in more:
+        param = ".".join(filter(None, ("generation_config", param)))
+    answer = post_raw(server, path, json.dumps({**ASKED[path], **more}), **{"Content-Type": "application/json"})
     error = answer.json()["error"]
-    assert answer.status_code == 400
-    assert (error["param"], error["code"]) == (param, "invalid_value" if param else "invalid_body")
-    assert said in error["message"]
+    assert (answer.status_code, error["type"], answer.json()["type"]) == (400, "invalid_request_error", "error")
+    assert error["param"] == param, error
+    assert value in error["message"]
     assert len(error["message"]) < 500
-    server.wait_until_idle()
+    assert ".cc:" not in error["message"], "not the source lines of xgrammar"
+    assert server.service.running == 0
 
 
-def test_a_number_beyond_all_is_no_json(server):
-    """Python reads 1e999 as infinity, which it writes as what is no JSON."""
-    body = b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": 1e999}}'
-    answer = httpx2.post(
-        f"{server.url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
-    )
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
+OTHERS = [
+    (C, {"prompt": "a", "model": "another"}, 404, "model_not_found"),
+    ("/v1/models/other/model", None, 404, "model_not_found"),
+    ("/load_model", {"model": "another"}, 404, "model_not_found"),
+    ("/v1/embeddings", {"input": "a"}, 400, "unsupported"),
+    (A, {**ASKED[A], "mcp_servers": [{"url": "https://example.com"}]}, 400, "unsupported"),
+    ("/v1/nothing", {}, 404, None),
+]
 
 
-def test_arguments_of_calls_that_no_template_can_write(server):
-    call = {"function": {"name": "f", "arguments": json.dumps({"x": DEEP})}}
-    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
-    answer = server.post("/v1/chat/completions", {"messages": messages})
+@pytest.mark.parametrize(("path", "body", "status", "code"), OTHERS)
+def test_other_errors(server, path, body, status, code):
+    answer = httpx2.get(f"{server.url}{path}") if body is None else server.post(path, body)
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "messages.1.tool_calls.0.function.arguments")
-    assert "recursion limit" in error["message"]
+    kind = {400: "invalid_request_error", 404: "not_found_error"}[status]
+    assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b'{"prompt": "a"}', None),
-        (b'{"prompt": "a"}', "application/x-www-form-urlencoded"),
-        (b'["a"]', "application/json"),
-        (b'{"prompt"', "application/json"),
-        (b'{"prompt": "\xff"}', "application/json"),
-        (b"[" * 100_000, "application/json"),
-        (b"", "application/json"),
-    ],
-)
-def test_a_body_that_is_no_json_is_said_to_be_none(server, content, kind):
-    headers = {} if kind is None else {"Content-Type": kind}
-    answer = httpx2.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=30)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
+def test_a_base_model_refuses_chats(model):
+    with serving(model, tiny.tokenizer()) as server:
+        for path in (H, R, A):
+            assert server.post(path, ASKED[path]).json()["error"]["code"] == "no_chat_template"
+        assert server.complete().usage.completion_tokens == 8
+
+
+def test_a_model_without_a_token_to_end_a_text_has_no_forms(tokenizer):
+    with serving(speaking_llama(), tokenizer) as server:
+        for _ in range(2):
+            status, text = ask(server, C, False, response_format={"type": "json_object"})
+            assert (status, "eos_token_id" in text) == (400, True)
+
+
+def test_with_an_old_release_of_transformers_tools_are_refused(server, monkeypatch):
+    monkeypatch.delattr(PreTrainedTokenizerBase, "get_response_parser")
+    for path, tools in ((H, HELD), (R, [{"type": "function", **HELD[0]["function"]}])):
+        error = server.post(path, {**ASKED[path], "tools": tools}).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported", "tools")

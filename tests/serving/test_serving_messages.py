@@ -61,27 +61,6 @@ def test_tokens_are_counted_as_they_are_read(server):
     assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
-PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-
-
-@pytest.mark.parametrize(
-    ("more", "word"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "image"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "input": {}}]}]}, "id is missing"),
-        ({"mcp_servers": [{"url": "https://example.com"}]}, "mcp_servers"),
-        ({"temperature": -1}, "temperature"),
-    ],
-)
-def test_errors_have_the_form_of_anthropics(server, more, word):
-    answer = server.post("/v1/messages", {**ASKED, **more})
-    error = answer.json()
-    assert (answer.status_code, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
-    assert word in error["error"]["message"]
-
-
 def test_what_claude_code_sends_is_a_chat():
     """Hints, system blocks, calls with their results, and tools that Anthropic runs."""
     body = MessagesRequest.model_validate(

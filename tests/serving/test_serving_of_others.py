@@ -21,14 +21,6 @@ def said(server, tokenizer):
     return completion(server, **GREEDY).choices[0].text, tokens
 
 
-def refused(server, path="/v1/completions", **body):
-    given = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": PROMPT}
-    answer = server.post(path, {**given, **body})
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    return error["param"], error["message"]
-
-
 # When a text ends
 
 
@@ -44,8 +36,6 @@ def test_ids_end_the_text_and_are_not_shown(server, said, tokenizer):
         assert "".join(event.choices[0].text for event in parts if event.choices) == wanted
     last = completion(server, **{**GREEDY, "max_tokens": place + 1}, stop_token_ids=[tokens[place]])
     assert last.choices[0].finish_reason == "stop", "the last token allowed ends it: it was not cut off"
-    assert refused(server, stop_token_ids=[10**6])[0] == "stop_token_ids"
-    assert refused(server, stop_token_ids=["a"])[0].startswith("stop_token_ids")
 
 
 def test_the_models_own_end_may_be_ignored_or_put_off(server, said):
@@ -67,16 +57,6 @@ def test_the_models_own_end_may_be_ignored_or_put_off(server, said):
     put_off = asked(min_tokens=place + 1)
     assert put_off.usage.completion_tokens >= place + 2
     assert put_off.choices[0].text != text
-    param, message = refused(server, min_tokens=9, max_tokens=8)
-    assert (param, "got 9" in message) == ("min_tokens", True)
-
-
-@pytest.mark.parametrize("field", [{"min_tokens": 2}, {"ignore_eos": True}])
-def test_what_has_a_form_ends_where_the_form_does(server, field):
-    (name,) = field
-    param, message = refused(server, guided_regex="a+", **field)
-    assert (param, "guided_regex" in message) == (name, True)
-    assert refused(server, response_format={"type": "json_object"}, **field)[0] == name
 
 
 # What a prompt ends with
@@ -90,10 +70,6 @@ def test_an_answer_goes_on_with_the_last_message(server):
         assert going_on.choices[0].message.content == wanted
     bare = chat(server, messages=messages[:1], **GREEDY, add_generation_prompt=False)
     assert bare.choices[0].message.content == completion(server, prompt="user: import os\n", **GREEDY).choices[0].text
-    path = "/v1/chat/completions"
-    assert refused(server, path, continue_final_message=True)[0] == "continue_final_message"
-    wrong = {"continue_final_message": True, "add_generation_prompt": True}
-    assert refused(server, path, messages=messages, **wrong)[0] == "add_generation_prompt"
 
 
 def test_an_effort_is_for_templates_that_read_it(server, model):
@@ -163,23 +139,3 @@ def test_forms_are_those_of_response_format(ending, asked, same):
         assert len(texts[0]) == 3
     message = [{"role": "user", "content": "a"}]
     assert chat(ending, messages=message, max_tokens=60, **asked).choices[0].message.content != ""
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
-        ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice"),
-        ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
-        ({"guided_json": "[1]"}, "guided_json"),
-        ({"guided_json": "{"}, "guided_json"),
-        ({"guided_regex": "("}, "guided_regex"),
-        ({"guided_grammar": "no grammar"}, "guided_grammar"),
-        ({"guided_choice": []}, "guided_choice"),
-    ],
-)
-def test_what_is_no_form_is_refused_by_name(ending, body, param):
-    assert refused(ending, **body)[0] == param

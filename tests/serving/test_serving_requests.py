@@ -1,7 +1,6 @@
 """Keys, limits, cancellation and counts of the server."""
 
 import contextlib
-import json
 import threading
 import time
 
@@ -133,15 +132,6 @@ def test_lengths(model):
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-def test_biases_are_few(open_server):
-    biases = {str(token): 1 for token in range(1025)}
-    error = refused(open_server, logit_bias=biases)
-    assert (error.status_code, error.param) == (400, "logit_bias")
-    given = json.dumps({"suppress_tokens": list(range(1025))})
-    error = refused(open_server, extra_body={"generation_config": given})
-    assert (error.status_code, "suppress_tokens" in error.message) == (400, True)
-
-
 def test_biases_are_made_once_for_all_texts(open_server, monkeypatch):
     made, usual = [], SequenceBiasLogitsProcessor.__init__
 
@@ -260,12 +250,6 @@ def test_steps_end_as_completions_do(open_server, drafter):
         assert shown == said["choices"][0]["text"]
         for counted in ("prompt_tokens", "completion_tokens", "total_tokens"):
             assert end["usage"][counted] == said["usage"][counted]
-
-
-def test_the_model_is_loaded_as_transformers_chat_asks(open_server):
-    answer = open_server.post("/load_model", {"model": "tiny"})
-    assert '"status": "ready"' in answer.text
-    assert open_server.post("/load_model", {"model": "another"}).status_code == 404
 
 
 def test_metrics_count_what_usage_says(model):

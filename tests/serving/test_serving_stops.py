@@ -25,29 +25,6 @@ def stop(whole):
     )
 
 
-def refused(server, path="/v1/completions", **body):
-    asked = {"prompt": PROMPT} if path == "/v1/completions" else {"input": PROMPT}
-    answer = server.post(path, {**asked, **body})
-    return answer.status_code, answer.json()["error"]["message"]
-
-
-def test_they_are_few_and_short(server):
-    assert completion(server, stop=["x" * 128] * 16, max_tokens=2).usage.completion_tokens == 2
-    status, message = refused(server, stop=["x" * 129])
-    assert (status, message.startswith("stop.0: ")) == (400, True)
-    assert "x" * 39 in message
-    assert "x" * 41 not in message
-    assert refused(server, stop=["x"] * 17)[0] == 400
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-@pytest.mark.parametrize("given", ["x" * 129, ["x" * 129], ["x"] * 17, [""], [5], 5])
-def test_so_are_those_in_a_configuration(server, path, given):
-    status, message = refused(server, path, generation_config=json.dumps({"stop_strings": given}))
-    assert status == 400
-    assert "stop_strings" in message
-
-
 def test_one_string_in_a_configuration_is_one_stop_string(server, whole, stop):
     said = completion(server, temperature=0, max_tokens=24, generation_config=json.dumps({"stop_strings": stop}))
     assert said.choices[0].text == whole[: whole.index(stop)]

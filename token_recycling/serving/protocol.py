@@ -712,5 +712,5 @@ class StepsRequest(SamplingRequest):
     @model_validator(mode="after")
     def _one_prompt(self) -> StepsRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("exactly one of prompt and messages is needed")
+            raise invalid("prompt", "exactly one of prompt and messages is needed")
         return self

@@ -11,7 +11,6 @@ import pytest
 from support.functions import HELD
 from support.openai_answers import chat, completion
 from support.serving import keys, serving, wait_for
-from support.speaking import speaking_llama
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
@@ -87,20 +86,6 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [{"type": "xml"}, {}, {"type": "json_schema"}, {"type": "regex"}, {"type": "json_schema", "json_schema": {}}],
-)
-def test_a_form_that_is_none(server, form):
-    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith("response_format")
-
-
-def test_text_needs_nothing(server):
-    assert completion(server, response_format={"type": "text"}, max_tokens=3).usage.completion_tokens == 3
-
-
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_answers_have_the_form(server, temperature):
     for seed in range(3):
@@ -125,10 +110,6 @@ def test_a_call_must_be_made_in_the_marks_of_the_family(server):
 def test_strict_functions_are_held_to_when_they_are_called(server):
     strict = [{"type": "function", "function": {**HELD[0]["function"], "strict": True}}]
     assert chat(server, tools=strict, max_tokens=5).usage.completion_tokens == 5
-    wrong = [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"uniqueItems": True}}}]
-    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": wrong})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
-    assert "a: unsupported keywords of JSON Schema: uniqueItems" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -150,33 +131,6 @@ def test_with_tools_and_a_form_an_output_is_calls_or_has_the_form(server, strict
     assert required.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": HELD}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "fly"}]}, "tools": HELD}, "tool_choice"),
-    ],
-)
-def test_calls_that_cannot_be_held_to(server, more, param):
-    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **more})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, "not"),
-        ({"$ref": "https://example.com/schema.json"}, "$ref to https://example.com/schema.json"),
-    ],
-)
-def test_what_a_schema_cannot_be_held_to_is_named(server, schema, named):
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
-    assert f": {named};" in answer.json()["error"]["message"]
-
-
 def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
     form = {"type": "regex", "value": "(ab|cd|ef){6,20}"}
     body = {"prompt": "for index in", "response_format": form, "temperature": 0, "max_tokens": 60}
@@ -184,33 +138,3 @@ def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
     assert drafted.usage.model_extra["speculation"]["accepted_tokens"] > 0
     with serving(model, tokenizer, drafter="plain") as plain:
         assert completion(plain, **body).choices[0].text == drafted.choices[0].text
-
-
-CYCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-WRONG = [
-    {"response_format": {"type": "regex", "value": "(["}},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "bad"}}}},
-    {"structured_outputs": {"grammar": "{bad"}},
-    # No output, or none but the empty one:
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": CYCLE}}},
-    {"structured_outputs": {"grammar": "root ::= a\na ::= b\nb ::= a"}},
-    {"structured_outputs": {"grammar": 'root ::= ""'}},
-    # No complete output:
-    {"structured_outputs": {"grammar": 'root ::= "x" a\na ::= a'}},
-]
-
-
-@pytest.mark.parametrize("body", WRONG)
-def test_a_form_that_cannot_be_compiled_or_has_no_output(server, body):
-    answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 8, **body})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["code"]) == (400, next(iter(body)), "invalid_value")
-    assert ".cc:" not in error["message"], "not the source lines of xgrammar"
-
-
-def test_a_model_without_a_token_to_end_a_text_has_no_forms(tokenizer):
-    with serving(speaking_llama(), tokenizer) as server:
-        for _ in range(2):
-            answer = server.post("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object"}})
-            assert (answer.status_code, "eos_token_id" in answer.text) == (400, True)

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 from support import tiny
 from support.functions import ASKED, FLAT, SAID, TOOLS
 from support.openai_answers import chat, streamed_chat
-from transformers import PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.choices import Choice
@@ -118,17 +117,6 @@ def test_no_tools_are_shown_where_none_may_be_used(server):
     shown = chat(server, tools=TOOLS, max_tokens=1).usage.prompt_tokens
     hidden = chat(server, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens
     assert shown > hidden == chat(server, max_tokens=1).usage.prompt_tokens
-
-
-def test_with_an_old_release_of_transformers_tools_are_refused(server, monkeypatch):
-    monkeypatch.delattr(PreTrainedTokenizerBase, "get_response_parser")
-    for path, asked in (
-        ("chat/completions", {"messages": ASKED, "tools": TOOLS}),
-        ("responses", {"input": "a", "tools": FLAT}),
-    ):
-        answer = server.post(f"/v1/{path}", asked)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
-        assert "transformers 5.13" in answer.json()["error"]["message"]
 
 
 def test_a_stream_of_a_response_has_arguments_as_they_are_generated(server, says):
