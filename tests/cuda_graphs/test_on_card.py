@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-CASES = sorted(Path(__file__).parent.glob("card_*.py"))
+HERE = Path(__file__).parent
+RUNS = [
+    pytest.param("card_ordinary.py", "running_batch or seeded", id="crossings of a step"),
+    pytest.param("card_ordinary.py", "", id="eager steps", marks=pytest.mark.nightly),
+    pytest.param("card_captured.py", "", id="captured steps", marks=pytest.mark.nightly),
+]
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [pytest.param(path, id=path.stem, marks=pytest.mark.nightly) for path in CASES],
-)
-def test_steps_on_a_card(cases, pytestconfig):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", cases]
+@pytest.mark.parametrize(("file", "names"), RUNS)
+def test_steps_on_a_card(file, names, pytestconfig):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-k", names, HERE / file]
     found = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout
