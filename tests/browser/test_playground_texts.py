@@ -38,15 +38,6 @@ def test_the_figures_are_those_of_the_steps(page, server):
     assert f"40 tokens in {len(steps)} steps" in page.text_content("#status")
 
 
-def test_the_first_token_is_shown_before_the_last_is_made(page):
-    fill(page, tokens=3000)
-    page.click("#generate")
-    page.locator(".lane .step").nth(3).wait_for(state="attached")
-    assert page.is_visible("#stop")
-    wait_for(lambda: int(figures(page)["tokens"]) > 0)
-    page.click("#stop")
-
-
 def test_options_reach_the_server(page):
     fill(page, temperature=0.7, seed=11)
     page.click("#options summary")
@@ -87,15 +78,6 @@ def test_a_chat_has_several_turns(opened, model):
         assert page.is_hidden("#turns")
 
 
-def test_the_limit_of_the_server_is_that_of_the_form(opened, model):
-    with serving(model, tiny.tokenizer(), max_new_tokens=7) as server:
-        page = opened(server)
-        assert page.input_value("#max-tokens") == "7"
-        page.click("#generate")
-        page.wait_for_selector("#explorer:not([hidden])")
-        assert figures(page)["tokens"] == "7"
-
-
 # What the server says is text, and what goes wrong is said
 
 
@@ -109,63 +91,52 @@ def test_what_the_model_says_is_never_markup(page):
     assert page.title() == "Playground · token recycling"
 
 
-def test_nor_could_a_script_make_it_so(browser, server):
-    page = browser.new_page()
-    page.goto(server.url)
-    with pytest.raises(Exception, match="TrustedHTML"):
-        page.evaluate("text => { document.body.innerHTML = text }", NEVER_DRAWN)
-    page.close()
+def schema_of(page, text):
+    page.click("summary:has-text('JSON of a schema')")
+    page.fill("#schema", text)
 
 
-def test_a_stream_that_breaks_off_is_said_and_what_came_stays(page):
-    answered(page, ("step", one_step("some")))
-    generate(page)
-    assert page.text_content("#error") == "The stream broke off before its end."
-    assert page.locator(".lane .text").text_content() == "somesome"
+NOT_ACCELERATED = {"speculation": {"accelerated": False, "not_accelerated_because": "beams"}}
+FAILED = {
+    "a stream that breaks off": (lambda page: answered(page, ("step", one_step("some"))), "broke off"),
+    "an error in a stream": (
+        lambda page: answered(page, ("error", {"error": {"message": "time is over"}})),
+        "time is over",
+    ),
+    "no acceleration": (
+        lambda page: answered(page, ("end", {"text": "", "finish_reason": "stop", "usage": NOT_ACCELERATED})),
+        "beams",
+    ),
+    "a prompt that is too long": (lambda page: page.fill("#prompt", PROMPT * 200), "300 tokens"),
+    "a schema of a model without an end": (lambda page: schema_of(page, "{}"), "eos_token_id"),
+    "a server that is gone": (lambda page: page.route("**/steps", lambda route: route.abort()), "reached"),
+}
 
 
-def test_an_error_in_the_stream_is_said(page):
-    answered(page, ("step", one_step("some")), ("error", {"error": {"message": "the time is over"}}))
-    generate(page)
-    assert page.text_content("#error") == "the time is over"
+@pytest.mark.parametrize("name", FAILED)
+def test_what_goes_wrong_is_said_and_the_page_goes_on(page, name):
+    prepare, said = FAILED[name]
+    fill(page)
+    prepare(page)
+    page.click("#generate")
+    page.wait_for_selector("#error:not([hidden])")
+    assert said in page.text_content("#error")
+    assert page.get_attribute("#error", "role") == "alert"
     assert page.is_visible("#generate")
 
 
-def test_a_text_that_was_not_accelerated_is_said(page):
-    usage = {"speculation": {"accelerated": False, "not_accelerated_because": "beams"}}
-    answered(page, ("end", {"text": "", "finish_reason": "stop", "usage": usage}))
-    fill(page)
-    page.click("#race")
-    page.wait_for_selector("#error:not([hidden])")
-    assert page.text_content("#error") == "The server left this to transformers, which has no steps: beams"
-
-
-def test_what_the_server_refuses_is_said_in_its_words(page):
-    fill(page)
-    page.fill("#prompt", PROMPT * 200)
-    page.click("#generate")
-    page.wait_for_selector("#error:not([hidden])")
-    assert page.text_content("#error").startswith("prompt: the prompt must have at most 300 tokens, got ")
-    assert page.get_attribute("#error", "role") == "alert"
-    generate(page)
-    assert page.is_hidden("#error")
-
-
-def test_a_server_that_is_gone_is_said(page):
-    page.route("**/steps", lambda route: route.abort())
-    fill(page)
-    page.click("#generate")
-    page.wait_for_selector("#error:not([hidden])")
-    assert page.text_content("#error") == "The server cannot be reached."
-    assert page.locator(".lane").count() == 0
-
-
-def test_what_is_missing_is_said_by_the_browser(page):
+def test_what_is_missing_or_no_schema_is_not_sent(page):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/steps") else None)
     fill(page)
     page.fill("#prompt", "")
     page.click("#generate")
     assert page.evaluate("document.activeElement.id") == "prompt"
-    assert page.locator(".lane").count() == 0
+    fill(page)
+    schema_of(page, "{")
+    page.click("#generate")
+    assert page.evaluate("document.getElementById('schema').validity.valid") is False
+    assert asked == []
 
 
 # Keys
@@ -217,11 +188,3 @@ def test_a_race_that_is_stopped_shows_nothing(page, server):
     assert "nothing to compare" in page.text_content("#status")
     assert page.locator(".lane").count() == 0
     server.wait_until_idle()
-
-
-def test_a_page_that_is_loaded_again_keeps_the_prompt(page):
-    assert "class Matrix" in page.input_value("#prompt")
-    page.fill("#prompt", "kept")
-    page.reload()
-    page.wait_for_selector("#drafter option", state="attached")
-    assert page.input_value("#prompt") == "kept"

@@ -167,7 +167,8 @@ def test_one_that_cannot_be_saved_is_kept(both, tmp_path, monkeypatch, caplog):
                 learn(drafter, 9)
     assert (len(drafters), outcomes) == (2, [False])
     assert "no space left" in caplog.text
-    drafters.save()
+    for _ in range(2):  # what did not change is not saved again
+        drafters.save()
     assert outcomes == [False, True, True]
 
 
@@ -182,16 +183,6 @@ def test_what_is_learned_after_a_save_in_the_midst_of_a_request_is_saved_too(bot
         end(drafters)
         with made(both, matrix=matrix_path(tmp_path)).acquire("a") as drafter:
             assert learned(drafter) == 11
-
-
-def test_what_did_not_change_is_not_saved_again(both, tmp_path):
-    outcomes = []
-    drafters = made(both, matrix=matrix_path(tmp_path), on_save=outcomes.append)
-    with drafters.acquire("a"):
-        drafters.save()
-    for _ in range(3):
-        drafters.save()
-    assert outcomes == [True, True]
 
 
 def test_nobody_waits_while_a_matrix_is_written(both, tmp_path, monkeypatch):

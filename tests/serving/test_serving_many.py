@@ -141,18 +141,6 @@ def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeyp
         assert counted[f'token_recycling_generations_total{{outcome="{outcome}"}}'] == 1
 
 
-def test_deadlines_are_each_ones_own(slow):
-    with serving(slow, tiny.tokenizer(), concurrency=2, timeout=1.0) as server:
-
-        def late():
-            with pytest.raises(openai.APIStatusError) as caught:
-                server.complete(max_tokens=3500, temperature=0)
-            return caught.value.status_code
-
-        status, answer = at_once(late, lambda: server.complete(temperature=0))
-        assert (status, answer.usage.completion_tokens) == (504, 8)
-
-
 def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch):
     with serving(model, tiny.tokenizer(), concurrency=2) as server:
         target = server.service.decoder.batch.target

@@ -10,7 +10,6 @@ import pytest
 from support import tiny
 from support.serving import keys, serving, wait_for
 from support.speaking import chatty, speaking_llama
-from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.job import Job, TokenSequence
@@ -132,20 +131,6 @@ def test_lengths(model):
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-def test_biases_are_made_once_for_all_texts(open_server, monkeypatch):
-    made, usual = [], SequenceBiasLogitsProcessor.__init__
-
-    def counted(self, *args):
-        made.append(self)
-        usual(self, *args)
-
-    monkeypatch.setattr(SequenceBiasLogitsProcessor, "__init__", counted)
-    answer = open_server.complete(prompt=["a", "b"], n=3, logit_bias={"5": 100}, max_tokens=3, temperature=0)
-    word = open_server.service.loaded.tokenizer.decode([5])
-    assert [choice.text for choice in answer.choices] == [word * 3] * 6
-    assert len(made) == 1
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/token_recycling/steps"])
 def test_prompts_are_read_beside_what_is_streamed(model, monkeypatch, path):
     """A long one takes a while: never in the thread of the event loop."""
@@ -185,26 +170,6 @@ def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
 
 
 # Keys
-
-
-def test_api_keys(model):
-    settings = {"keys": keys("a", "metrics"), "isolation": "per-key"}
-    with serving(model, tiny.tokenizer(), **settings) as server:
-        assert server.complete("secret-a").usage.completion_tokens == 8
-        assert [one.id for one in server.client("secret-a").models.list()] == ["tiny"]
-        for wrong in ("secret-b", "secret-metrics", "a"):
-            with pytest.raises(openai.AuthenticationError):
-                server.complete(wrong)
-        for path in ("completions", "chat/completions", "responses", "token_recycling/steps"):
-            body = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
-            assert server.post(f"/v1/{path}", body).status_code == 401
-        assert server.post("/load_model", {}).status_code == 401
-        assert '"ready"' in server.post("/load_model", {}, "secret-a").text
-        assert httpx2.get(f"{server.url}/v1/models").status_code == 401
-        assert httpx2.get(f"{server.url}/metrics").status_code == 401
-        assert httpx2.get(f"{server.url}/metrics", headers={"Authorization": "Bearer secret-a"}).status_code == 401
-        assert server.metrics("secret-metrics")["token_recycling_steps_total"] > 0
-        assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
 
 
 # Steps and metrics

@@ -169,10 +169,3 @@ def test_a_port_that_is_taken(folder):
         result = run("serve", folder, "--port", server.url.rsplit(":", 1)[1])
     assert result.exit_code == 2
     assert "cannot listen on" in result.stderr
-
-
-def test_without_the_extra_it_says_what_to_install(folder, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else name)
-    result = run("serve", folder)
-    assert result.exit_code == 2
-    assert "serving needs the extra 'serving', got no fastapi; pip install 'token-recycling[serving]'" in result.stderr
