@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 
 class NoFastPathError(ValueError):
-    """Fast steps were asked for where they do not hold."""
+    """`fast=True` was given where steps cannot be captured."""
 
 
 class Stepping(NamedTuple):
-    """How the steps of a run are made."""
+    """Captured or eager steps of one run."""
 
     kind: str
-    """Their name where what they take is kept; empty for the ordinary way."""
+    """Name under which their costs are kept; empty for eager steps."""
     stepper: Callable[[BatchState], Stepper]
-    """What makes them."""
+    """Makes the stepper."""
 
 
 Way = Callable[[TreeModel, list[Sequence], list[TokenSelector], Drafter, Cache], AbstractContextManager[Stepping]]
-"""Says for the length of a run how its steps are made."""
+"""A context manager for the length of a run; its value says how steps are made."""
 
 
 Fast = bool | Literal["auto"]
 """Whether steps are captured: with True always or an error, with "auto" on CUDA where possible."""
 FAST: dict[str, Fast] = {"auto": "auto", "on": True, "off": False}
-"""The same as an option of a command."""
+"""Values of the command-line option."""
 
 
 def way_of(fast: Fast) -> Way:
-    """How the steps of calls are made; raises ValueError for anything but True, False and "auto"."""
+    """Return how calls make their steps; raises ValueError for anything but True, False and "auto"."""
     if fast == "auto":
         return captured_where_possible
     if not isinstance(fast, bool):
@@ -80,7 +80,7 @@ def decoded(
 
 @contextmanager
 def ordinary(target: TreeModel, *run: object) -> Iterator[Stepping]:
-    """Make the steps of a run one operation after the other."""
+    """Make eager steps."""
     yield Stepping("", TreeStepper)
 
 

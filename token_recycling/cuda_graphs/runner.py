@@ -37,7 +37,7 @@ def state_of(target: TreeModel) -> State:
 
 
 class _Buffer(NamedTuple):
-    """Where packed drafts of one shape are written, and where the device reads them."""
+    """Packed drafts of one shape, on the host and on the device."""
 
     on_host: torch.Tensor
     on_device: torch.Tensor
@@ -51,7 +51,7 @@ class StepRunner:
     def __init__(self, target: TreeModel) -> None:
         self.device = target.device
         self.state: State | None = None
-        """That of the model, once this was tried out."""
+        """State of the model when this was tested."""
         self._free = Lock()
         self._holder: int | None = None
         self._graphs = Graphs(self.device)
@@ -217,7 +217,7 @@ class StepRunner:
         return Report(plan, pinned.numpy().copy()), own
 
     def _kept(self, found: Verified) -> Verified:
-        """The same numbers in tensors that all graphs of one shape share, so that they are kept in memory once."""
+        """Copy results into tensors that all graphs of one shape share, so that memory holds them once."""
         if self.device.type != "cuda":
             return found
         shared: list[Any] = []

@@ -34,10 +34,10 @@ from .noise import gumbel
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token after a node is chosen."""
+    """Token selection after a node: processors, then argmax or sampling."""
 
     processors: Sequence[LogitsProcessor] = ()
-    """Those that `fits`."""
+    """Processors that `fits` accepts."""
     sample: bool = False
 
     @staticmethod
@@ -104,7 +104,7 @@ def _said_by_node(said: torch.Tensor, trees: PackedTrees) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What is constant in a step: with it, every operation and every shape is known."""
+    """Constants of a step, which determine every operation and shape."""
 
     batch: int
     nodes: int
@@ -120,14 +120,14 @@ class StepPlan:
 
 
 class Verified(NamedTuple):
-    """What a step gives, on the device."""
+    """Results of a step, on the device."""
 
     report: torch.Tensor
     """(b, numbers) int32, for the host: see `Report`."""
     logits: torch.Tensor
     """(b, n, vocabulary)."""
     scores: torch.Tensor
-    """The same, processed; the logits themselves where nothing processes them."""
+    """(b, n, vocabulary): processed logits; the logits themselves without processors."""
     states: torch.Tensor | None
     """(b, n, states * hidden); None if the plan names none."""
 
@@ -175,7 +175,7 @@ def _move(slots: TreeCache, lengths: torch.Tensor, path: torch.Tensor) -> None:
 
 
 class Report:
-    """What the host reads of a step."""
+    """The part of a step's results that the host reads."""
 
     def __init__(self, plan: StepPlan, numbers: np.ndarray) -> None:
         """`numbers` (b, ...) int32, as in `Verified`."""

@@ -1,4 +1,4 @@
-"""Where fast steps hold, and if not, why."""
+"""Which models and calls can make captured steps, and the reason where they cannot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HOST_BOUND = {
 
 
 def by_configuration(known: ModelInfo) -> str | None:
-    """Why fast steps do not hold for a model, by what is known of it without its weights, or None."""
+    """Return why steps of a model cannot be captured, by its configuration, or None."""
     if not known.supported:
         return known.reason
     if not known.tested:
@@ -60,7 +60,7 @@ def by_configuration(known: ModelInfo) -> str | None:
 
 
 class _Found:
-    """What was found out about a model's captured steps, for as long as the model's state stays as it is."""
+    """The captured steps of a model, or why it has none, for as long as its state does not change."""
 
     def __init__(self) -> None:
         self._making = Lock()
@@ -90,13 +90,13 @@ class _Found:
 
 
 def runner_or_reason(target: TreeModel) -> StepRunner | str:
-    """What runs the model's fast steps, made once for as long as a step stays the same, or why it has none."""
+    """Return what runs the model's captured steps, made once for each state of the model, or why it has none."""
     reason = by_configuration(target.info) or _by_surroundings(target.device)
     return reason or target.kept.get("captured steps", _Found).of(target)
 
 
 def _by_surroundings(device: torch.device) -> str | None:
-    """What holds for this call, and not for the next one that replays its steps."""
+    """Return why this thread's modes of torch prevent captured steps, or None."""
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         return f"autocast to {dtype} is on; load the model in that dtype"
@@ -140,7 +140,7 @@ def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
 
 @torch.no_grad()
 def _tried_out(target: TreeModel) -> StepRunner | str:
-    """Small steps, compared with the ordinary way; where there is CUDA the second one is a replay."""
+    """Make small steps and compare them with eager ones; with CUDA the second one is a replay."""
     cache = target.new_cache()
     sequence = torch.arange(1, _TRIED, device=target.device) % target.embedded
     prefill(target, [sequence], cache)
@@ -183,7 +183,7 @@ def _deviation(target: TreeModel, runner: StepRunner, kept: TreeCache, root: int
 
 
 def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache) -> str | None:
-    """Why fast steps do not hold for a run, or None."""
+    """Return why the steps of a run cannot be captured, or None."""
     if batch_of(len(sequences)) is None:
         return f"a captured batch has at most {BATCHES[-1]} sequences, got {len(sequences)}"
     if cache.offloading:

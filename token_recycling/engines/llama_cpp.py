@@ -41,8 +41,8 @@ LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python from the first to before the second has this interface."""
 _EVAL = ("self", "tokens")
 _SECOND, _FURTHER, _PASS = 0.9, 0.3, 0.02
-"""What the second token of a pass adds to the first, and each further one, as long as nothing is known; seconds of a
-pass over one token then.
+"""Prior costs: of the second token relative to the first, and of each further one; seconds of a forward pass over one
+token.
 """
 
 
@@ -55,7 +55,7 @@ class TokenRecycling(LlamaDraftModel):
     _read: np.ndarray
     """The ids of the sequence so far."""
     _evaluated_next: np.ndarray
-    """Those that the next pass should evaluate: the newest and the draft."""
+    """Tokens of the next forward pass: the newest and the draft."""
     _values: np.ndarray
     """(n,) float32: how likely each of these is accepted."""
     _verified = False
@@ -69,11 +69,11 @@ class TokenRecycling(LlamaDraftModel):
         self.num_pred_tokens, self.options = num_pred_tokens, EngineOptions.parse(options)
         more = np.arange(num_pred_tokens + 1)
         self.passes = PassCosts(options, _PASS * (1 + _SECOND * (more > 0) + _FURTHER * np.maximum(more - 1, 0)))
-        """What passes take."""
+        """Costs of forward passes."""
         self._drafting = 0.0
         """Seconds of this step's drafting."""
         self.recycler: Replica | None = None
-        """What was learned; None until `attach`."""
+        """Matrix and drafting state; None until `attach`."""
 
     def attach(self, llama: llama_cpp.Llama) -> None:
         """Learns from all that `llama` evaluates from now on; call it once. Raises ValueError for a `Llama` that cannot

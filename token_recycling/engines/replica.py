@@ -33,7 +33,7 @@ logger = logging.getLogger("token_recycling")
 
 @dataclass
 class EngineOptions(Options):
-    """What a user may set, in the engine's own configuration."""
+    """Options in the engine's own configuration."""
 
     token_cost: float = 0.02
     """What one more token in a pass costs, as a share of a pass over one token, as long as nothing was learned; at 0

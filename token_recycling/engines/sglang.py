@@ -31,16 +31,16 @@ LOWEST, BEYOND = (0, 5, 23), (0, 5, 24)
 """SGLang versions from the first to before the second: parts of its NGRAM worker are overridden, and change often."""
 _OPTIONS = "TOKEN_RECYCLING"
 _TOKENS = "token_recycling_tokens"
-"""What the tokens of a request are kept under."""
+"""Attribute of a request that holds its tokens."""
 _DEEPEST = 64
 _NODES = 16
-"""Where a user does not say how many nodes a tree has, the root included."""
+"""Default number of nodes of a tree, the root included."""
 _WORKER = {
     "_prepare_draft_tokens": ("self", "batch"),
     "_update_ngram_corpus": ("self", "batch"),
     "forward_batch_generation": ("self", "batch"),
 }
-"""What is overridden of the NGRAM worker, and the first parameters of each."""
+"""Methods of the NGRAM worker that are overridden, and their first parameters."""
 
 
 def register() -> None:

@@ -228,7 +228,7 @@ def is_accelerated(model: PreTrainedModel) -> bool:
 
 
 def view(model: PreTrainedModel, acceleration: Acceleration) -> PreTrainedModel:
-    """The same modules and weights in another object, of the accelerated class: the model itself stays as it is."""
+    """Return an accelerated object with the same modules and weights; the model itself is unchanged."""
     view = copy.copy(model)
     make_accelerated(view, acceleration)
     return view

@@ -81,7 +81,7 @@ def fill_up(
     """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
     columns = max(sequence.columns for sequence in sequences)
     rest = [one.tokens.new_full((columns - one.columns,), padding) for one in sequences]
-    # What follows the last token is padding; the last padding token gets no slot.
+    # Padding follows the last token; the last padding token gets no slot.
     fed = [torch.cat([one.tokens[-1:], padded])[:-1] for one, padded in zip(sequences, rest, strict=True)]
     for pieces, logits in extend(target, fed, [one.length - 1 for one in sequences], cache):
         for row, piece in enumerate(pieces):

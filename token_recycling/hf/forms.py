@@ -1,4 +1,4 @@
-"""What xgrammar makes of a form: a JSON schema, a regular expression, a grammar, structural tags.
+"""Compiles JSON schemas, regular expressions, grammars and structural tags with xgrammar.
 
 Nothing here imports transformers or torch: the server compiles in a separate process that must start quickly.
 """
@@ -16,7 +16,7 @@ from .._util.text_stream import one_line
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
 """A string or a class of characters in a grammar of xgrammar."""
 _SOURCE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (?:Check failed: \(.*\) is false: )?")
-"""Where in its C++ sources xgrammar raised an error."""
+"""Location in xgrammar's C++ sources at the start of its errors."""
 _CHARACTER, _JSON_CHARACTER = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"
 """xgrammar's class for a character of a string whose length is limited, and without what JSON leaves out of it too:
 control characters.
@@ -24,9 +24,8 @@ control characters.
 
 
 def compiled(compiler: Any, name: str, form: Any, strict: bool = True) -> Any:
-    """What xgrammar makes of a form, by the name of its argument of `constrain`, or a `structural_tag`; raises
-    ValueError. If not `strict`, a schema may have keywords that are not held to, and objects others than their
-    properties.
+    """Compile a form, by the name of its argument of `constrain`, or a `structural_tag`. Raises ValueError. If not
+    `strict`, unsupported keywords of a schema are ignored, and objects may have further properties.
     """
     try:
         if name == "json_schema":

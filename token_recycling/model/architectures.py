@@ -1,4 +1,4 @@
-"""What each family of models needs so that trees are exact.
+"""The needs of each family of models for exact trees.
 
 Most models need one mask. Models with sliding windows or chunks need one for each type of layer (`Reach`). All other
 needs are in `EXCEPTIONS`, by `config.model_type`: a new family is one entry.
@@ -104,8 +104,8 @@ class Exceptional:
     slots: bool = False
     """Whether positions are slots of the cache in spite of the positions that it is given."""
     reads_on: bool = False
-    """Of one with recurrent layers: whether these read several tokens from a state on as they read them one by one.
-    Where it is not known they are never made to.
+    """Whether its recurrent layers give the same states for several tokens at once as one by one. Unless that is known,
+    they never read several tokens after a state.
     """
 
 
@@ -147,7 +147,7 @@ EXCEPTIONS: dict[str, Exceptional] = {
 
 
 def index_border(config: PretrainedConfig) -> Border:
-    """Where attention begins to choose among keys (sparse attention with an index)."""
+    """Return the length from which on sparse attention chooses among keys by an index."""
     # Scores of keys are cut off at 0, so that many are equal, and which of them are chosen follows from how many slots
     # a pass has: only a pass over the very slots that `generate` has there chooses alike.
     why = "its index chooses among equal keys by their slots"
@@ -155,7 +155,7 @@ def index_border(config: PretrainedConfig) -> Border:
 
 
 def rotary_border(config: PretrainedConfig) -> Border | None:
-    """Where rotary frequencies change with the length of the sequence, for the scalings that do so."""
+    """Return the length at which rotary frequencies change, for the scalings that do so."""
     given = rotary(config)
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:

@@ -55,7 +55,7 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model is, how it verifies trees, or why it cannot. Of a model that is refused only the first three fields
+    """Facts about a model, and how it verifies trees or why it cannot. For a refused model only the first three fields
     are set.
     """
 
@@ -95,13 +95,13 @@ class ModelInfo:
     shape: str = field(default="", repr=False)
     """A short name for its configuration, wherever it was loaded from."""
     config: PretrainedConfig | None = field(default=None, repr=False)
-    """That of its text decoder."""
+    """The configuration of its text decoder."""
     mixers: tuple[Mixer, ...] = field(default=(), repr=False)
     """Its recurrent layers."""
     arguments: frozenset[str] = field(default=frozenset(), repr=False)
     """The arguments that its forward names."""
     device: torch.device | None = None
-    """Where it takes its inputs; None where its embedding has no weights."""
+    """Device of its inputs; None where its embedding has no weights."""
     dtype: torch.dtype = torch.float32
     max_length: int | None = None
     """Its context length in tokens; None if its configuration does not say."""
@@ -110,7 +110,7 @@ class ModelInfo:
     embedded: int = 0
     """Number of input ids."""
     bytes_read: int = 0
-    """Of weights, by a pass: of all but embeddings that are no output layer too."""
+    """Bytes of weights that a forward pass reads: all but an embedding that is not the output layer too."""
     processes: int = 1
     """Number of processes that hold a part of the model each (tensor parallelism)."""
     compiled: bool = False
@@ -304,7 +304,7 @@ def _refused_by_parts(
         return f"{name} is built as an encoder; build it with is_decoder=True"
     if getattr(config, "alibi", False) and key_bias is None:
         return f"{name} has ALiBi of an unknown kind"
-    # Who chooses among blocks of keys does so in the masks of these alone, and looks for their names itself.
+    # A model that chooses blocks of keys does so in the masks of these implementations only.
     by_name = any(map(attends_to_blocks, cached)) and config._attn_implementation not in MASKED_ATTENTION
     if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts))):
         return f"{name} is built for flash attention; load it with attn_implementation='sdpa'"
@@ -383,7 +383,7 @@ def _where(border: Border) -> str:
     return f"no trees {'across' if border.beyond else 'beyond'} {border.at} tokens: {border.why}"
 
 
-# What it takes and gives
+# Inputs and outputs
 
 
 @functools.cache

@@ -95,7 +95,7 @@ class SlotStore:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a forward pass of a fixed shape writes its nodes, and which slots it attends to (`shapes`)."""
+    """The slots that a forward pass of a fixed shape writes and attends to."""
 
     places: torch.Tensor
     """(batch, n) int64: the slot of every node."""
@@ -130,7 +130,7 @@ class TreeLayer(DynamicLayer):
     """One layer's share of the stores; a `DynamicLayer` for everybody else."""
 
     frame: Frame | None = None
-    """That of the forward pass that runs, if its shape is fixed."""
+    """Frame of the current forward pass, if its shape is fixed."""
 
     def __init__(
         self, keys: tuple[SlotStore, int], values: tuple[SlotStore, int], length: int, device: torch.device
@@ -352,8 +352,8 @@ class TreeCache:
     @torch.inference_mode(False)
     @torch.no_grad()
     def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
-        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each sequence,
-        moved to the end of its `lengths[row]` slots, and forget the rest.
+        """Keep the slots of the `accepted` nodes (ascending) of each sequence: node i is in slot `held` + i, and moves
+        to the end of the sequence's `lengths[row]` slots. All other slots from `held` on are dropped.
         """
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
@@ -378,7 +378,7 @@ class TreeCache:
 
     @classmethod
     def of_length(cls, cache: Cache, slots: int) -> TreeCache:
-        """Of a cache whose layers were taken over and have room for `slots` slots, which are yet to be written."""
+        """Wrap a cache whose layers are `TreeLayer`s with capacity for `slots` slots that are yet to be written."""
         for layer in cache.layers:
             if hasattr(layer, "parts"):
                 layer.length = slots
@@ -392,8 +392,8 @@ class TreeCache:
         return self._stores
 
     def parts(self, row: int, first: int, last: int) -> list[torch.Tensor]:
-        """What it holds of slots of one sequence, as views: keys and values, (tensors, heads, n, size) for every store,
-        and index keys, (n, size) for every layer that has some.
+        """Return views of some slots of one sequence: keys and values, (tensors, heads, n, size) for every store, and
+        index keys, (n, size) for every layer that has some.
         """
         states = [store.buffer[:, row, :, first:last] for store in self._stores]
         keys = [layer.indexer_keys for layer in self._indexed if layer.indexer_keys is not None]

@@ -124,8 +124,8 @@ def check_source(name: str) -> None:
 
 
 def resolved(name: str) -> str:
-    """What transformers loads for `name`: a folder, that of a GGUF file unpacked (or ValueError), or the name on the
-    hub.
+    """Return what transformers loads for `name`: a folder, the unpacked folder of a GGUF file, or a name on the hub.
+    Raises ValueError.
     """
     file = packed(name)
     path = Path(name).expanduser() if file is None else unpacked(file)
@@ -365,7 +365,7 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
         one = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
         tokenizer = AutoTokenizer.from_pretrained(**one)
         model = AutoModelForCausalLM.from_pretrained(**one, dtype="float32", **dequantising())
-    # What is dequantised is a model as any other, and can be saved as such.
+    # A dequantized model is saved like any other.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

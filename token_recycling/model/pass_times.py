@@ -51,8 +51,8 @@ class PassTimes:
         self._choosing = Lock()
 
     def curve(self, texts: int, length: int) -> OnlineCurve:
-        """What is learned of passes over so many sequences, the longest of `length` tokens. It begins with what is kept
-        of them, else with another length or one sequence.
+        """Return the cost curve for a batch of `texts` sequences, the longest of `length` tokens. It starts from the
+        curve on disk, else from that of another length or of one sequence.
         """
         key = texts, band(length)
         with self._choosing:

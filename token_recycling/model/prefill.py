@@ -25,7 +25,7 @@ attention takes most of the time. From a few hundred rows on arithmetic bounds a
 token. These are numbers and no times, so that a prompt is cut, and rounded, at the same places whoever is beside it.
 """
 _READ_ON_DEVICE, _READ_ON_DEVICE_ALONE = 1024, 4096
-"""The same on an accelerator, which needs more rows to be busy; the latter where no other sequence waits."""
+"""Piece sizes on an accelerator, which needs more rows to be busy; the latter where no other sequence waits."""
 _EXTENDED_PIECE = 64
 """Maximum tokens per sequence that are read at once after cached ones."""
 
@@ -72,7 +72,7 @@ def prefill(
 
 
 def _pieces(model: TreeModel, cache: Cache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
-    """Where `n` tokens are cut that a cache lacks, to pieces of at most `size`; `reading` is called before each."""
+    """Yield the pieces, of at most `size`, of `n` uncached tokens; `reading` is called before each."""
     start = 0
     while start < n:
         held = cache.get_seq_length()

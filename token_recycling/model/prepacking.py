@@ -174,8 +174,8 @@ def _least_rows(ratios: Mapping[int, float]) -> int:
 
 
 def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: bool) -> dict[torch.Size, float]:
-    """What a product of so many rows with a layer of each shape takes on average, all read one after another: so that
-    none is at hand already.
+    """Return the mean seconds of a product of so many rows with a layer of each shape. All layers are read in turn, so
+    that none is in the CPU's caches.
     """
     taken = {}
     for shape, alike in layers.items():
@@ -217,7 +217,7 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
 
 
 def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
-    """What `prepack` has made of the weights as they are."""
+    """Return the prepacked weights of a model in its present state, if there are any."""
     return kept_of(model).recall(PREPACKED)
 
 

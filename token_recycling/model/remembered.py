@@ -213,12 +213,12 @@ def place(weight: torch.Tensor) -> int:
 
 
 def file_of(kind: str, setting: dict[str, str]) -> Path:
-    """Where what is known of a setting is kept."""
+    """Return the file of facts about a setting."""
     return cache_folder() / kind / f"{digest(setting)}.json"
 
 
 def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
-    """What `parse` makes of a file; `nothing` if there is none, or with a notice if it is damaged."""
+    """Return the parsed content of a file; `nothing` if it is missing or, with a warning, damaged."""
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -65,7 +65,7 @@ def unsupported(model: PreTrainedModel) -> str | None:
 
 
 def _found_out(kept: Kept, model: PreTrainedModel, known: ModelInfo) -> str | None:
-    """What the self-test has against a supported model; a family tested before needs none."""
+    """Return why the self-test refuses a supported model, or None; families tested before need none."""
     if known.tested and not known.quantised:
         made = kept.recall(_SELF_TEST)
         return None if made is None else made.reason
@@ -84,7 +84,7 @@ def tested(model: PreTrainedModel, known: ModelInfo) -> ModelInfo:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What a self-test found."""
+    """Result of a self-test."""
 
     reason: str | None
     difference: float | None = None
@@ -104,7 +104,7 @@ def _kept_verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
 
 
 def _setting(model: PreTrainedModel, known: ModelInfo) -> dict[str, str] | None:
-    """What the verdict depends on: sources of all parts and all that they are told; None where they have no files."""
+    """Return what the verdict depends on: sources and settings of all parts; None where a part has no file."""
     files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in model.modules()}
     sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
     if None in files:

@@ -114,7 +114,9 @@ class TreeModel:
             self.prepacked = None
 
     def unmeasured(self) -> TreeModel:
-        """The same without packed weights whose use was decided by measuring: it rounds alike in every process."""
+        """Return the model without prepacked weights whose use depends on measurements: it rounds alike in every
+        process.
+        """
         if self.prepacked is None or self.prepacked.fixed:
             return self
         found = copy.copy(self)
@@ -153,7 +155,7 @@ class TreeModel:
         return logits.to(self.device)
 
     def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and the last hidden states (batch, n, hidden) that the logits were made of."""
+        """As `forward`, with the last hidden states (batch, n, hidden) that the logits were made of."""
         with layer_states(self.model, last_state) as seen:
             logits = self.forward(inputs, cache)
         return logits, seen[-1].to(self.device)

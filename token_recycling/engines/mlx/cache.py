@@ -31,7 +31,7 @@ def unknown_layers(cache: Sequence[Any]) -> list[str]:
 
 
 def most_rows(cache: Sequence[Any], quantised_from: int | None) -> int | None:
-    """How many tokens a pass may have so that any of them can be taken back; None for no limit.
+    """Return how many tokens of a forward pass can all be rolled back; None for no limit.
 
     `quantised_from`: the length from which on mlx-lm quantises the cache, after a pass. A rotating cache that keeps the
     first tokens (`max_kv_size`) forgets others where it is full than a pass of several tokens is shown.
@@ -70,7 +70,7 @@ class Before:
 
 
 def _state(layer: Any) -> Any:
-    """What is put back; None for layers that are trimmed."""
+    """Return the state to restore; None for layers that are trimmed."""
     if type(layer) is ArraysCache:
         arrays, *others = layer.state
         return list(arrays), *others

@@ -37,12 +37,12 @@ class TokenRecycling:
         check_version("mlx-lm", mlx_lm.__version__, LOWEST, BEYOND)
         self.options = EngineOptions.parse(options)
         self.recycler: Replica | None = None
-        """What was learned; None until the first sequence."""
+        """Matrix and drafting state; None until the first sequence."""
         self._model: weakref.ref | None = None
         usual = _PASS * (1 + self.options.token_cost * np.arange(self.most + 1))
         self._new_passes = partial(PassCosts, options, usual)
         self._passes = self._new_passes()
-        """Of the model."""
+        """Costs of the model's forward passes."""
         self._tokenizer = ""
         self._sequences: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
         """By the layer of a cache."""

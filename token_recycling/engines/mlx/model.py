@@ -63,7 +63,7 @@ class Drafting:
         self._prompt_left: int | None = None
         self._text = TokenBuffer(drafter.sequence_of(cache))
         self._recycled: SequenceState | None = None
-        """The same for the recycler, from the first draft on."""
+        """The recycler's state of the sequence, from the first draft on."""
         self._unread: mx.array | None = None
         """The sequence's newest token, where a pass was started before it was known."""
         self._passed: Pass | None = None
@@ -133,7 +133,7 @@ class Drafting:
         return logits
 
     def _pass_ahead(self, drawn: mx.array) -> mx.array:
-        """Of a token that need not be known yet."""
+        """Start a forward pass over a token that need not be known yet."""
         self._time(1, follows=self._timed == 1)
         logits = self._model(drawn[None], cache=self._cache)
         self._began(Pass(len(self._text), [], logits, [], None))
@@ -141,7 +141,7 @@ class Drafting:
         return logits
 
     def _pass_with_draft(self, drawn: mx.array) -> mx.array:
-        """Of a token, and of what is worth drafting after it."""
+        """Run a forward pass over a token and the draft that pays after it."""
         token, follows = int(drawn.item()), self._timed > 1
         began = self._now()
         self._take_back()
@@ -194,7 +194,7 @@ class Drafting:
         return chain.tokens[1:].tolist(), chain.values[1:]
 
     def _paying(self, gains: np.ndarray) -> int:
-        """How many tokens of a draft bring the most tokens per time."""
+        """Return the length of a draft that gives the most tokens per second."""
         if not len(gains):
             return 0
         began = self._now()
