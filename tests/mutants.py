@@ -512,7 +512,7 @@ MUTANTS = [
         "a streamer is given the tokens of every step twice",
         "call.streamer.put(torch.tensor(steps[0].tokens))",
         "[call.streamer.put(torch.tensor(steps[0].tokens)) for _ in range(2)]",
-        "hf/test_calls.py hf/test_one_call.py hf",
+        "drafters/test_every_drafter.py hf/test_stopping.py hf",
     ),
     Mutant(
         "seed-ignored",

@@ -85,11 +85,6 @@ def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer
         assert 0 < stats.tokens <= wanted[:, inputs["input_ids"].shape[1] :].numel()
 
 
-MODEL = tiny.llama(seed=5)
-MODEL.generation_config.pad_token_id = 0
-DRAFTER = tr.make_drafter("recycling", tree="paper")
-
-
 def test_stop_strings_without_an_end_of_sequence_end_all_texts_together():
     tokenizer = tiny.tokenizer()
     model = tiny.llama(seed=3, vocab_size=len(tokenizer))
@@ -104,16 +99,6 @@ def test_stop_strings_without_an_end_of_sequence_end_all_texts_together():
     ours = tr.generate(model, **inputs, stop_strings=stop, tokenizer=tokenizer, stats=stats)
     assert torch.equal(ours, wanted)
     assert stats.tokens == wanted[:, 5:].numel()
-
-
-def test_a_time_limit_without_an_end_of_sequence(ending):
-    ending.generation_config.eos_token_id = None
-    inputs = batch([4, 6], 0)
-    wanted = ending.generate(**inputs, max_new_tokens=12)
-    stats = tr.Stats()
-    assert torch.equal(tr.generate(ending, **inputs, max_new_tokens=12, max_time=60.0, stats=stats), wanted)
-    assert stats.steps
-    assert torch.equal(tr.generate(ending, **inputs, max_new_tokens=12, max_time=1e-9), wanted[:, :7])
 
 
 SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -138,44 +123,6 @@ def test_scores_and_logits_of_a_batch_are_those_of_generate(ending, way):
             ours_then, theirs_then = (torch.stack(getattr(output, name)) for output in (ours, wanted))
             torch.testing.assert_close(ours_then, theirs_then, atol=1e-4, rtol=1e-4)
         assert ours.stats.mat >= 1
-
-
-def test_logits_of_a_batch_that_a_criterion_ends(ending):
-    """What was computed beyond the end is not among them."""
-    arguments = {**batch([4, 4, 4], 0), "max_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}
-    outputs = []
-    for generate in (ending.generate, lambda **given: tr.generate(ending, drafter=DRAFTER, **given)):
-        criterion = Recording(at_a_token)
-        outputs.append(generate(**arguments, stopping_criteria=StoppingCriteriaList([criterion])))
-    plain, ours = outputs
-    assert torch.equal(ours.sequences, plain.sequences)
-    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
-
-
-def states(cache, inputs):
-    """Keys and values of every text, without the slots of padding before it."""
-    paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
-    return [
-        part[row, :, padding:]
-        for layer in cache.layers
-        for part in (layer.keys, layer.values)
-        for row, padding in enumerate(paddings)
-    ]
-
-
-@pytest.mark.parametrize("lengths", [[5, 9, 3], [6], [4, 4]])
-@pytest.mark.parametrize("given", [True, False])
-def test_the_cache_of_a_batch_is_that_of_generate(ending, lengths, given):
-    inputs = batch(lengths, 0, spare=2)
-    caches = []
-    for generate in (ending.generate, lambda **arguments: tr.generate(ending, drafter=DRAFTER, **arguments)):
-        own = {"past_key_values": DynamicCache(config=ending.config)} if given else {"return_dict_in_generate": True}
-        answer = generate(**inputs, **own, max_new_tokens=16, eos_token_id=ENDS)
-        caches.append(own["past_key_values"] if given else answer.past_key_values)
-    plain, ours = caches
-    assert ours.get_seq_length() == plain.get_seq_length()
-    for own, theirs in zip(states(ours, inputs), states(plain, inputs), strict=True):
-        torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-4)
 
 
 FAMILIES = [
@@ -227,13 +174,3 @@ def test_a_cache_that_holds_less_than_the_padding(ending):
         answers.append(generate(**inputs, past_key_values=cache, max_new_tokens=12))
         assert cache.get_seq_length() == answers[-1].shape[1] - 1
     assert torch.equal(*answers)
-
-
-def test_several_returned_sequences_with_their_scores(ending):
-    """Greedily chosen they are all the same; it is the shapes that count."""
-    arguments = {"max_new_tokens": 8, "num_return_sequences": 3, "do_sample": True, "top_k": 1, **SCORES}
-    wanted = ending.generate(tiny.prompt(0, 5), **arguments)
-    ours = tr.generate(ending, tiny.prompt(0, 5), **arguments)
-    assert torch.equal(ours.sequences, wanted.sequences)
-    assert [step.shape for step in ours.scores] == [step.shape for step in wanted.scores]
-    assert ours.past_key_values.get_seq_length() == wanted.past_key_values.get_seq_length()

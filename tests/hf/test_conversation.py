@@ -81,17 +81,6 @@ def test_answers_come_in_pieces_and_stats_are_of_the_turn(chat):
     assert chat.last.stats.tokens == len(chat.last.tokens) == 12
 
 
-def test_edited_messages_cut_the_cache(chat):
-    for said in SAID[:3]:
-        chat.say(said)
-    chat.messages[2:] = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "yes"}]
-    wanted = cold(chat, [*chat.messages, {"role": "user", "content": "again"}])
-    chat.say("again")
-    assert chat.last is not None
-    assert chat.last.tokens == wanted
-    assert chat.last.cached > 10
-
-
 def test_reset_begins_anew_and_what_was_learned_stays():
     drafter = make_drafter("recycling:tree=8")
     chat = Conversation(speaking_llama(), chatty(tiny.tokenizer()), drafter, system="import sys", **GREEDY)

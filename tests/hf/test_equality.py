@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 import torch
 from support import tiny
-from support.drafters import learned
 from support.tiny import seeded
 
 import token_recycling as tr
@@ -62,14 +61,6 @@ def test_a_seed_gives_the_tokens_of_generate(model, warpers):
         assert torch.equal(ours, wanted)
         assert torch.equal(our_state, state)
     assert stats.tokens == 6 * 20
-
-
-def test_sampled_drafts_are_accepted(counting):
-    """The counting model at a low temperature is nearly certain, so that sampling fills its chains too."""
-    drafter, stats = learned(counting, "chain:4"), tr.Stats()
-    sampling = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.01}
-    tr.generate(counting, torch.tensor([[0]]), drafter=drafter, stats=stats, **sampling)
-    assert stats.mat == 5.0
 
 
 CODE = [

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import VOCABULARY, chosen, model_of, named
-from support.batches import EOS, batch
+from support.batches import batch
 from support.releases import HERE, skip_before
-from transformers import CompileConfig, DynamicCache, StaticCache
+from transformers import CompileConfig, StaticCache
 
 import token_recycling as tr
 
@@ -87,29 +87,6 @@ def test_a_returned_static_cache_is_that_of_generate(case, lengths):
     assert_same_slots(ours.past_key_values, wanted.past_key_values, (inputs["attention_mask"] == 0).sum(dim=1).tolist())
 
 
-@pytest.mark.parametrize("case", chosen(FAMILIES))
-@pytest.mark.parametrize("lengths", [[5], [4, 9]])
-def test_turns_on_one_static_cache(case, lengths):
-    """The caller's own, continued by plain generate and by ours; in the end both caches hold the same."""
-    model, texts, caches = of_family(case), [], []
-    for ours in ("", "012", "1"):
-        inputs, cache = batch(lengths, 1), StaticCache(config=model.config, max_cache_len=64)
-        paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
-        for turn in range(3):
-            arguments = {**inputs, **GREEDY, "past_key_values": cache}
-            text = tr.generate(model, **arguments) if str(turn) in ours else model.generate(**arguments)
-            assert int(cache.get_seq_length()) == text.shape[1] - 1
-            more = torch.cat([tiny.prompt(turn * 10 + row, 2, VOCABULARY) for row in range(len(text))])
-            mask = torch.ones(len(text), text.shape[1] + 2, dtype=torch.long)
-            mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
-            inputs = {"input_ids": torch.cat([text, more], dim=1), "attention_mask": mask}
-        texts.append(text)
-        caches.append(cache)
-    assert all(torch.equal(text, texts[0]) for text in texts)
-    for cache in caches[1:]:
-        assert_same_slots(cache, caches[0], paddings)
-
-
 def test_a_static_cache_keeps_its_memory(model):
     """A model compiled for it relies on the addresses."""
     cache, text = StaticCache(config=model.config, max_cache_len=64), tiny.prompt(0, 5)
@@ -138,74 +115,6 @@ def test_generates_own_compiling_for_static_caches_is_left_out(model):
     del model._compiled_call
     assert torch.equal(tr.generate(model, ids, **arguments), wanted)
     assert not hasattr(model, "_compiled_call")
-
-
-@pytest.mark.parametrize("way", ["length", "end of sequence", "stop string", "within a path"])
-def test_a_cache_passed_in_holds_all_but_the_last_token_however_the_text_ends(way):
-    tokenizer = tiny.tokenizer()
-    model = tiny.llama(4, vocab_size=len(tokenizer))
-    for seed in range(5):
-        ids = tiny.prompt(seed, 6, len(tokenizer))
-        said = model.generate(ids, **GREEDY)[0, 6:].tolist()
-        ending = {}
-        if way == "end of sequence":
-            ending = {"eos_token_id": said[9], "pad_token_id": 0}
-        elif way == "stop string":
-            ending = {"stop_strings": [tokenizer.decode(said[8:10])], "tokenizer": tokenizer}
-        elif way == "within a path":
-            ending = {"eos_token_id": [said[2], said[5]], "pad_token_id": 0}
-        caches = [DynamicCache(config=model.config) for _ in range(2)]
-        wanted = model.generate(ids, past_key_values=caches[0], **GREEDY, **ending)
-        drafter, steps = tr.make_drafter("recycling", tree="paper"), tr.Stats()
-        tr.generate(model, ids, drafter=drafter, **GREEDY)  # so that whole paths are drafted the second time
-        ours = tr.generate(model, ids, drafter=drafter, stats=steps, past_key_values=caches[1], **GREEDY, **ending)
-        assert torch.equal(ours, wanted)
-        assert caches[1].get_seq_length() == caches[0].get_seq_length() == wanted.shape[1] - 1
-        for own, theirs in zip(caches[1].layers, caches[0].layers, strict=True):
-            torch.testing.assert_close(own.keys, theirs.keys, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("eos", [None, EOS])
-def test_a_padded_text_alone(model, eos):
-    """One text with padding before it may have a streamer, criteria and processors of its own, and its cache back."""
-    inputs, shown = batch([5], 0, spare=3), ([], [])
-    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, eos
-    outputs = []
-    for accelerated in (False, True):
-        if accelerated:
-            tr.accelerate(model)
-        seen = shown[accelerated]
-        outputs.append(
-            model.generate(
-                **inputs,
-                **GREEDY,
-                return_dict_in_generate=True,
-                streamer=Collecting(seen),
-                logits_processor=[lambda ids, scores, seen=seen: (seen.append(ids.tolist()), scores)[1]],
-                stopping_criteria=[lambda ids, scores, seen=seen: (seen.append(ids.tolist()), ids[:, -1] == 61)[1]],
-            )
-        )
-    assert model.acceleration.fallback is None
-    plain, ours = outputs
-    assert torch.equal(ours.sequences, plain.sequences)
-    streamed, asked = ([[one for one in seen if type(one) is kind] for seen in shown] for kind in (int, list))
-    assert streamed[1] == streamed[0] == [*ours.sequences[0].tolist(), -1]
-    assert asked[1] == asked[0]
-    for own, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
-        torch.testing.assert_close(own.keys[:, :, 3:], theirs.keys[:, :, 3:], atol=1e-5, rtol=1e-4)
-
-
-class Collecting:
-    """A streamer that notes every token."""
-
-    def __init__(self, seen):
-        self.seen = seen
-
-    def put(self, value):
-        self.seen.extend(value.flatten().tolist())
-
-    def end(self):
-        self.seen.append(-1)
 
 
 def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():

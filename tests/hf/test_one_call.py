@@ -10,7 +10,6 @@ import pytest
 import torch
 from support import tiny
 from transformers import (
-    DynamicCache,
     StoppingCriteriaList,
 )
 
@@ -198,17 +197,3 @@ def test_after_a_stream_is_left_the_next_fast_call_works_at_once(model, leave):
         held = error
         assert held.__traceback__ is not None
     assert torch.equal(tr.generate(model, IDS, fast=True, **GREEDY), wanted)
-
-
-def test_a_text_that_ends_early_leaves_a_whole_cache_behind(model):
-    """All but the last of the tokens that were streamed; so the text can be continued."""
-    whole = model.generate(IDS, **GREEDY)
-    for fast in (False, True):
-        cache, text = DynamicCache(config=model.config), IDS[0].tolist()
-        steps = tr.stream(model, IDS, "published:tree=paper", fast=fast, past_key_values=cache, max_new_tokens=20)
-        for _ in range(3):
-            text += next(steps).tokens
-        steps.close()
-        assert cache.get_seq_length() == len(text) - 1
-        rest = {**GREEDY, "max_new_tokens": whole.shape[1] - len(text)}
-        assert torch.equal(model.generate(torch.tensor([text]), past_key_values=cache, **rest), whole)

@@ -13,7 +13,6 @@ from transformers import DynamicCache
 
 import token_recycling as tr
 from token_recycling.drafters.draft_model import DraftModel
-from token_recycling.model.info import model_info
 from token_recycling.model.recurrence import recurrent_layers
 
 FAMILIES = ["qwen3_5_text", "lfm2", "falcon_h1", "mamba2", "nemotron_h", "jamba"]
@@ -78,39 +77,6 @@ def test_a_text_that_ends_with_its_first_token_leaves_the_others(model):
     for end in first:
         arguments = {**inputs, "max_new_tokens": 14, "do_sample": False, "eos_token_id": end, "pad_token_id": 0}
         assert torch.equal(tr.generate(model, drafter=DRAFTER, **arguments), model.generate(**arguments))
-
-
-def test_several_turns_on_one_cache(model):
-    """By `generate`, where the model reads on behind a cache; left to transformers where it does not."""
-    if "cache_params" in model_info(model).arguments:
-        pytest.skip("generate() of this family takes no cache of several turns")
-    caches = [DynamicCache(config=model.config.get_text_config(decoder=True)) for _ in range(2)]
-    texts = []
-    for cache, call in zip(
-        caches, (model.generate, tr.accelerate(copy.deepcopy(model), DRAFTER).generate), strict=True
-    ):
-        ids = tiny.prompt(1, 9, 96)
-        for turn in range(3):
-            ids = torch.cat([ids, tiny.prompt(turn, 5, 96)], dim=1)
-            mask = torch.ones_like(ids)
-            ids = call(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=12, do_sample=False)
-        texts.append(ids)
-    assert torch.equal(*texts)
-    assert_same(caches[1], caches[0], [0])
-
-
-@pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h", "mamba2"])
-def test_a_stream_goes_on_where_another_was_left(family):
-    """Also after one that was closed midway: the cache holds what was emitted but for the last token."""
-    model = hybrid(family)
-    cache, ids = DynamicCache(config=model.config.get_text_config(decoder=True)), tiny.prompt(3, 8, 96)
-    for _ in range(3):
-        steps = tr.stream(model, ids, DRAFTER, max_new_tokens=40, eos_token_id=[], past_key_values=cache)
-        for _, step in zip(range(4), steps, strict=False):
-            ids = torch.cat([ids, torch.tensor([step.tokens])], dim=1)
-        steps.close()
-    whole = model.generate(tiny.prompt(3, 8, 96), max_new_tokens=ids.shape[1] - 8, do_sample=False)
-    assert torch.equal(ids, whole)
 
 
 def test_a_model_that_does_not_read_on_says_so():
