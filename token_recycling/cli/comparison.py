@@ -231,7 +231,7 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dic
     """Print a table with a line for each prompt, if they are few, and one for all, and what it says."""
     columns = ("tokens", *map(_title, NAMES), "speedup", "MAT", "identical")
     right = (Column(name, justify="right", no_wrap=True) for name in columns)
-    table = Table(Column("prompt", no_wrap=True, max_width=17), *right, box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(Column("prompt", no_wrap=True, max_width=11), *right, box=SIMPLE, padding=(0, 1, 0, 0))
     for row in rows if 1 < len(rows) <= MOST_ROWS else ():
         table.add_row(*_cells(row["name"].removesuffix(".txt"), row, row["stats"]["mat"], row["stats"]["tokens"]))
     table.add_section()
@@ -246,8 +246,8 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dic
     if over:
         lines.append(("speedup", f"{', '.join(over)}; end to end, prefill included"))
     if summary.get("bfloat16"):
-        note = "of the speed of float32, accelerated; outputs may differ at near-ties"
-        lines.append(("bfloat16", f"{summary['bfloat16']:.2f} times {note}"))
+        note = "accelerated; outputs may differ at near-ties"
+        lines.append(("bfloat16", f"{summary['bfloat16']:.2f} times the speed of float32, {note}"))
     for name, value in lines:
         say(console, f"{name + ':':<9} {value}")
     say(console, f"identical: {_yes(summary['identical'])}", "bold")
