@@ -9,7 +9,7 @@ import pytest
 from support.commandline import assert_refused, run, run_json
 from support.measured import ENVIRONMENT, METHODS, failed, only, row, summary_of, whole_run, write
 
-from token_recycling.bench.report import findings, page, tables, words
+from token_recycling.bench.report import findings, jobs, page, tables, words
 from token_recycling.bench.report.summary import read, summarize
 
 HOSTILE = '<script>alert("1")</script> a|b *c*'
@@ -374,3 +374,18 @@ def test_a_report_needs_no_torch(tmp_path):
     found = _report(write(tmp_path, [row("generate"), row()]))
     assert found.returncode == 0, found.stderr
     assert found.stdout.endswith("[]\n")
+
+
+def test_outputs_that_rounding_does_not_explain_have_no_speedup_by_job():
+    rows = [
+        {**row(method, f"{job}/{n}", category=job, identical=margin is None, **far), "run": run}
+        for run in ("float32", "bfloat16")
+        for job in ("chat", "tools")
+        for n in range(3)
+        for method, margin in (("generate", None), ("suffix", 15.0 if job == "tools" else 0.1))
+        for far in ({"divergence": {"margin": margin}} if margin else {},)
+    ]
+    table = jobs.job_table(summarize(rows).main).frame.set_index("job")
+    assert set(table.loc["tools"]) == {jobs.DIFFERS}
+    assert all(float(cell) > 0 for cell in table.loc["chat"])
+    assert set(table.loc["all, with 95% CI"]) == {"-"}

@@ -15,6 +15,8 @@ CHEAPER = 1.05
 """Times MAT above which a speedup is questioned: steps then cost less than the baseline's."""
 REPETITIVE = 0.5
 """Share of repeated 4-grams above which a report says that the output flatters methods that look back."""
+FAR = 1.0
+"""Margin of logits that rounding explains in no dtype: the output is wrong."""
 CLOSE = 1e-3
 """Margin of logits up to which a divergence in float32 can be a matter of rounding."""
 

@@ -1,67 +1,95 @@
-"""The table of the README: speedup by job, a table for each run, as a page of its own (`jobs.md`).
+"""Speedup by job, in one table for all runs: the README's table, and `jobs.md` of a folder with several runs.
 
-A line is a category of prompts, a column a method. Of conversations a second line has the time to the first token of
-the last turn, which a prefix cache shortens.
+A line is a category of prompts, a column a method of a run. A second line of conversations has the time to the first
+token of the last turn, which a prefix cache shortens; the last lines have all jobs, and plain decoding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
+from ..row_format import REPLAY_BASELINE
 from ..scenario import COLD
 from . import arithmetic, words
+from .findings import FAR
 from .summary import Comparison, Summary
 from .tables import NONE, Table, escaped
 
+DIFFERS = "differs"
+"""Instead of the speedup of other outputs than the baseline's, as where a method breaks the grammar."""
 _FEWEST = 3
-"""Requests below which no confidence interval is given."""
+"""Prompts below which no confidence interval is given."""
+
+
+class _Column(NamedTuple):
+    found: Comparison
+    method: str
+    head: str
 
 
 def page(summary: Summary) -> str | None:
-    """The tables as Markdown; None where nothing was generated on several jobs in several runs."""
+    """Return the table as a Markdown page; None where nothing was generated on several jobs in several runs."""
     found = [each for each in summary.main if each.mode == "generate" and each.baseline and len(each.categories) > 1]
     if len(found) < 2:
         return None
-    parts = ["# Speedup by job"]
-    for each in found:
-        table = job_table(each, summary.clock)
-        parts += [f"## {escaped(table.title)}", table.markdown()]
-    return "\n\n".join(parts) + "\n"
+    return f"# Speedup by job\n\n{job_table(found, summary.clock).markdown()}\n"
 
 
-def job_table(found: Comparison, clock: str = "wall") -> Table:
-    """Speedup of every method over the baseline by category, with the number of requests and output tokens."""
-    assert found.baseline is not None
-    shown = [method for method in found.labels if method != found.baseline]
-    first_tokens = arithmetic.last_turns(found.rows, found.baseline)
-    baseline = arithmetic.finished(found.rows)[lambda each: each["method"] == found.baseline]
-    lines: list[dict[str, str]] = []
-    for category in [*found.categories, None]:
-        own = baseline if category is None else baseline[baseline["category"] == category]
-        size = {"n": str(len(own)), "tokens": f"{int(own['tokens'].sum()):,}"}
-        name = "all" if category is None else words.heading(category)
-        cells = {_head(found, method): _speedup(found, method, category) for method in shown}
-        lines.append({"job": escaped(name), **cells, **size})
-        if any((category, method) in first_tokens for method in shown):
-            ratios = {
-                _head(found, method): f"{ratio:.2f}" if (ratio := first_tokens.get((category, method))) else NONE
-                for method in shown
-            }
-            lines.append({"job": escaped(f"{name}: time to first token, last turn"), **ratios, **size})
-    return Table(found.run, pd.DataFrame(lines), _caption(found, clock))
+def job_table(found: Sequence[Comparison], clock: str = "wall") -> Table:
+    """Return the end-to-end speedup of every method of each run over its baseline, by category."""
+    columns = [_Column(each, method, head) for each in found for method, head in _heads(each).items()]
+    last_turns = [arithmetic.last_turns(each.rows, str(each.baseline)) for each in found]
+    lines = []
+    for category in found[0].categories:
+        name = escaped(words.heading(category))
+        lines.append([name, *(_cell(column, category) for column in columns)])
+        ratios = [last_turns[found.index(one.found)].get((category, one.method)) for one in columns]
+        if any(ratio is not None for ratio in ratios):
+            cells = [NONE if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            lines.append([f"{name}: time to first token, last turn", *cells])
+    lines.append(["all, with 95% CI", *(_overall(one) for one in columns)])
+    if any(REPLAY_BASELINE in each.labels for each in found):
+        shown = {each.run: _overall(_Column(each, REPLAY_BASELINE, "")) for each in found}
+        first = {each.run: next(place for place, one in enumerate(columns) if one.found is each) for each in found}
+        plain = [shown[one.found.run] if place == first[one.found.run] else "" for place, one in enumerate(columns)]
+        lines.append(["all, plain decoding without drafts", *plain])
+    frame = pd.DataFrame(lines, columns=["job", *(one.head for one in columns)])
+    return Table("Speedup by job", frame, _caption(found[0], clock))
 
 
-def _head(found: Comparison, method: str) -> str:
-    """The label of a method; one that was measured cold too is the warm one."""
-    return found.labels[method] + ", warm" * (f"{COLD}{method}" in found.labels)
+def _heads(found: Comparison) -> dict[str, str]:
+    """The head of each method's column; a method that was also measured cold is the warm one."""
+    heads = {}
+    for method in found.labels:
+        if method not in (found.baseline, REPLAY_BASELINE):
+            warm = ", warm" * (f"{COLD}{method}" in found.labels)
+            label = found.labels[method].removeprefix("transformers ")
+            heads[method] = f"{found.run}: {label}{warm}"
+    return heads
 
 
-def _speedup(found: Comparison, method: str, category: str | None) -> str:
-    pairs = found.pairs_of(method)
-    pairs = pairs if category is None else pairs[pairs["category"] == category]
-    if pairs.empty:
+def _cell(column: _Column, category: str) -> str:
+    if category in _wrong(column):
+        return DIFFERS
+    pairs = column.found.pairs_of(column.method)
+    pairs = pairs[pairs["category"] == category]
+    return NONE if pairs.empty else f"{arithmetic.speedup(pairs[arithmetic.TERMS].sum()):.2f}"
+
+
+def _wrong(column: _Column) -> set[str]:
+    """The categories in which a method gave an output that rounding does not explain."""
+    rows = column.found.rows
+    return set(rows[(rows["method"] == column.method) & (rows["margin"] > FAR)]["category"])
+
+
+def _overall(column: _Column) -> str:
+    """Speedup over all prompts, with its confidence interval; none where some outputs are wrong."""
+    pairs = column.found.pairs_of(column.method)
+    if pairs.empty or _wrong(column):
         return NONE
     ratio = float(arithmetic.speedup(pairs[arithmetic.TERMS].sum()))
     if len(pairs) < _FEWEST:
@@ -72,16 +100,14 @@ def _speedup(found: Comparison, method: str, category: str | None) -> str:
 
 def _caption(found: Comparison, clock: str) -> str:
     known = found.rows["environment"].iloc[-1]
-    names = "dtype", "cpu", "threads", "torch", "transformers"
-    facts = {name: escaped(str(known.get(name, "unknown"))) for name in names}
-    facts["model"] = escaped(Path(str(known.get("model", "unknown"))).name)
-    limit = found.rows["max_new_tokens"].iloc[-1]
+    facts = {name: escaped(str(known.get(name, "unknown"))) for name in ("cpu", "torch", "transformers")}
+    model = escaped(Path(str(known.get("model", "unknown"))).name)
+    limit, prompts = found.rows["max_new_tokens"].iloc[-1], len(found.rows["prompt"].unique())
     return (
-        f"Speedup over transformers' `generate`, end to end, prefill included, {words.clock_words(clock)}. "
-        f"{facts['model']} in {facts['dtype']} on {facts['cpu']}, {facts['threads']} threads, torch {facts['torch']}, "
-        f"transformers {facts['transformers']}, {str(known.get('date', ''))[:10]}; batch size 1, greedy, at most "
-        f"{limit} new tokens a turn. n: measured requests; tokens: output tokens of `generate`. Parentheses: 95% "
-        f"bootstrap CI over requests, given from n = {_FEWEST}. Cold: a new drafter for every request. Warm: the "
-        "drafter has learned from all earlier requests, those of the warm-up included. Plain decoding does not draft: "
-        "on a CPU its speedup is that of prepacked weights and of the loop."
+        f"Speedup over transformers' `generate`, end to end, prefill included, {words.clock_words(clock)}. {model} on "
+        f"{facts['cpu']}, {words.count(int(known.get('threads', 1)), 'thread')}, torch {facts['torch']}, transformers {facts['transformers']}, "
+        f"{str(known.get('date', ''))[:10]}; {prompts} prompts, batch size 1, greedy, at most {limit} new tokens per "
+        "turn. Cold: a new drafter for every prompt. Warm: the drafter has learned from all earlier prompts, those of "
+        f"the warm-up included. {DIFFERS.capitalize()}: another output than the baseline's, by more than rounding "
+        "explains. Plain decoding does not draft: its speedup is that of prepacked weights and of the loop."
     )
