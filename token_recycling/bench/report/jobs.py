@@ -102,10 +102,11 @@ def _caption(found: Comparison, clock: str) -> str:
     known = found.rows["environment"].iloc[-1]
     facts = {name: escaped(str(known.get(name, "unknown"))) for name in ("cpu", "torch", "transformers")}
     model = escaped(Path(str(known.get("model", "unknown"))).name)
+    threads = words.count(int(known.get("threads", 1)), "thread")
     limit, prompts = found.rows["max_new_tokens"].iloc[-1], len(found.rows["prompt"].unique())
     return (
         f"Speedup over transformers' `generate`, end to end, prefill included, {words.clock_words(clock)}. {model} on "
-        f"{facts['cpu']}, {words.count(int(known.get('threads', 1)), 'thread')}, torch {facts['torch']}, transformers {facts['transformers']}, "
+        f"{facts['cpu']}, {threads}, torch {facts['torch']}, transformers {facts['transformers']}, "
         f"{str(known.get('date', ''))[:10]}; {prompts} prompts, batch size 1, greedy, at most {limit} new tokens per "
         "turn. Cold: a new drafter for every prompt. Warm: the drafter has learned from all earlier prompts, those of "
         f"the warm-up included. {DIFFERS.capitalize()}: another output than the baseline's, by more than rounding "
