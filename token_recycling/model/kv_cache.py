@@ -58,39 +58,39 @@ class SlotStore:
         return made.transpose(2, 3)
 
     @lasting()
-    def _set(self, whole: torch.Tensor, texts: int | None = None) -> None:
+    def _set(self, whole: torch.Tensor, sequences: int | None = None) -> None:
         self._whole = whole
         """With capacity for further sequences."""
-        self.buffer = whole[:, :texts]
+        self.buffer = whole[:, :sequences]
         self.tensors = self.buffer.unbind()
 
-    def reserve(self, slots: int, texts: int = 0) -> None:
-        """Grow the capacity to `slots` slots per layer and `texts` sequences, each by doubling."""
+    def reserve(self, slots: int, sequences: int = 0) -> None:
+        """Grow the capacity to `slots` slots per layer and `sequences` sequences, each by doubling."""
         tensors, held, heads, capacity, size = self._whole.shape
-        if slots > capacity or texts > held:
-            more_texts = max(2 * held, texts) if texts > held else held
+        if slots > capacity or sequences > held:
+            more_sequences = max(2 * held, sequences) if sequences > held else held
             more_slots = max(2 * capacity, _rounded(slots)) if slots > capacity else capacity
-            grown = self._empty(tensors, more_texts, heads, more_slots, size, self._whole)
+            grown = self._empty(tensors, more_sequences, heads, more_slots, size, self._whole)
             shown = self.buffer.shape[1]
             grown[:, :shown, :, :capacity] = self.buffer
             self._set(grown, shown)
 
-    def resize(self, texts: int) -> None:
-        """Hold `texts` sequences: the first ones stay, and so does the capacity for more."""
-        self.reserve(0, texts)
-        self._set(self._whole, texts)
+    def resize(self, sequences: int) -> None:
+        """Hold `sequences` sequences: the first ones stay, and so does the capacity for more."""
+        self.reserve(0, sequences)
+        self._set(self._whole, sequences)
 
     def append(self, other: SlotStore, held: int, joining: int) -> int:
         """Write the first `joining` slots of another store's sequences behind this one's sequences, whose slots from
         `held` on become zeros, and zeros after both; return how many sequences there are. They are not among them
         before `resize`.
         """
-        slots, texts, more = max(held, joining), self.buffer.shape[1], other.buffer.shape[1]
-        self.reserve(slots, texts + more)
-        self._whole[:, :texts, :, held:slots] = 0
-        self._whole[:, texts : texts + more, :, :joining] = other.buffer[..., :joining, :]
-        self._whole[:, texts : texts + more, :, joining:slots] = 0
-        return texts + more
+        slots, sequences, more = max(held, joining), self.buffer.shape[1], other.buffer.shape[1]
+        self.reserve(slots, sequences + more)
+        self._whole[:, :sequences, :, held:slots] = 0
+        self._whole[:, sequences : sequences + more, :, :joining] = other.buffer[..., :joining, :]
+        self._whole[:, sequences : sequences + more, :, joining:slots] = 0
+        return sequences + more
 
 
 @dataclass(frozen=True)
@@ -421,10 +421,10 @@ class TreeCache:
         other._take_over()
         held, joining = self.cache.get_seq_length(), other.cache.get_seq_length()
         pairs = zip(self._stores, other._stores, strict=True)
-        texts = [store.append(more, held, joining) for store, more in pairs]
+        sequences = [store.append(more, held, joining) for store, more in pairs]
         states = joined_states(self.cache, other.cache)
         # From here on nothing is allocated or computed.
-        for store, number in zip(self._stores, texts, strict=True):
+        for store, number in zip(self._stores, sequences, strict=True):
             store.resize(number)
         for kept, joined in states:
             kept.update(joined)

@@ -44,29 +44,29 @@ def piece_of(model: TreeModel, held: int, others: bool = False) -> int:
 
 def prefill(
     model: TreeModel,
-    texts: Sequence[torch.Tensor],
+    sequences: Sequence[torch.Tensor],
     cache: Cache,
     held: Sequence[int] | None = None,
     reading: Reading | None = None,
 ) -> None:
-    """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
+    """Put each of `sequences` (length,) without its last token into the cache, as far as it is not there.
 
-    `held[row]` slots of each sequence are there; as many as the cache has if it is not given. Shorter sequences are
-    filled up on the right. `reading` is called before pieces.
+    `held[row]` slots of each sequence are cached; by default as many as the cache has. Shorter sequences are padded on
+    the right. `reading` is called before each piece.
     """
     _begin(model, cache)
     slots, border = cache.get_seq_length(), model.info.border
-    if border is not None and border.at_once and len(texts[0]) > border.at:
-        _read_at_once(model, texts[0], cache)
+    if border is not None and border.at_once and len(sequences[0]) > border.at:
+        _read_at_once(model, sequences[0], cache)
         return
-    held = held or [slots] * len(texts)
-    missing = [text[there:-1].to(model.device) for text, there in zip(texts, held, strict=True)]
+    held = held or [slots] * len(sequences)
+    missing = [sequence[there:-1].to(model.device) for sequence, there in zip(sequences, held, strict=True)]
     if set(held) != {slots}:
         for _ in extend(model, missing, held, cache):
             pass
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
-    size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(texts))
+    size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(sequences))
     for place in _pieces(model, cache, tokens.shape[1], size, reading):
         model.read(tokens[:, place], cache, last=int(model.leaves_logits_out))
 
@@ -90,15 +90,17 @@ def _begin(model: TreeModel, cache: Cache) -> None:
     unroll(cache)
 
 
-def read_prompts(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
-    """Logits (batch, 1, vocabulary) after the last token of each of `texts` (length,), from the pass that `generate`
-    makes over what the cache does not hold: shorter sequences are filled up on the left, and the cache then holds each
-    from slot 0 on.
+def read_prompts(model: TreeModel, sequences: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
+    """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
+    over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
+    each sequence from slot 0 on.
     """
     _begin(model, cache)
-    held, longest = cache.get_seq_length(), max(map(len, texts))
-    padding = [longest - len(text) for text in texts]
-    tokens = torch.stack([pad(text.to(model.device), (before, 0)) for text, before in zip(texts, padding, strict=True)])
+    held, longest = cache.get_seq_length(), max(map(len, sequences))
+    padding = [longest - len(sequence) for sequence in sequences]
+    tokens = torch.stack(
+        [pad(sequence.to(model.device), (before, 0)) for sequence, before in zip(sequences, padding, strict=True)]
+    )
     logits = model.read(tokens[:, held:], cache, last=1, padding=padding)
     if any(padding):
         TreeCache(cache).shift([-before for before in padding], longest)
@@ -106,40 +108,40 @@ def read_prompts(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) 
 
 
 def first_pass(
-    model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache, reading: Reading | None = None
+    model: TreeModel, sequence: torch.Tensor, draft: Draft, cache: Cache, reading: Reading | None = None
 ) -> torch.Tensor:
-    """Logits (1, n, vocabulary) after the nodes of a draft below the last token of `text` (length,), from a pass that
-    reads with them what of the sequence is not in the cache.
+    """Return logits (1, n, vocabulary) after the nodes of a draft that follows the last token of `sequence` (length,),
+    from a forward pass that also reads the uncached tokens.
 
-    Where nothing is drafted, it is the pass that `generate` makes. Where something is, every token has a row in the
-    mask, and some models make logits after every token: of a long sequence only the end is read with the draft.
-    `reading` is called before pieces.
+    Without a draft it is the forward pass that `generate` makes. With one, every token has a row in the mask, and some
+    models compute logits after every token: so only the end of a long sequence is read with the draft. `reading` is
+    called before each piece.
     """
     _begin(model, cache)
-    text, n, held = text.to(model.device), len(draft.tree), cache.get_seq_length()
+    sequence, n, held = sequence.to(model.device), len(draft.tree), cache.get_seq_length()
     at_once = n == 1 and model.leaves_logits_out
     with_draft = max(0, PIECE - n)
-    before = text[held : len(text) if at_once else max(held, len(text) - 1 - with_draft)]
+    before = sequence[held : len(sequence) if at_once else max(held, len(sequence) - 1 - with_draft)]
     size = len(before) if model.leaves_logits_out else PIECE
     for place in _pieces(model, cache, len(before), size, reading):
         logits = model.read(before[None, place], cache, last=1)
     if at_once:
         return logits
     held = cache.get_seq_length()
-    return model.forward(model.inputs.of_text(text[held:-1], draft, held), cache, last=n)[:, -n:]
+    return model.forward(model.inputs.of_prompt(sequence[held:-1], draft, held), cache, last=n)[:, -n:]
 
 
 def extend(
     model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence, whatever stood there.
-    Yields piece by piece the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of
-    shorter sequences are shorter, or empty.
+    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence and overwrite what follows.
+    Yield, piece by piece, the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of
+    shorter sequences are shorter or empty.
     """
     kept, lengths = TreeCache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
-        pieces = [text[start : start + size].to(model.device) for text in tokens]
+        pieces = [sequence[start : start + size].to(model.device) for sequence in tokens]
         slots = cache.get_seq_length()
         logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
         kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])
@@ -147,31 +149,31 @@ def extend(
         yield pieces, logits
 
 
-def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:
+def cross_border(model: TreeModel, sequences: Sequence[torch.Tensor], cache: Cache) -> None:
     """Read a sequence again where the model's own `generate` does so."""
     border = model.info.border
-    if border is not None and border.reread and len(texts[0]) == border.at + 1:
-        _read_at_once(model, texts[0], cache)
+    if border is not None and border.reread and len(sequences[0]) == border.at + 1:
+        _read_at_once(model, sequences[0], cache)
 
 
 def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
     """Return `prompt` (length,) and its greedy continuation by `tokens` tokens, whatever ends a sequence."""
-    cache, text = model.new_cache(), prompt.to(model.device)
-    prefill(model, [text], cache)
+    cache, sequence = model.new_cache(), prompt.to(model.device)
+    prefill(model, [sequence], cache)
     for _ in range(tokens):
         held = cache.get_seq_length()
-        cross_border(model, [text], cache)
-        logits = model.forward(model.inputs.of([Draft(root_only(), text[-1:])], [held], held), cache)
-        text = torch.cat([text, logits[0, -1:].argmax(dim=-1)])
-    return text
+        cross_border(model, [sequence], cache)
+        logits = model.forward(model.inputs.of([Draft(root_only(), sequence[-1:])], [held], held), cache)
+        sequence = torch.cat([sequence, logits[0, -1:].argmax(dim=-1)])
+    return sequence
 
 
-def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
+def _read_at_once(model: TreeModel, sequence: torch.Tensor, cache: Cache) -> None:
     """Read a whole sequence in one forward pass, as `generate` reads a prompt whose length decides how it is read."""
     border = model.info.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
         cache.crop(-cache.get_seq_length())
-    model.read(text[None, cache.get_seq_length() :], cache, last=1)
+    model.read(sequence[None, cache.get_seq_length() :], cache, last=1)
     cache.crop(-1)
 
 

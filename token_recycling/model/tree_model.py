@@ -261,9 +261,9 @@ class TreeInputs:
             "position_ids": trees.positions,
         }
 
-    def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
-        """Inputs of a pass over a sequence's tokens (m,) behind the `held` slots of the cache and a draft below them: m
-        + n rows.
+    def of_prompt(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
+        """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `held` slots of the cache,
+        and over a draft that follows them: m + n rows.
         """
         m, shape = len(unread), draft.tree.on(self._device)
         depths = torch.cat([torch.arange(m, device=self._device), shape.depths + m])
