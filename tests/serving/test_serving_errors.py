@@ -53,7 +53,7 @@ def ask(server, path, stream, key=None, **more):
 
 
 def post_raw(server, path, content, **headers):
-    return httpx2.post(f"{server.url}{path}", content=content, headers=headers, timeout=30)
+    return httpx2.post(f"{server.url}{path}", content=content, headers=headers, timeout=300)
 
 
 # Faults of the server
@@ -219,7 +219,7 @@ REFUSED = [
     (C, config(suppress_tokens=[*range(300)]), None, "all"),
     (C, config(suppress_tokens=[999]), None, "999"),
     (C, config(suppress_tokens=[*range(1025)]), "suppress_tokens", "1024"),
-    (C, config(temperature=1e-40), None, "1e-40"),
+    (C, config(temperature=1e-40), "temperature", "1e-40"),
     (C, config(top_k=float("nan")), "top_k", "NaN"),
     (C, config(num_beams=4), "num_beams", ""),
     (C, {"generation_config": "[" * 9000}, None, ""),

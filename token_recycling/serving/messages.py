@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
 from .answers import Event
@@ -29,7 +29,7 @@ from .protocol import (
     Unsupported,
     chat_of,
     joined,
-    warn_ignored,
+    only_of_type,
 )
 from .service import Service
 from .stopping import Stops
@@ -110,23 +110,12 @@ class MessagesToolChoice(BaseModel, extra="ignore"):
         return ToolChoice(type="required" if self.type == "any" else self.type)
 
 
-def _custom_only(tools: Any) -> Any:
-    """Drop tools that Anthropic's own servers run, with a warning."""
-    if not isinstance(tools, list):
-        return tools
-    kinds = [(tool.get("type") or "custom") if isinstance(tool, dict) else "custom" for tool in tools]
-    for kind in kinds:
-        if kind != "custom":
-            warn_ignored(f"a tool of type {kind}")
-    return [tool for tool, kind in zip(tools, kinds, strict=True) if kind == "custom"]
-
-
 class TokenCountRequest(TemplatedRequest):
     """`POST /v1/messages/count_tokens`."""
 
     messages: list[Turn] = Field(min_length=1, description="Text, tool calls and their results.")
     system: str | list[Part] | None = Field(None, description="A system message before all others.")
-    tools: Annotated[list[MessagesTool], BeforeValidator(_custom_only)] | None = Field(
+    tools: Annotated[list[MessagesTool], only_of_type("custom")] | None = Field(
         None, description="Functions; tools that Anthropic runs are skipped."
     )
     tool_choice: MessagesToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`.")

@@ -48,6 +48,17 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 _TokenId = Annotated[int, Field(ge=0)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _Share = Annotated[float, Field(ge=0, le=1)]
+_Divisor = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""Logits that are divided by a much smaller number become infinite."""
+
+
+def _greedy_or_divisor(value: float) -> float:
+    if value and not 1e-6 <= value <= 1e6:
+        raise ValueError(f"must be 0, which is greedy, or from 1e-06 to 1000000, got {value}")
+    return value
+
+
+_Temperature = Annotated[float, AfterValidator(_greedy_or_divisor)]
 _Object = dict[str, Any]
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
@@ -169,19 +180,22 @@ class Tool(BaseModel, extra="allow"):
         return {**self.model_dump(exclude_unset=True), "type": "function"}
 
 
-def functions_only(tools: Any) -> Any:
-    """Drop tools that are not functions, with a warning."""
-    kept = []
-    for tool in tools if isinstance(tools, list) else []:
-        kind = tool.get("type", "function") if isinstance(tool, dict) else "function"
-        if kind == "function":
-            kept.append(tool)
-        else:
-            warn_ignored(f"a tool of type {kind}")
-    return kept if isinstance(tools, list) else tools
+def only_of_type(wanted: str) -> BeforeValidator:
+    """Return a validator that drops tools of another type, with a warning; a tool without a type is kept."""
+
+    def kept(tools: Any) -> Any:
+        if not isinstance(tools, list):
+            return tools
+        types = [(tool.get("type") or wanted) if isinstance(tool, dict) else wanted for tool in tools]
+        for one in types:
+            if one != wanted:
+                warn_ignored(f"a tool of type {one}")
+        return [tool for tool, one in zip(tools, types, strict=True) if one == wanted]
+
+    return BeforeValidator(kept)
 
 
-Tools: TypeAlias = Annotated[list[Tool], BeforeValidator(functions_only)]
+Tools: TypeAlias = Annotated[list[Tool], only_of_type("function")]
 
 
 class _Named(BaseModel):
@@ -377,7 +391,7 @@ class GenerationFields(BaseModel, extra="forbid", strict=True, allow_inf_nan=Fal
     """What the field `generation_config` may set: how tokens are chosen, nothing of what is computed or cached."""
 
     do_sample: bool | None = None
-    temperature: float | None = None
+    temperature: _Temperature | None = None
     top_k: _Count | None = None
     top_p: _Share | None = None
     min_p: _Share | None = None
@@ -385,7 +399,7 @@ class GenerationFields(BaseModel, extra="forbid", strict=True, allow_inf_nan=Fal
     typical_p: _Share | None = None
     epsilon_cutoff: _Share | None = None
     eta_cutoff: _Share | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: _Divisor | None = None
     no_repeat_ngram_size: _Count | None = None
     max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     min_new_tokens: _Count | None = None
@@ -428,7 +442,7 @@ class Request(Fields):
     """What all requests have in common."""
 
     model: str | None = Field(None, description="A name of the model; another one is not found (404).")
-    temperature: float | None = Field(
+    temperature: _Temperature | None = Field(
         None, ge=0, le=100, description="0 is greedy; absent: as the model's own configuration says."
     )
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; without a temperature it samples too.")
@@ -478,8 +492,8 @@ class SamplingRequest(Request):
     min_p: float | None = Field(
         None, ge=0, le=1, description="Drops tokens less likely than this share of the most likely one."
     )
-    repetition_penalty: float | None = Field(
-        None, gt=0, description="Divides logits of tokens in the prompt or the output (CTRL)."
+    repetition_penalty: _Divisor | None = Field(
+        None, description="Divides logits of tokens in the prompt or the output (CTRL)."
     )
     min_tokens: int | None = Field(None, ge=0, description="vLLM: no end before this number of tokens.")
     ignore_eos: bool | None = Field(None, description="vLLM: the model's end token does not end the output.")

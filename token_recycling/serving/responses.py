@@ -31,8 +31,8 @@ from .protocol import (
     Tool,
     Unsupported,
     chat_of,
-    functions_only,
     joined,
+    only_of_type,
     warn_ignored,
 )
 from .service import Service
@@ -89,7 +89,7 @@ class ResponsesRequest(TemplatedRequest):
     )
     instructions: str | None = Field(None, description="A system message before all others.")
     max_output_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
-    tools: Annotated[list[Function], BeforeValidator(functions_only)] | None = Field(
+    tools: Annotated[list[Function], only_of_type("function")] | None = Field(
         None, description="Functions; others are skipped."
     )
     tool_choice: Choosing | None = Field(None, description="As in a chat.")

@@ -16,8 +16,6 @@ from .errors import invalid
 from .logprobs import LogprobRecorder
 from .protocol import SamplingRequest
 
-_LEAST = 1e-6
-"""Least number that logits are divided by: by much smaller ones they become infinite."""
 _MOST_DECAY = 60.0
 """Most of the exponent in a penalty for length: logits stay within what 32 bits can say."""
 _LONGEST = 1024
@@ -53,15 +51,6 @@ def config_of(body: SamplingRequest, model: PreTrainedModel, default_tokens: int
     for name, value in set_by.items():
         setattr(config, name, value)
     config.eos_token_id = body.ends(config.eos_token_id, known.vocab_size)
-    for name in ("temperature", "repetition_penalty"):
-        value = getattr(config, name)
-        if isinstance(value, (int, float)) and not (
-            _LEAST <= value <= 1 / _LEAST or (name == "temperature" and not value)
-        ):
-            field = name if getattr(body, name, None) is not None else "generation_config"
-            what = "" if field == name else f"{name} "
-            greedy = "; 0 is greedy" if name == "temperature" else ""
-            raise invalid(field, f"{what}must be from {_LEAST} to {1 / _LEAST:.0f}, got {value}{greedy}")
     return _settle(config, body.temperature, body.top_p)
 
 
