@@ -398,7 +398,7 @@ MUTANTS = [
         "a matrix file of another tokenizer is loaded",
         'check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)',
         'check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": ""}, header)',
-        "recycling/test_matrix_file.py recycling",
+        "recycling/test_matrix_files.py recycling",
     ),
     Mutant(
         "costs-ignored",

@@ -130,11 +130,6 @@ class Files(RuleBasedStateMachine):
             assert dict(other.look_up(*context)) == pytest.approx(rows[context], abs=1e-4)
         assert other.history.tokens.tolist() == (tokens[-history:] if history else [])
 
-    @rule(tokenizer=st.just("another"))
-    def load_for_another_tokenizer(self, tokenizer):
-        if self.saved is not None and self.saved[3]:
-            refused(self.matrix, self.path, "another", tokenizer)
-
     @rule(share=st.floats(0, 0.999))
     def load_what_is_cut(self, share):
         if self.saved is not None:
@@ -188,6 +183,16 @@ def test_the_published_method_loads_its_own_file_and_the_rows_of_any_other(tmp_p
 def test_a_file_of_another_model_is_refused(tmp_path, saved, loaded, value):
     saved.save(tmp_path / "matrix")
     refused(loaded, tmp_path / "matrix", value)
+
+
+@pytest.mark.parametrize("kind", [published, taught])
+def test_a_file_of_another_tokenizer_is_refused_and_one_of_an_unknown_tokenizer_taken(tmp_path, kind):
+    path = tmp_path / "matrix"
+    kind().save(path, "abc")
+    refused(kind(), path, "another", tokenizer="another")
+    kind().load(path)
+    kind().save(path)
+    kind().load(path, "abc")
 
 
 IDS = published().candidates
