@@ -102,15 +102,6 @@ def test_texts_are_those_of_the_target():
         check_texts(target, drafter, PROMPT, counted="drafted_by_model")
 
 
-def test_drawn_drafts_are_accepted(target):
-    """Nearly always, where both models are the same."""
-    other, words = assistants.in_other_words(target, WORDS)
-    drafter = Assistant(other, mode="sequence", depth=3, sampled=True, tokenizer=WORDS, assistant_tokenizer=words)
-    stats = tr.Stats()
-    tr.generate(target, PROMPT, drafter=drafter, max_new_tokens=41, do_sample=True, top_k=0, stats=stats)
-    assert stats.mat > 3.5
-
-
 def test_nothing_is_drafted_where_nothing_can_be_read(target):
     """A prompt of nothing but marks without letters; later tokens are read."""
     other, words = assistants.in_other_words(target, WORDS)

@@ -38,22 +38,10 @@ def test_a_mistyped_drafter_is_refused(spec, value):
 
 
 @pytest.mark.parametrize(
-    "spec", ["recycling", "recycling:tree=chain:3,k=4", "rest:datastore=FILE", "fuse:suffix+plain"]
-)
-def test_what_is_right_passes(spec):
-    check_spec(spec)
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ["generate", "models/target", "--drafter", "recycling:nope=1"],
-        ["chat", "models/target", "--drafter", "nothing"],
-        ["compare", "models/target", "hi", "--drafter", "suffix:factor=x"],
         ["bench", "models/target", "--data", "models/prompts", "--method", "recycling:nope=1"],
-        ["serve", "models/target", "--drafter", "nothing"],
-        ["generate", "--nope"],
-        ["generate", "nowhere", "hi"],
         ["compare", "models/target", "--prompts", "nowhere"],
     ],
     ids=" ".join,

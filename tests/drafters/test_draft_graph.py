@@ -73,12 +73,6 @@ def test_the_text_before_the_root_counts_for_tau():
     assert not grown(table, rules, text=(6, 0))[0].merged
 
 
-def test_a_repetition_is_followed_and_not_merged_with_itself():
-    graph, reader = grown({0: {1: 1.0}, 1: {1: 1.0}}, Rules(depth=4, k=1, nodes=9, tau=1))
-    assert reader.layers == [[1], [1], [1]]
-    assert not graph.merged
-
-
 def test_a_merge_that_closes_a_circle_is_not_made():
     """0 -> 1 -> 2 and 0 -> 2 -> 1: the 2 below 1 may be merged with the other 2, but then not the 1 below that."""
     table = {0: {1: 0.6, 2: 0.4}, 1: {2: 0.9}, 2: {1: 0.9}}
@@ -106,15 +100,6 @@ def test_what_cannot_be_among_them_is_not_followed():
     assert reader.layers == []
 
 
-def test_emitted_tokens_are_found_in_the_graph():
-    graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
-    assert [graph.tokens[node] for node, _ in graph.follow([2, 3, 6])] == [2, 3, 6]
-    assert [crossed for _, crossed in graph.follow([2, 3, 6])] == [False, False, True]
-    assert [crossed for _, crossed in graph.follow([1, 3, 6])] == [False, False, False]
-    assert len(graph.follow([1, 3, 9, 6])) == 2
-    assert graph.follow([9]) == []
-
-
 def test_ids_beyond_the_targets_are_never_drafted():
     table = {0: {7: 0.9, 1: 0.1}, 1: {8: 0.9, 2: 0.1}}
     graph, _ = grown(table, Rules(depth=2, k=1, nodes=9), vocabulary=5)
@@ -124,12 +109,6 @@ def test_ids_beyond_the_targets_are_never_drafted():
         graph, _ = grown(table, Rules(depth=2, k=2, nodes=9), vocabulary=5, warp=lambda logits: logits)
         assert max(graph.tokens) < 5
         assert all(q.shape == (5,) for q in graph.sampled_from.values())
-
-
-def test_a_target_of_more_tokens_gives_them_probability_0():
-    torch.manual_seed(0)
-    graph, _ = grown(FORK, Rules(depth=2, k=2, nodes=9), vocabulary=12, warp=lambda logits: logits)
-    assert all(q.shape == (12,) and float(q[10:].sum()) == 0 for q in graph.sampled_from.values())
 
 
 def test_drawn_children_are_noted_and_all_verified():

@@ -128,17 +128,6 @@ def use(target, drafter):
     runs.check_same(target, drafter, tiny.prompt(0, 5), max_new_tokens=8)
 
 
-def test_a_draft_model_comes_from_a_folder(target_folder):
-    target = LlamaForCausalLM.from_pretrained(target_folder)
-    drafter = tr.make_drafter(f"draft_model:model={target_folder},mode=sequence,depth=2")
-    started = runs.texts_of(drafter)
-    for _ in range(2):
-        use(target, drafter)
-    first, second = (text.reader.model for text in started)
-    assert first is second
-    assert first.model is not target
-
-
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 20), (20, 0)])
 def test_padded_vocabularies_fit(tokenizer, tmp_path, ours, theirs, sampled):

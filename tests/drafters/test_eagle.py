@@ -109,15 +109,6 @@ def test_a_grown_tree_is_that_of_eagle_2(config, deep, tmp_path):
         assert drafted == set(best)
 
 
-def test_ancestors_come_along_where_scores_are_equal(deep, tmp_path):
-    """A head that gives every token the same probability: its pool is all ties below each node."""
-    tensors = tensors_of(EAGLE_3)
-    tensors["lm_head.weight"] = torch.zeros_like(tensors["lm_head.weight"])
-    drafter = Eagle(written(tmp_path, EAGLE_3, tensors), tree=5, k=2)
-    for _, step in drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=8):
-        assert all(0 <= parent < node for node, parent in enumerate(step.draft.tree.parents) if node)
-
-
 def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):
     stats = check_perfect(counting, Eagle(counting_head(tmp_path, counting), tree="chain:3"), depth=3)
     assert stats.drafter_statistics["draft_forwards"] == 5 * 3

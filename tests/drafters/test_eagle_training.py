@@ -96,13 +96,6 @@ def test_a_head_may_say_the_most_frequent_tokens(deep):
     assert new_head(deep, texts, EagleTraining(version=3)).ids is None, "all of a vocabulary that is no larger"
 
 
-def test_passes_are_as_published_if_nothing_is_said():
-    assert [EagleTraining(version=version).passes for version in (1, 3)] == [1, 7]
-    assert EagleTraining(version=1, unrolled=4).passes == 4
-    with pytest.raises(ValueError, match="version must be 1 or 3, got 2"):
-        EagleTraining(version=2)
-
-
 @pytest.fixture
 def deep_counting(counting):
     """It counts with four layers, so that there are states between them."""

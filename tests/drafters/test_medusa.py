@@ -88,13 +88,6 @@ def test_perfect_heads_save_all_steps_but_one_in_so_many(counting, tmp_path):
     check_perfect(counting, Medusa(counting_heads(tmp_path, counting), tree="0 00 000"), depth=3)
 
 
-def test_a_new_text_begins_without_the_state_of_the_last(counting, tmp_path):
-    drafter = Medusa(counting_heads(tmp_path, counting), tree="0")
-    for _ in range(2):
-        steps = list(tr.stream(counting, torch.tensor([1, 2]), drafter, max_new_tokens=6))
-        assert [len(step.draft.tree) for step in steps] == [1, 2, 2, 1]
-
-
 def test_a_static_tree_is_built_of_the_measured_accuracy(counting, tmp_path):
     folder = counting_heads(tmp_path, counting)
     for nodes, wanted in ((3, "0 1\n00"), (6, "0 1\n00 01 10\n000"), (1, "0")):
@@ -123,12 +116,6 @@ def test_a_grown_tree_follows_the_probabilities_of_the_step(counting, tmp_path, 
     flat.output.data[1] = 0
     save_heads(tmp_path, flat, counting, [[0.5], [0.5]])
     assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == ("0 1", [2, 3, 4])
-
-
-def test_no_more_candidates_than_k(counting, tmp_path):
-    folder = counting_heads(tmp_path, counting, heads=1)
-    assert drafted(Medusa(folder, tree=9, k=2), counting, [1, 2])[0] == "0 1"
-    assert drafted(Medusa(folder, tree="static:9", k=1), counting, [1, 2])[0] == "0"
 
 
 # files

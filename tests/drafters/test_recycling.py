@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support import architectures, tiny, ways
@@ -15,11 +14,7 @@ from support.runs import fix_costs
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling._util.topk import top_candidates
-from token_recycling.costs.costs import Overhead
 from token_recycling.drafters.recycling import sequence
-from token_recycling.model import pass_times
-from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -149,19 +144,6 @@ def test_drafting_comes_back_when_candidates_prove_right(counting, rise):
     assert min(drafted[-3:-1]) > 0
 
 
-def test_drafting_stops_when_candidates_prove_wrong(counting, rise):
-    """Sampling so hot that all 16 tokens are alike; a node pays from a chance of a fifth on."""
-    rise(0.2)
-    torch.manual_seed(0)
-    drafter = tr.make_drafter("recycling", suffix=False, orders=1)
-    logits = counting(torch.arange(16)[:, None]).logits[:, -1].detach()
-    drafter.prepare(TreeModel(counting)).learn(np.arange(16)[:, None], *top_candidates(logits, 8))
-    warper = LogitsProcessorList([TemperatureLogitsWarper(100.0)])
-    drafted = sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
-    assert drafted[0] > 0
-    assert set(drafted[-20:]) == {0}
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """How often the drafter has looked at its clock, which goes on by a twentieth of a pass each time: drafting and
@@ -190,14 +172,6 @@ def test_where_drafting_does_not_pay_it_rests_and_comes_back(counting, rise, clo
     assert min(drafted[-3:-1]) > 0
 
 
-def test_own_work_belongs_to_what_a_node_costs(counting, rise, monkeypatch):
-    rise(1e-6)
-    drafter = tr.make_drafter("recycling")
-    assert max(sizes(counting, drafter, 40)) == 63
-    monkeypatch.setattr(Overhead, "count", lambda overhead, nodes, time: setattr(overhead, "node", 1.5))
-    assert set(sizes(counting, drafter, 100)[1:]) == {0}, "once that is known"
-
-
 def test_several_texts_share_a_pass(model, rise):
     """Passes of up to 64 rows are 15 drafted nodes for each of four texts, and 31 for each of the last two."""
     rise(1e-6)
@@ -208,12 +182,6 @@ def test_several_texts_share_a_pass(model, rise):
         tr.generate(model, **batch([30, 30, 30, 30], 0), drafter="recycling", stats=stats, **how)
         assert 16 in stats.nodes
         assert max(stats.nodes) in most
-
-
-def test_a_given_number_of_nodes_asks_for_no_times(model, monkeypatch):
-    monkeypatch.setattr(pass_times.PassTimes, "curve", None)
-    for tree in (5, "paper", "chain:2"):
-        tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", tree=tree), max_new_tokens=4)
 
 
 # What is refused, and what is said

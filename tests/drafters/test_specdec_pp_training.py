@@ -119,14 +119,6 @@ def test_the_weight_divides_the_odds(acceptance, weight):
     assert losses[1] < min(losses[0], losses[2])
 
 
-def test_the_divergence_by_hand():
-    odds = torch.tensor([0.0, 0.0, math.log(3)], dtype=torch.double)
-    assert float(specdec_pp.kl(torch.tensor([1.0, 0.0], dtype=torch.double), odds[:2])) == pytest.approx(math.log(2))
-    assert float(specdec_pp.kl(torch.tensor([0.75], dtype=torch.double), odds[2:])) == pytest.approx(0)
-    wanted = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
-    assert float(specdec_pp.kl(torch.tensor([0.5], dtype=torch.double), odds[2:])) == pytest.approx(wanted)
-
-
 def test_a_head_learns_where_both_models_part():
     """From 11 on the target would have said something else. Rejections count once, so that the head is calibrated."""
     target, draft = pair()

@@ -34,17 +34,6 @@ def prompts(count):
 # pieces
 
 
-def test_pieces_cover_documents_without_overlap():
-    found = pieces([np.arange(10), np.arange(100, 107)], length=4, count=99)
-    assert sorted(piece.tolist() for piece in found) == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9],
-        [100, 101, 102, 103],
-        [104, 105, 106],
-    ]
-
-
 def test_pieces_of_a_document_stand_together_and_depend_on_the_seed():
     documents = [np.full(40, number) for number in range(5)]
     order = [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=1)]
@@ -183,15 +172,6 @@ def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
 def test_a_loss_that_is_no_number_ends_the_training():
     with pytest.raises(FloatingPointError, match="lower the rate"):
         fit(Task(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0), Schedule(2))
-
-
-def test_a_batch_with_nothing_to_learn_from_changes_no_weight():
-    layer, losses = part(), []
-    before = layer.weight.clone()
-    nothing = lambda layer, batch: torch.zeros(())  # noqa: E731
-    fit(Task(layer, batch_at, nothing), Schedule(2), progress=lambda step, steps, loss: losses.append(loss))
-    assert torch.equal(layer.weight, before)
-    assert losses == [0, 0]
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"warmup": 1.0}, {"clip": 0.0}])

@@ -283,11 +283,6 @@ def test_wrong_samplers_are_noticed(wrong, shape, rows, monkeypatch):
     )
 
 
-def test_the_least_wrong_one_is_noticed_in_three_tokens(monkeypatch):
-    put_in_place(WRONG["tried_once"], monkeypatch)
-    assert of_three_tokens(Sampler("chain", 4, {}), CALLS_THREE[4]) < IMPOSSIBLE
-
-
 @pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])
 def test_processors_that_see_the_text_of_the_root_are_noticed(shape, rows, monkeypatch):
     put_in_place(of_the_root, monkeypatch)

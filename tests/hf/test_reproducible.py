@@ -86,16 +86,6 @@ def test_a_streamer_changes_no_pass(model):
     assert len(without) > 2
 
 
-def test_a_conversation_reads_every_turn_whole():
-    from support.speaking import chatty, speaking_llama
-
-    drafter = tr.make_drafter("recycling", reproducible=True)
-    talk = tr.Conversation(speaking_llama(), chatty(tiny.tokenizer()), drafter, max_new_tokens=8, do_sample=False)
-    for question in ("one", "two"):
-        talk.say(question)
-        assert talk.last.cached == 0
-
-
 def test_a_drafter_that_has_learned_begins_with_that(model):
     ids, made = tiny.prompt(0, 12), tr.make_drafter("recycling")
     drafted(model, ids, made)
@@ -105,14 +95,6 @@ def test_a_drafter_that_has_learned_begins_with_that(model):
         drafted(model, tiny.prompt(seed, 20), made)
     assert drafted(model, ids, drafter) == first
     assert first != drafted(model, ids, tr.make_drafter("recycling", reproducible=True))
-
-
-def test_a_batch_is_one_request(model):
-    ids = torch.cat([tiny.prompt(seed, 12) for seed in range(3)])
-    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
-    wanted = model.generate(ids, **arguments)
-    drafter = tr.make_drafter("recycling", reproducible=True)
-    assert all(torch.equal(tr.generate(model, ids, drafter=drafter, **arguments), wanted) for _ in range(2))
 
 
 def test_fast_steps_are_refused(model):
