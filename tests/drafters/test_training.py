@@ -43,11 +43,6 @@ def test_pieces_of_a_document_stand_together_and_depend_on_the_seed():
     assert order != [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=2)]
 
 
-def test_only_short_documents_are_refused():
-    with pytest.raises(ValueError, match="8 tokens"):
-        pieces([np.arange(3)], length=8, count=1)
-
-
 # continuations
 
 
@@ -112,7 +107,7 @@ def test_a_file_of_other_texts_is_refused(model, tmp_path):
         with pytest.raises(ContinuationsError, match=message):
             continuations(target, prompts(count), path, max_new_tokens=4)
     path.write_bytes(b"no texts")
-    with pytest.raises(ContinuationsError, match="safetensors"):
+    with pytest.raises(ContinuationsError, match=str(path)):
         continuations(model, prompts(2), path)
 
 
@@ -122,8 +117,6 @@ def test_the_last_texts_are_held_out():
     assert [int(text) for text in train.texts] == list(range(8))
     assert [int(text) for text in held_out.texts] == [8, 9]
     assert held_out.prompt_lengths == [1, 1]
-    with pytest.raises(ValueError, match="held out"):
-        Continuations([torch.tensor([0])], [1]).split(0.1)
 
 
 # the loop
@@ -149,8 +142,6 @@ def test_every_example_comes_once_an_epoch_in_a_new_order():
     assert seen[:10] != seen[10:]
     assert [Shuffled(10, batch=4, seed=1)[number] for number in (3, 2)] == [shuffled[3], shuffled[2]]
     assert Shuffled(10, batch=4, seed=2)[0] != shuffled[0]
-    with pytest.raises(ValueError, match="batch"):
-        Shuffled(10, batch=0)
 
 
 def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
@@ -165,7 +156,7 @@ def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match=message):
             fit(task, Schedule(steps), path)
     path.write_bytes(b"none")
-    with pytest.raises(CheckpointError, match="checkpoint"):
+    with pytest.raises(CheckpointError, match=str(path)):
         fit(known, Schedule(2), path)
 
 
@@ -174,10 +165,21 @@ def test_a_loss_that_is_no_number_ends_the_training():
         fit(Task(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0), Schedule(2))
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"warmup": 1.0}, {"clip": 0.0}])
-def test_a_plan_is_checked(wrong):
-    with pytest.raises(ValueError, match="steps"):
-        Schedule(**{"steps": 1, **wrong})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (lambda: Schedule(0), "0"),
+        (lambda: Schedule(1, rate=0.0), "0.0"),
+        (lambda: Schedule(1, warmup=1.0), "1.0"),
+        (lambda: Schedule(1, clip=0.0), "0.0"),
+        (lambda: Shuffled(10, batch=0), "0"),
+        (lambda: pieces([np.arange(3)], length=8, count=1), "8"),
+        (lambda: Continuations([torch.tensor([0])], [1]).split(0.1), "1 of 1"),
+    ],
+)
+def test_what_makes_no_plan_is_refused(make, value):
+    with pytest.raises(ValueError, match=value):
+        make()
 
 
 # files of trained parts
@@ -209,13 +211,13 @@ def test_a_damaged_part_is_refused(model, tmp_path):
         load_part(tmp_path, "some_kind")
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
     (tmp_path / "kind.safetensors").write_bytes(b"none")
-    with pytest.raises(TrainedPartError, match="safetensors"):
+    with pytest.raises(TrainedPartError, match=str(tmp_path / "kind.safetensors")):
         load_part(tmp_path, "kind")
     (tmp_path / "kind.json").write_text("[]")
     with pytest.raises(TrainedPartError, match="version 1"):
         load_part(tmp_path, "kind")
     (tmp_path / "kind.json").write_text("{")
-    with pytest.raises(TrainedPartError, match="JSON"):
+    with pytest.raises(TrainedPartError, match=str(tmp_path / "kind.json")):
         load_part(tmp_path, "kind")
 
 
