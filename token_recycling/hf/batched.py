@@ -37,7 +37,7 @@ class DecodingThread:
     """Decodes the sequences of all concurrent calls in one batch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Start the thread. Raises UnsupportedModelError for a model whose sequences cannot share passes."""
+        """Start the thread. Raises UnsupportedModelError for a model that cannot decode batches."""
         self._model, self.target = model, ready(model)
         self._batch = RunningBatch(self.target)
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -48,9 +48,7 @@ class DecodingThread:
         self._thread.start()
 
     def model(self, drafter: Drafter, seed: int, hints: Hints = NO_HINTS) -> PreTrainedModel:
-        """A view whose `generate` decodes in this thread, with the sequence that it has alone after
-        `manual_seed(seed)`.
-        """
+        """Return a view whose `generate` decodes in this thread; its output is that of `manual_seed(seed)` alone."""
         decode = partial(self._decoded, seed)
         return view(self._model, Acceleration(drafter, ordinary, self.target, decode=decode, hints=hints))
 
@@ -84,11 +82,8 @@ class DecodingThread:
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache):
             return run_call(target, call, drafter, stats, way, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)
-        row, ended, streamer = (
-            RequestState(sequence, selector, drafter, stats, hints=hints),
-            Future[None](),
-            call.streamer,
-        )
+        request, streamer = RequestState(sequence, selector, drafter, stats, hints=hints), call.streamer
+        ended: Future[None] = Future()
 
         def on_step(step: Step) -> None:
             if streamer is not None:
@@ -97,8 +92,8 @@ class DecodingThread:
         def join() -> None:
             if self._ended:
                 raise RuntimeError("DecodingThread is closed; make another one")
-            self._batch.join(row, on_step, streamed=streamer is not None, reading=call.reading)
-            self._waiting[row] = ended
+            self._batch.join(request, on_step, streamed=streamer is not None, reading=call.reading)
+            self._waiting[request] = ended
 
         self.between_steps(join).result()
         ended.result()
@@ -115,12 +110,12 @@ class DecodingThread:
                 closing = closing or asked is None
                 if asked is not None:
                     asked()
-            for row in self._step() if self._waiting else ():
-                ended = self._waiting.pop(row)
-                if row.error is None:
+            for request in self._step() if self._waiting else ():
+                ended = self._waiting.pop(request)
+                if request.error is None:
                     ended.set_result(None)
                 else:
-                    ended.set_exception(row.error)
+                    ended.set_exception(request.error)
         with self._ending:
             self._ended = True
         while not self._asked.empty():
@@ -134,6 +129,6 @@ class DecodingThread:
             return self._batch.step()
         except Exception as error:
             self._batch = RunningBatch(self.target)
-            for row in self._waiting:
-                row.error = row.error or error
+            for request in self._waiting:
+                request.error = request.error or error
             return list(self._waiting)
