@@ -4,16 +4,16 @@
     llama = Llama("model.gguf", draft_model=draft, logits_all=True)
     draft.attach(llama)
 
-`Llama` calls its draft model after every pass, with the ids of the sequence, and samples from the logits of one drafted
-position after another for as long as the sampled tokens are the drafted ones: a chain, and the output is the same as
-without it. The logits stay in `Llama.scores`; `Llama.eval` of the one object that is attached is wrapped, since only
-there is it certain which tokens the rows of a pass belong to (Luo et al., 2408.08696, with the means of `recycling`).
+`Llama` calls its draft model after every forward pass, with the ids of the sequence. It samples at one drafted position
+after another for as long as the sampled tokens are the drafted ones: a draft is a chain, and the output is the same as
+without it. The logits are read from `Llama.scores`. `eval` of the attached object is wrapped, since only there is it
+certain which tokens the rows belong to (Luo et al., 2408.08696; drafts as in `recycling`).
 
-A second token in a pass may cost as much as the first here, and each further one half as much (quantised weights on a
-CPU), or next to nothing (on a GPU): so what passes take is learned from all of them, drafting and learning included,
+The second token of a forward pass may cost as much as the first, and each further one half as much (quantized weights
+on a CPU), or next to nothing (on a GPU). So costs are learned from all forward passes, drafting and learning included,
 and nothing is drafted where it does not pay.
 
-Cost per step: a top-k over the logits of what is new, and some microseconds a drafted token.
+Cost per step: a top-k over the new logits, and some microseconds per drafted token.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Token Recycling in SGLang: whole trees, verified on the way of its NGRAM algorithm.
+"""Token Recycling in SGLang: whole trees, verified by its NGRAM algorithm.
 
     python -m sglang.launch_server --model-path MODEL --speculative-algorithm TOKEN_RECYCLING \\
         --speculative-num-draft-tokens 16
 
 SGLang finds `register` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed number of nodes,
 given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every node. Here the
-worker's drafts come from the matrix and the sequence (Luo et al., 2408.08696, with the means of the drafter
-`recycling`), and the logits are learned from. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
+worker's drafts come from the matrix and the sequence (Luo et al., 2408.08696; drafts as in `recycling`), and the matrix
+learns from the logits. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
 
-Cost per step: a top-k over the logits of all nodes; some microseconds a node.
+Cost per step: a top-k over the logits of all nodes; some microseconds per node.
 """
 
 from __future__ import annotations

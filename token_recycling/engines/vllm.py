@@ -181,7 +181,7 @@ class TokenRecycling:
         )
 
     def _predicted(self, request: Any) -> Sequence[int]:
-        """Return the expected output of a request: token ids, or a sequence, as `prediction` of its `extra_args`."""
+        """Return the expected output of a request: token ids or text, as `prediction` of its `extra_args`."""
         parameters = getattr(request, "sampling_params", None)
         given = None if parameters is None else (getattr(parameters, "extra_args", None) or {}).get("prediction")
         if isinstance(given, str):

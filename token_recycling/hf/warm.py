@@ -1,8 +1,8 @@
 """Warm-up of a drafter: the model generates sequences from nothing, and the drafter learns from them.
 
-A chat model is given the start of a user's turn and continues it, so that it writes prompts as it was trained to
-be asked (Magpie, 2406.08464), and then answers; any other begins with its start token. Several sequences are written at
-once. Prompts are sampled, answers are greedy. Cost: the time that is asked for, once a model.
+A chat model is given the start of a user's turn and continues it: it writes the kind of prompts it was trained on
+(Magpie, 2406.08464), then answers them. Other models begin with their start token. Sequences are generated in batches;
+prompts are sampled, answers are greedy. Cost: the time that is asked for, once per model.
 """
 
 from __future__ import annotations
