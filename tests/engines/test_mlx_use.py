@@ -79,6 +79,7 @@ def test_drafts_end_where_they_do_not_pay(llama):
     assert said(llama, warm) == (plain(llama), 0)
 
 
+@pytest.mark.measured
 def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
     """By a clock that goes while the model works, for four tokens four times as long, and while it is left."""
     clock, call = [0.0], type(llama).__call__
@@ -141,7 +142,7 @@ def test_a_cache_tells_what_was_said_in_it_before(llama):
     assert len(draft.sequence_of(make_prompt_cache(llama))) == 0
     del cache, drafting
     gc.collect()
-    assert len(draft._texts) == 0
+    assert len(draft._sequences) == 0
 
 
 def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama, caplog):
