@@ -13,7 +13,7 @@ from support.drafters import learned
 from token_recycling import Draft, Drafter, drafter_names
 from token_recycling.bench.run import methods
 from token_recycling.bench.run.items import arguments
-from token_recycling.bench.run.methods import DEFAULT, Drafted, parse
+from token_recycling.bench.run.methods import Drafted, parse
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.model.info import UnsupportedModelError
@@ -111,11 +111,6 @@ def test_in_replay_a_drafter_learns_from_the_models_logits(counting):
     assert runner.replay(torch.tensor([12]), torch.tensor([13, 5])).lengths == [2]
 
 
-def test_plain_replay_takes_one_step_a_token(model):
-    text = tiny.prompt(5, 20)[0]
-    assert Drafted("plain").runner(model).replay(tiny.prompt(1, 4)[0], text).lengths == [1] * 20
-
-
 @dataclass
 class New(Drafter):
     """A drafter of another package."""
@@ -141,18 +136,6 @@ def test_a_new_drafter_is_a_method(model, monkeypatch):
     )
     assert method.runner(model).drafter.length == 3
     assert decoded("new:length=3", model, tiny.prompt(0, 9)).stats.drafted == pytest.approx(3 * 30, abs=9)
-
-
-def test_labels_are_for_people():
-    labels = [parse(spec).label for spec in DEFAULT]
-    assert labels == [
-        "transformers generate",
-        "transformers prompt lookup (10)",
-        "plain decoding in this loop",
-        "published",
-        "recycling",
-    ]
-    assert parse("assisted:model=some/small").label == "transformers assisted by small"
 
 
 def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch):

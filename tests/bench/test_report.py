@@ -212,59 +212,6 @@ def test_the_first_table_is_the_papers():
     ]
 
 
-def test_the_second_table_has_losses_and_doubts():
-    far = {"turn": 0, "place": 3, "margin": 0.5, "expected": 1, "got": 2}
-    rows = [row("generate", f"a/{n}", steps=10) for n in range(3)]
-    rows += [row("ours", "a/0", identical=False, divergence=far, loop_tokens=5, loop_steps=1, repeated_4grams=0.12)]
-    rows += [row("ours", "a/1", identical=True, total_seconds=[1.0]), failed("ours", "a/2")]
-    assert cells(tables.output_table(only(rows)))[2] == [
-        *("label of ours", "1.67", "6.0%", "1.000", "6.7", "1.25 1.50 1.75", "**1 of 2**", "0.5", "1")
-    ]
-
-
-def test_learning_shows_in_the_first_and_last_quarter():
-    rows = [row("ours", f"a/{n}", steps=10 if n < 2 else 5 if n < 6 else 2) for n in range(8)]
-    found = dict(zip(*cells(tables.output_table(only(rows))), strict=True))
-    assert (found["first quarter"], found["last quarter"]) == ("1.00", "5.00")
-
-
-def test_other_tables():
-    found = only([row("generate", "qa/1", steps=10), row("ours", "rag/1"), row("ours", "qa/1", steps=4)])
-    assert cells(tables.category_table(found)) == [
-        ["method", "QA", "RAG", "all"],
-        ["label of generate", "1.00", "-", "1.00"],
-        ["label of ours", "**2.50**", "**2.00**", "**2.22**"],
-    ]
-    found = only([row("generate", "a/1"), row("ours", "b/1", parts={"forward": 0.01, "verify": 0.001})])
-    assert cells(tables.parts_table([found]))[1:] == [["label of ours", "2.00", "0.20", "2.20", "10%"]]
-    assert tables.parts_table([only([row()])]) is None
-    rows = [row("ours", mode="batch", batch=size, nodes={"9": 5}, identical=True) for size in (16, 2)]
-    head, first, second = cells(tables.batch_table(summarize(rows).batches))
-    assert head == ["batch size", "method", "drafted", "MAT", "tokens/s", "whole call", "identical"]
-    assert first == ["2", "label of ours", "8.0", "2.00", "8.0", "5.0", "1 of 1"]
-    assert second[0] == "16"
-
-
-def test_environment_and_settings():
-    said = dict(words.environment(ENVIRONMENT))
-    assert said["model"] == "models/target, 8.4 million parameters, float32, 0123456789abcdef"
-    assert said["machine"] == "Some Processor @ 2.0 GHz, cores 2, threads 2, accelerator none"
-    rows = [row(prompt="a/1", total_seconds=[1.0, 1.1, 1.0]), row(prompt="b/1", total_seconds=[1.0, 1.0, 1.0])]
-    rows[1]["environment"] = {**ENVIRONMENT, "date": "2026-11-22T00:00:00"}
-    assert dict(words.settings(summary_of(*rows))) == {
-        "date": "2026-11-21 to 2026-11-22",
-        "prompts": "1 of a, 1 of b",
-        "decoding": "greedy",
-        "most new tokens": "128",
-        "time": "by elapsed time",
-        "repeats": "3",
-        "spread of repeats": "5.0% of the median, slowest less fastest",
-    }
-    names = {"set/1": 1, "set/1+set/2+other/1+other/2": 4, "a+b/1": 1}
-    rows = [row(prompt=name, mode="batch", batch=size) for name, size in names.items()]
-    assert dict(words.settings(summary_of(*rows)))["prompts"] == "2 of set, 2 of other, 1 of a+b"
-
-
 # files
 
 
@@ -293,12 +240,6 @@ def test_the_page_names_every_plot_and_every_method_and_is_escaped(folder):
     assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)
 
 
-def test_both_modes_and_batches_are_reported(folder):
-    names = {file.stem for file in (folder / "plots").iterdir()}
-    plots = ("speedup", "lengths", "places")
-    assert names == {*(f"{name}_{mode}" for name in plots for mode in ("generate", "replay")), "batches"}
-
-
 def test_the_same_rows_give_the_same_files(tmp_path):
     """So a run that was interrupted and resumed ends with the report that it would have had."""
     wanted = ("plain", "recycling")
@@ -308,11 +249,6 @@ def test_the_same_rows_give_the_same_files(tmp_path):
     for one, other in zip(first, again, strict=True):
         assert one.relative_to(tmp_path / "first") == other.relative_to(tmp_path / "again")
         assert one.read_bytes() == other.read_bytes()
-
-
-def test_a_report_of_next_to_nothing(tmp_path):
-    assert [file.name for file in page.write(write(tmp_path, [failed()]))[1]] == ["report.md"]
-    assert [file.name for file in page.write(write(tmp_path, [row("generate", lengths={"1": 10})]))[1]] == ["report.md"]
 
 
 # the command

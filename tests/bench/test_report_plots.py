@@ -7,7 +7,6 @@ from matplotlib.colors import to_hex
 from support.measured import only, row
 
 from token_recycling.bench.report import plots, style
-from token_recycling.bench.report.summary import summarize
 
 
 def looks(*names):
@@ -20,14 +19,6 @@ def drawn(axes):
 
 
 # looks
-
-
-def test_a_method_has_one_look_and_no_other_method_has_it():
-    found = looks("generate", "plain", *(f"method {number}" for number in range(24)))
-    assert found["generate"].colour == found["plain"].colour == style.GREY
-    others = [look for name, look in found.items() if name.startswith("method")]
-    assert len(set(others)) == len(others)
-    assert found["method 3"] == looks("plain", *(f"method {number}" for number in range(4)))["method 3"]
 
 
 # methods
@@ -48,18 +39,6 @@ def test_speedups_are_drawn_where_they_are():
     assert plots.speedups(only([row()]), looks("recycling")) is None
 
 
-def test_lengths_are_shares_of_the_steps_that_gave_as_many():
-    lengths = {"1": 60, "2": 30, "3": 9, "40": 1}
-    rows = [row("generate", lengths={"1": 10}), row("ours", tokens=187, steps=100, lengths=lengths)]
-    plot = plots.lengths(only(rows), looks("generate", "ours"))
-    (axes,) = plot.drawing.axes
-    ((one, two, three),) = drawn(axes)
-    assert (one[0], two[0], three[0]) == (1, 2, 3)
-    assert (one[1], two[1], three[1]) == pytest.approx((1.0, 0.4, 0.1))
-    assert [text.get_text() for text in plot.drawing.legends[0].get_texts()] == ["label of ours: 1.87"]
-    assert plots.lengths(only(rows[:1]), looks("generate")) is None
-
-
 def test_the_heat_map_shows_the_share_of_every_place():
     rows = [row(tried=[[1, 0, 100], [1, 1, 40], [2, 0, 50], [20, 0, 1]], accepted=[[1, 0, 75], [1, 1, 2], [2, 0, 6]])]
     plot = plots.places(only(rows))
@@ -69,15 +48,6 @@ def test_the_heat_map_shows_the_share_of_every_place():
     assert shares.mask[1, 1]
     assert "depths beyond 12" in plot.caption
     assert plots.places(only([row()])) is None
-
-
-def test_batches():
-    rows = [row("generate", mode="batch", batch=size, total_seconds=[6.0]) for size in (1, 2, 8)]
-    rows += [row("ours", mode="batch", batch=size, total_seconds=[float(size)]) for size in (1, 2, 8)]
-    plot = plots.batches(summarize(rows).batches, looks("generate", "ours"))
-    (axes,) = plot.drawing.axes
-    assert drawn(axes)[1] == ((1, 6.0), (2, 3.0), (8, 0.75))
-    assert plots.batches(summarize(rows[:1]).batches, looks("generate")) is None
 
 
 # files

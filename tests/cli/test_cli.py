@@ -1,22 +1,16 @@
 """The other commands, what is refused with one line, and that help answers at once."""
 
-import io
 import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-import rich.progress
 import torch
 from support.commandline import CONTEXT, PROMPT, assert_refused, run, run_json
 from transformers import RwkvConfig, T5Config, T5ForConditionalGeneration
 
 from token_recycling import AdjacencyMatrix, Tree, __version__, fingerprint
-from token_recycling.cli.console import working
 from token_recycling.drafters._listing import busiest
-from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.suffix_index import BREAK
 
 
 @pytest.mark.parametrize("self_test", [False, True])
@@ -77,32 +71,6 @@ def test_matrix_as_json(loaded, tiny_model_dir, matrix_file):
     assert found["rows"][0]["candidate_texts"] == [loaded.tokenizer.decode([10]), loaded.tokenizer.decode([72])]
 
 
-def test_matrix_as_text_and_particular_rows(loaded, tiny_model_dir, matrix_file):
-    text = run("matrix", matrix_file).stdout
-    assert "257 tokens x 2 candidates" in text
-    assert "rows filled: 3" in text
-    assert fingerprint(loaded.tokenizer) in text
-    asked = run_json("matrix", matrix_file, "--token", 5, "--token", "72")["rows"]
-    assert [(row["token"], row["candidates"], row["text"]) for row in asked] == [
-        (5, [72, 9], None),
-        (72, [10, 72], None),
-    ]
-    by_text = run_json("matrix", matrix_file, "--model", tiny_model_dir, "--token", "ab")["rows"]
-    assert [row["text"] for row in by_text] == ["a", "b"]
-
-
-def test_matrix_says_how_much_it_holds_besides(matrix_file, tmp_path):
-    learned = NgramMatrix(257, 2, orders=2, memory=0.01, history=32)
-    learned.learn(np.array([[5, 4], [6, 5]]), np.array([[7, 8], [8, 9]]), np.full((2, 2), 0.5))
-    learned.history.extend([1, 2, BREAK, 3])
-    learned.save(tmp_path / "learned")
-    found = run_json("matrix", tmp_path / "learned")
-    assert (found["longer_contexts"], found["history_tokens"]) == (2, 3)
-    assert "earlier outputs: 3 tokens" in run("matrix", tmp_path / "learned").stdout
-    alone = run_json("matrix", matrix_file)
-    assert (alone["longer_contexts"], alone["history_tokens"]) == (0, 0)
-
-
 def test_busiest_rows_are_filled_ones():
     matrix = AdjacencyMatrix(10, 2)
     assert busiest(matrix, 5) == []
@@ -139,25 +107,6 @@ def test_drafters_are_listed_from_their_classes():
     text = run("drafters").stdout
     assert "recycling" in text
     assert "Candidates kept" in text
-
-
-def test_a_bar_moves_on_a_terminal_only(monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    with working("reading", 4) as advance:
-        advance(4)
-    assert capsys.readouterr() == ("", "")
-    moved = []
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(rich.progress.Progress, "advance", lambda self, task, more: moved.append(more))
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with working("reading", 4) as advance:
-        advance(1)
-        advance(3)
-    assert "reading" in sys.stderr.getvalue()
-    assert moved == [1, 3]
 
 
 # refusals

@@ -43,9 +43,9 @@ def outside(found: Mapping[str, str | None], too_old: bool = False) -> str | Non
         old = release(version)[:2] < lowest
         if old or (release(version)[:2] > newest and not too_old):
             first, last = (".".join(map(str, one)) for one in (lowest, newest))
-            wrong.append(f"{name} {first} to {last}, got {version}")
+            wrong.append(f"{name} must be {first} to {last}, got {version}")
             remedies.append(f"pip install '{name}>={first},<={last}.99'")
-    return f"expected {' and '.join(wrong)}; {' and '.join(remedies)}" if wrong else None
+    return f"{' and '.join(wrong)}; {' and '.join(remedies)}" if wrong else None
 
 
 def warn_outside() -> None:
