@@ -155,7 +155,7 @@ def test_a_matrix_that_does_not_fit_is_refused_and_kept(tiny_model_dir, tmp_path
     run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5, "--matrix", file)
     whole = file.read_bytes()
     assert_refused(
-        run("generate", tiny_model_dir, PROMPT, "--matrix", file, "--drafter", "recycling:k=4"), "expected k of 4"
+        run("generate", tiny_model_dir, PROMPT, "--matrix", file, "--drafter", "recycling:k=4"), "k must be 4"
     )
     assert file.read_bytes() == whole
     file.write_bytes(whole[:-7])

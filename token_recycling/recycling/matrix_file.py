@@ -73,9 +73,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
         contents = path.read_bytes()
         tensors = load(contents)
     except (SafetensorError, OSError, KeyError) as error:  # KeyError: a type that numpy does not have
-        raise MatrixFileError(
-            f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
-        ) from None
+        raise MatrixFileError(f"{path} is no readable safetensors file ({error}); delete it to start again") from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
     if header.get("format") != FORMAT:
         raise MatrixFileError(f"{path} is a safetensors file, but no matrix; give a file written by --matrix")
@@ -87,7 +85,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
         raise MatrixFileError(f"{path} lacks a part or has another one; delete it to start again")
     reason = _wrong_shapes(tensors, header) or _wrong_numbers(tensors)
     if reason is not None:
-        raise MatrixFileError(f"{path}: {reason}; delete it to start anew")
+        raise MatrixFileError(f"{path}: {reason}; delete it to start again")
     return tensors, {"tokenizer": "", **header}
 
 
@@ -109,12 +107,12 @@ def read_ngram_matrix(
 
 def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:
     """Raise MatrixFileError where the header of a file differs from ours, both being given."""
-    described = {"vocab_size": "a vocabulary", "tokenizer": "the tokenizer"}
+    described = {"vocab_size": "the vocabulary", "tokenizer": "the tokenizer"}
     for name, value in ours.items():
         theirs = header.get(name, "")
         if str(value) and theirs and str(value) != theirs:
             raise MatrixFileError(
-                f"{path}: expected {described.get(name, name)} of {value}, got {theirs}; "
+                f"{path}: {described.get(name, name)} must be {value}, got {theirs}; "
                 "use the file of this model and these options, or start a new one"
             )
 
@@ -129,9 +127,11 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
         or not candidates.size
     ):
         shape = "x".join(map(str, candidates.shape))
-        return f"expected int32 ids of vocabulary x k = {stated[0]} x {stated[1]}, got {candidates.dtype} {shape}"
+        return (
+            f"candidates must be int32 of {stated[0]}x{stated[1]} (vocabulary x k), got {candidates.dtype} of {shape}"
+        )
     if candidates.shape[1] > candidates.shape[0]:
-        return f"expected k of at most the vocabulary, got {candidates.shape[1]} > {candidates.shape[0]}"
+        return f"k must be <= the vocabulary, {candidates.shape[0]}, got {candidates.shape[1]}"
     k, hashed = candidates.shape[1], tensors.get("context_keys", candidates[:0]).shape[0]
     wanted = {
         "shares": ("uint16", candidates.shape),
@@ -146,7 +146,7 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
     for name in wanted.keys() & tensors.keys():
         found = (str(tensors[name].dtype), tensors[name].shape)
         if found != wanted[name]:
-            return f"expected {name} of {wanted[name]}, got {found}"
+            return f"{name} must be {wanted[name]}, got {found}"
     return None
 
 
@@ -157,11 +157,11 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
         if name in tensors and tensors[name].size:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:
-                return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
+                return f"{name} must be {least} to {vocab_size - 1}, got {low} to {high}"
     if "calibration" in tensors:
         chosen, seen = tensors["calibration"].T
         if not ((chosen >= 0) & (chosen <= seen) & np.isfinite(seen)).all():
-            return "expected counts in calibration, the chosen ones no more than the seen ones, got other numbers"
+            return "calibration must hold counts with chosen <= seen, got other numbers"
     return None
 
 

@@ -15,13 +15,11 @@ class SpecDecTraining(Training):
     """
 
     depth: int = option(3, "Residual blocks.", min=0)  # this, the weight and the share are what the paper found good
-    rejection_weight: float = option(6.0, "How much a rejection counts against an acceptance.")
+    rejection_weight: float = option(6.0, "Weight of a rejection relative to an acceptance.")
     target_share: float = option(0.15, "Share of the target's own tokens in what the head reads.")
-    draft_temperature: float = option(
-        1.0, "At which the draft model draws and is judged; 0: for greedy decoding.", min=0
-    )
-    batch: int = option(16, "Texts in a batch.", min=1)
-    seed: int = option(0, "Of all that is drawn.", min=0)
+    draft_temperature: float = option(1.0, "Sampling temperature of the draft model; 0: for greedy decoding.", min=0)
+    batch: int = option(16, "Outputs per batch.", min=1)
+    seed: int = option(0, "Random seed.", min=0)
 
     needs_draft = True
     defaults: ClassVar = {"temperature": 1.0, "steps": 500}

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class TextOptions:
     """Options for generating the target's outputs."""
 
-    texts: int = option(3000, "Texts that the target writes, at most.", min=2)
-    prompt_tokens: int = option(64, "Tokens of FILES before each text.", min=1)
-    text_tokens: int = option(128, "Tokens that the target adds, at most.", min=2)
-    temperature: float = option(0.0, "At which the texts are drawn; 0: greedily.", min=0)
-    seed: int = option(0, "Of all that is drawn.", min=0)
+    texts: int = option(3000, "Most outputs to generate.", min=2)
+    prompt_tokens: int = option(64, "Prompt tokens of each output, from FILES.", min=1)
+    text_tokens: int = option(128, "Most new tokens of an output.", min=2)
+    temperature: float = option(0.0, "Sampling temperature of the outputs; 0 is greedy.", min=0)
+    seed: int = option(0, "Random seed.", min=0)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torc
 
 def described_part(folder: Path, kind: str) -> dict[str, Any]:
     """Return the facts of a part; raises TrainedPartError."""
-    described, remedy = folder / f"{kind}.json", f"train anew with {_command(kind)}"
+    described, remedy = folder / f"{kind}.json", f"train again with {_command(kind)}"
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
     except ValueError as error:
