@@ -201,14 +201,14 @@ NUMBERS[49, 3] = -1
 DAMAGED = [
     (published, {"candidates": IDS.long()}, {}, "int64"),
     (published, {"candidates": IDS.flatten()}, {}, "got int32 200"),
-    (published, {"candidates": IDS[:, :3].contiguous()}, {}, "50 x 4"),
+    (published, {"candidates": IDS[:, :3].contiguous()}, {}, "50x4"),
     (published, {"candidates": IDS + 50}, {}, "0 to 49"),
     (published, {"candidates": NUMBERS}, {}, "got -1"),
     (published, {"candidates": torch.zeros(0, 4, dtype=torch.int32)}, {"vocab_size": "0"}, "0x4"),
     (published, {"candidates": torch.zeros(4, 50, dtype=torch.int32)}, {"vocab_size": "4", "k": "50"}, "vocabulary"),
     (published, {"more": torch.zeros(1)}, {}, ""),
-    (published, {}, {"vocab_size": None}, "None x 4"),
-    (published, {}, {"k": None}, "50 x None"),
+    (published, {}, {"vocab_size": None}, "Nonex4"),
+    (published, {}, {"k": None}, "50xNone"),
     *(
         (kind, {}, {"version": version}, f"version {version}")
         for kind in (published, taught)
