@@ -15,7 +15,7 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, depths_that_pay, drafts_of
+from support.runs import check_perfect, depths_that_pay, drafts_of, noted_drafts
 
 import token_recycling as tr
 from token_recycling.drafters._shared.placed import placed_copy
@@ -151,22 +151,6 @@ def test_what_a_pass_of_the_head_takes_is_learned(deep, tmp_path):
 # what is known of a prompt
 
 
-class Watched(Eagle):
-    """Keeps what is drafted for each text, with the text."""
-
-    def start(self, prompt, target, costs):
-        text, made = super().start(prompt, target, costs), []
-        self.drafts = [*getattr(self, "drafts", []), made]
-        draft = text.draft
-
-        def kept(context):
-            made.append((context.tokens.tolist(), draft(context)))
-            return made[-1][1]
-
-        text.draft = kept
-        return text
-
-
 def assert_read_from(begin, drafts, model, tensors):
     """All drafts of one token are those of a head that reads each text from a place on."""
     assert sum(len(draft.tree) > 1 for _, draft in drafts) > 2
@@ -180,12 +164,13 @@ def assert_read_from(begin, drafts, model, tensors):
 def test_what_a_cache_held_before_is_not_seen(held, deep, tmp_path):
     """Nobody knows its states: the head reads from there on, at the positions that the tokens have."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
-    prompt, cache, drafter = tiny.prompt(2, 9), TreeModel(deep).new_cache(), Watched(folder, tree="0")
+    prompt, cache, drafter = tiny.prompt(2, 9), TreeModel(deep).new_cache(), Eagle(folder, tree="0")
+    drafts = noted_drafts(drafter)
     with torch.no_grad():
         deep(input_ids=prompt[:, :held], past_key_values=cache, use_cache=True)
     ours = tr.generate(deep, prompt, drafter=drafter, past_key_values=cache, max_new_tokens=6)
     assert torch.equal(ours, deep.generate(prompt, max_new_tokens=6))
-    assert_read_from(held, drafter.drafts[0], deep, tensors)
+    assert_read_from(held, drafts[0], deep, tensors)
 
 
 @pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
@@ -201,7 +186,8 @@ def test_a_long_prompt_is_read_in_pieces(config, deep, tmp_path, monkeypatch):
 def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path):
     """But that they are read before their first step, which is drafted for; also behind a cache with padding."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
-    texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Watched(folder, tree="0")
+    texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Eagle(folder, tree="0")
+    noted = noted_drafts(drafter)
     ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (2, 0))])
     mask = torch.tensor([[1] * 9, [0] * 2 + [1] * 7])
     how = {"attention_mask": mask, "max_new_tokens": 8, "pad_token_id": 0}
@@ -215,7 +201,7 @@ def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path
         how["past_key_values"] = cache
     assert torch.equal(tr.generate(deep, ids, drafter=drafter, **how), wanted)
     for row, padding in enumerate((0, 2)):
-        drafts = drafter.drafts[row]
+        drafts = noted[row]
         assert drafts[0][0] == texts[row][0].tolist()
         assert len(drafts[0][1].tree) == 2
         assert_read_from(max(0, held - padding), drafts, deep, tensors)

@@ -9,7 +9,7 @@ import torch
 from support import tiny
 from support.drafters import NAMES as ALL
 from support.drafters import example
-from support.runs import check_same, fix_costs, fix_work
+from support.runs import check_same, fix_costs
 from support.tiny import related
 
 import token_recycling as tr
@@ -41,10 +41,8 @@ def test_any_two_give_the_text_of_generate(model, names, tmp_path):
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("first", [True, False])
-def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first, tmp_path, monkeypatch):
+def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first, tmp_path):
     """Beside a drafter that proposes nothing every step is the same as without."""
-    fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
-    fix_work(monkeypatch)
     alone, part = example(name, model, tmp_path / "alone"), example(name, model, tmp_path / "part")
     idle = tr.make_drafter("plain")
     fused = Fuse([part, idle] if first else [idle, part], nodes=1000)

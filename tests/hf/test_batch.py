@@ -12,7 +12,6 @@ from support.releases import needs
 from support.runs import fix_costs
 
 import token_recycling as tr
-from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.core
 
@@ -56,20 +55,18 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     all texts.
     """
     fix_costs(monkeypatch, (1, 128), (5.0, 132.0))
-    texts, forward = [], TreeModel.forward
-
-    def watched(target, inputs, *others, **options):
-        texts.append(len(inputs["input_ids"]))
-        return forward(target, inputs, *others, **options)
-
+    texts: list[int] = []
     drafter = tr.make_drafter("recycling")
     tr.generate(counting, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=60)
-    monkeypatch.setattr(TreeModel, "forward", watched)
     ids = torch.tensor([[5, 6], [5, 6], [9, 10], [5, 6]])
     arguments = {"max_new_tokens": 40, "eos_token_id": 8, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     arguments["return_dict_in_generate"] = cache_is_seen
     wanted, stats = counting.generate(ids, **arguments), tr.Stats()
+    hook = counting.register_forward_pre_hook(
+        lambda _, args, given: texts.append(len(given["input_ids"])), with_kwargs=True
+    )
     ours = tr.generate(counting, ids, drafter=drafter, stats=stats, **arguments)
+    hook.remove()
     if cache_is_seen:
         ours, wanted = ours.sequences, wanted.sequences
     assert torch.equal(ours, wanted)

@@ -14,6 +14,7 @@ import torch
 from support import tiny
 
 import token_recycling as tr
+from token_recycling import Draft
 from token_recycling.costs.costs import OnlineCurve, Overhead, shared_by
 from token_recycling.drafters._base import Drafter, SequenceDrafter
 from token_recycling.model.pass_times import PassTimes, costs_of
@@ -71,6 +72,27 @@ def texts_of(drafter: Drafter) -> list[SequenceDrafter]:
     started, start = [], drafter.start
     drafter.start = lambda *given: (started.append(start(*given)), started[-1])[1]
     return started
+
+
+def noted_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
+    """For every sequence that the drafter starts from now on its drafts, each with the tokens that it was made for."""
+    found: list[list[tuple[list[int], Draft]]] = []
+    start = drafter.start
+
+    def started(*given: Any) -> SequenceDrafter:
+        sequence = start(*given)
+        drafts, draft = [], sequence.draft
+
+        def noted(context: tr.Context) -> Draft:
+            drafts.append((context.tokens.tolist(), draft(context)))
+            return drafts[-1][1]
+
+        sequence.draft = noted  # type: ignore[method-assign]
+        found.append(drafts)
+        return sequence
+
+    drafter.start = started  # type: ignore[method-assign]
+    return found
 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Sequence[float]) -> None:
