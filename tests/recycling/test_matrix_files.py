@@ -200,7 +200,7 @@ NUMBERS = IDS.clone()
 NUMBERS[49, 3] = -1
 DAMAGED = [
     (published, {"candidates": IDS.long()}, {}, "int64"),
-    (published, {"candidates": IDS.flatten()}, {}, "got int32 200"),
+    (published, {"candidates": IDS.flatten()}, {}, "got int32 of 200"),
     (published, {"candidates": IDS[:, :3].contiguous()}, {}, "50x4"),
     (published, {"candidates": IDS + 50}, {}, "0 to 49"),
     (published, {"candidates": NUMBERS}, {}, "got -1"),
