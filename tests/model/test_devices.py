@@ -53,6 +53,14 @@ def test_a_model_is_loaded_by_a_device_map(tiny_model_dir, device_map):
     assert torch.equal(tr.generate(model, ids, **GREEDY), wanted.generate(ids, **GREEDY))
 
 
+@pytest.mark.parametrize(
+    ("given", "value"), [({"device": "cpu", "device_map": "auto"}, "'auto'"), ({"device_map": "nowhere"}, "nowhere")]
+)
+def test_a_device_map_that_cannot_be_used_is_an_error(tiny_model_dir, given, value):
+    with pytest.raises(ValueError, match=value):
+        tr.load(tiny_model_dir, **given)
+
+
 def test_a_model_without_its_weights_is_refused(model):
     model.to("meta")
     with pytest.raises(tr.UnsupportedModelError, match="LlamaForCausalLM has no weights"):

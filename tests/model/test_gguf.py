@@ -16,6 +16,7 @@ from support.gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import token_recycling as tr
+from token_recycling._util import extras
 from token_recycling.model import loading
 
 TOKENIZER = tiny.tokenizer()
@@ -157,6 +158,13 @@ def two_files(folder):
 def another_file(folder):
     (folder / "notes.txt").touch()
     return "notes.txt"
+
+
+def test_without_the_package(file, monkeypatch):
+    found = extras.importlib.util.find_spec
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
+    with pytest.raises(ValueError, match="'gguf'"):
+        tr.load(file)
 
 
 @pytest.mark.parametrize(

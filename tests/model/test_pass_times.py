@@ -71,10 +71,22 @@ def test_nothing_is_measured(target, monkeypatch):
 
 def test_what_one_process_learned_is_what_the_next_begins_with(target):
     assert new(target).curve(1, 10).relative == pytest.approx(np.linspace(1, 2, 8))
-    taught(target).keep()
+    known = taught(target)
+    known.keep()
     assert new(target).curve(1, 10).relative == pytest.approx(DEAR, rel=0.1)
     assert new(target).curve(1, 5000).relative == pytest.approx(DEAR, rel=0.1), "other lengths begin with it too"
     assert new(target).curve(2, 10).relative == pytest.approx(DEAR[1::2] / DEAR[1], rel=0.1)
+    path = remembered.file_of("costs", setting(target))
+    path.unlink()
+    known.keep()
+    assert not path.exists(), "once a minute at most"
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_does_no_harm(target, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "file"))
+    taught(target).keep()
+    assert str(tmp_path / "file") in caplog.text
 
 
 def test_a_text_leaves_what_it_taught(model, own_cache):
