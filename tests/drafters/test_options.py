@@ -27,6 +27,7 @@ def test_options_are_read_from_text():
     drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,memory=1")
     assert (drafter.tree, drafter.k, drafter.orders, drafter.suffix, drafter.memory) == (12, 4, 2, False, 1)
     assert tr.make_drafter("recycling:tree=0 1 00").tree == "0 1 00"
+    assert tr.make_drafter("published:update=unordered").update == "unordered"
     assert tr.make_drafter("layer_skip:layers=4-6 9 5")._skipped == [4, 5, 6, 9]
     assert tr.make_drafter("layer_skip", layers=(2, 1))._skipped == [1, 2]
     fused = tr.make_drafter("fuse:recycling(tree=16,k=4)+suffix,nodes=32")
@@ -175,6 +176,7 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
     ("prompt_lookup", {"num_tokens": 0}),
     ("prompt_lookup", {"max_matching_ngram_size": 0}),
     ("published", {"k": 0}),
+    ("published", {"update": "newest"}),
     ("rest", {"nodes": 0}),
     ("rest", {"num_tokens": 0}),
     ("rest", {"max_matches": 0}),
