@@ -32,7 +32,7 @@ class Serving:
 
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(
-            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30,
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300,
             http_client=DefaultHttpxClient(verify=_TLS),
         )  # fmt: skip
 
@@ -42,7 +42,7 @@ class Serving:
 
     def post(self, path: str, body: Any, key: str | None = None, **more: Any) -> httpx2.Response:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=30, verify=_TLS, **more)
+        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=300, verify=_TLS, **more)
 
     def steps(self, key: str | None = None, **body: Any) -> list[tuple[str, Any]]:
         """The events of /v1/token_recycling/steps."""
@@ -59,11 +59,11 @@ class Serving:
         lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
-    def wait_until_idle(self, seconds: float = 5.0) -> None:
+    def wait_until_idle(self, seconds: float = 60.0) -> None:
         wait_for(lambda: self.service.running == 0, seconds)
 
 
-def wait_for(condition: Any, seconds: float = 5.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

@@ -15,7 +15,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from .choices import Choice, Delta
+from .calls import Delta
+from .choices import Choice
 from .errors import CancelledError, failure
 from .job import Job, OnTokens, TokenSequence
 from .logprobs import ScoredToken

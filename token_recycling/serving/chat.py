@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .choices import CallPart, Choice, Delta, whole_calls
+from .calls import CallPart, Delta, whole_calls
+from .choices import Choice
 from .completions import CompletionAnswer
 from .job import Job
 from .logprobs import chat_logprobs
@@ -65,7 +66,7 @@ class ChatAnswer(CompletionAnswer):
         form = calls_form(service.loaded, body, prompt.ids, prompt.prompted)
         sequences, config = await sequences_of(service, job, prompt.ids, body, None, top, form)
         tools = body.shown_tools
-        parser = partial(response_parser, service.loaded, prompt.ids, tools, prompt.prompted and tools is not None)
+        parser = response_parser(service.loaded, prompt.ids, tools, prompt.prompted and tools is not None)
         new_choice = partial(Choice, service.loaded.tokenizer, config, parser, body.stop_token_ids, bool(body.stream))
         return cls(service, job, sequences, [new_choice() for _ in sequences], top, body.wants_usage)
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from .answers import Answer, Event
-from .choices import Choice, Delta
+from .calls import Delta
+from .choices import Choice
 from .errors import invalid
 from .job import Job, TokenSequence
 from .logprobs import completion_logprobs

@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
 from .answers import Event
+from .calls import CallPart, Delta
 from .chat import ChatAnswer, prompt_of
-from .choices import CallPart, Delta
 from .job import Job
 from .protocol import (
     ChatRequest,

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from .answers import Event
+from .calls import CallPart, Delta
 from .chat import ChatAnswer
-from .choices import CallPart, Delta
 from .errors import ApiError
 from .job import Job
 from .protocol import (

@@ -8,7 +8,8 @@ tokenizers did not.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +133,9 @@ def response_template(loaded: Loaded) -> dict[str, Any] | None:
 
 def response_parser(
     loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None, prompted: bool = False
-) -> Any:
-    """A parser of the answer to a prompt (1, length), None where the form of answers is not known.
-    `prompted`: the prompt says how functions are called.
+) -> Callable[[], Any] | None:
+    """Return a function that makes a parser of the output after a prompt (1, length); None where the model's form of
+    outputs is not known. `prompted`: the prompt says how functions are called.
     """
     tokenizer, template = loaded.tokenizer, response_template(loaded)
     prefix: torch.Tensor | str = ids[0]
@@ -146,7 +147,7 @@ def response_parser(
         template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
     if template is None:
         return None
-    return tokenizer.get_response_parser(_lenient(template), prefix=prefix, tools=tools)
+    return partial(tokenizer.get_response_parser, _lenient(template), prefix=prefix, tools=tools)
 
 
 def _lenient(template: dict[str, Any]) -> dict[str, Any]:

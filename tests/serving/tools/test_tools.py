@@ -12,8 +12,9 @@ from support.functions import ASKED, FLAT, SAID, TOOLS
 from support.openai_answers import chat, streamed_chat
 
 from token_recycling.model.loading import Loaded
-from token_recycling.serving.choices import Choice
+from token_recycling.serving.calls import ParsedOutput
 from token_recycling.serving.responses import ResponsesRequest
+from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import render_prompt, response_parser
 
 
@@ -99,15 +100,14 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("family", WRITTEN)
-def test_what_families_write_is_known(model, family):
+def test_what_families_write_is_known(family):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "<function=" if family == "qwen3_5" else "<tool_call>"
     config = types.SimpleNamespace(model_type=family)
     loaded = Loaded(types.SimpleNamespace(config=config), tokenizer)
-    choice = Choice(
-        tokenizer, model.generation_config, lambda: response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
-    )
-    delta = choice._fed(WRITTEN[family]) + choice.end()
+    new_parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
+    output = ParsedOutput(tokenizer, StopTrimmer(()), new_parser)
+    delta = output.begin() + output.feed(WRITTEN[family]) + output.end(True)
     assert (delta.reasoning.strip(), delta.text.strip()) == ("well", "yes")
     (call,) = delta.calls
     assert (call.name, int(json.loads(call.arguments)["at"])) == ("look", 1)
