@@ -571,6 +571,13 @@ MUTANTS = [
         "if not isinstance(later, State):",
         "model/test_state.py cuda_graphs/test_changes.py cuda_graphs",
     ),
+    Mutant(
+        "forced-without-end",
+        "a grammar that forces a text without end is followed for ever",
+        "while len(found) < _MOST_FORCED and not self.watch.slow",
+        "while not self.watch.slow",
+        "loop/test_constraints.py",
+    ),
     # Server.
     Mutant(
         "stop-string-across-tokens",

@@ -1,7 +1,8 @@
 """A server of OpenAI's and Anthropic's APIs with an accelerated model. The extra `serving` has its dependencies.
 
-A request passes its route (`app`), its validation (`protocol`), its endpoint (`completions`, `chat`, `responses`,
-`messages` or `steps`, each a kind of `answers.Answer`), and its generation in a thread (`job`).
+A request passes its route (`app`), its validation (`protocol`), and its endpoint (`completions`, `chat`, `responses`,
+`messages` or `steps`, each a kind of `answers.Answer`), which makes the sequences to generate (`sequences`). A `job`
+generates them in threads (`decoder`); `choices` and `calls` read their tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers as their texts grow: one path for streams and whole answers, whatever an endpoint says of them.
+"""Answers as their sequences grow: one path for streams and whole answers of all endpoints.
 
 An endpoint is a kind of `Answer`: `prepare` makes it from the body of a request, `events` says what comes while its
 texts are generated, and `whole` says all of it at their end. A stream is the events; for a whole answer they are read
@@ -81,7 +81,7 @@ class Answer:
         return self.whole()
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta, str | None]]:
-        """Generate all texts: index of a choice, what came of it, and at its end why it ended."""
+        """Generate all sequences; yield the index of a choice, what it adds, and at its end the finish reason."""
         async with contextlib.aclosing(from_threads(self.job, self._begin)) as told:
             async for index, tokens in told:
                 choice = self.choices[index]

@@ -10,8 +10,8 @@ them (`--offer`), each with its options, as `recycling:tree=16`. Where the opera
 request may change options too: numbers, switches and words of a fixed set, but no free text, which may name files and
 models.
 
-Any thread may acquire a drafter; it saves where nobody learns meanwhile: in the one thread that generates, or, of texts
-that are generated together, a copy that was made between two steps. A copy costs a millisecond for two megabytes.
+Any thread may acquire a drafter. A matrix is copied while nobody learns, between two steps or two sequences, and the
+copy is saved in another thread. A copy costs a millisecond for two megabytes.
 """
 
 from __future__ import annotations

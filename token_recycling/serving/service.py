@@ -64,14 +64,14 @@ class Service:
         return len(self._jobs)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError for another model than the one that is served."""
+        """Raise ApiError for another model than the one that is served."""
         names = [self.settings.name, *self.settings.aliases]
         if name is not None and name not in names:
             message = f"model must be {' or '.join(map(repr, names))}, got {name!r}"
             raise ApiError(404, message, "model_not_found", "model")
 
     def check_chat(self) -> None:
-        """Raises ApiError if there is no chat template."""
+        """Raise ApiError if there is no chat template."""
         if not getattr(self.loaded.tokenizer, "chat_template", None):
             message = (
                 "the model has no chat template, so that it cannot take messages; use /v1/completions, or start the "
@@ -82,7 +82,7 @@ class Service:
     def create_job(
         self, key: Key | None, body: Request, prefix: str, drafter: str = "accelerated", local: bool = True
     ) -> Job:
-        """A job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
+        """Return a job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
         ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. `local`: it was made
         on this machine. It must be ended or cancelled. Raises ApiError for another drafter, too many jobs, or a server
         that is shutting down.
@@ -138,12 +138,12 @@ class Service:
             await asyncio.to_thread(self.pool.save, self.decoder.between_steps)
 
     def end_all(self) -> None:
-        """Ends all requests with an error, at the end of the grace period."""
+        """End all requests with an error, at the end of the grace period."""
         for job in list(self._jobs.values()):
             job.interrupt(ApiError(503, "the server is shutting down", "shutting_down", headers={"Retry-After": "1"}))
 
     def close(self) -> None:
-        """Ends all requests and saves; may be called again."""
+        """End all requests and save; may be called again."""
         self.closing = True
         for job in list(self._jobs.values()):
             job.cancel()
