@@ -108,7 +108,7 @@ def test_compare_reports_the_margin():
         plain, ours = (text[0, length:].tolist() for text in (parting.plain, parting.ours))
         found = first_divergence(model, parting.prompt[0], plain, ours)
         assert found is not None
-        assert (found.position, found.plain, found.recycled) == (
+        assert (found.position, found.expected, found.got) == (
             parting.position,
             plain[parting.position],
             ours[parting.position],

@@ -1,13 +1,13 @@
-"""Loops compiled by numba: once on a machine, then kept on its disk.
+"""Functions compiled by numba: once per machine, then cached on its disk.
 
-numba knows a compiled function again by the file that it stands in. What it calls from other files has gone into its
-machine code, and its index names the classes of its arguments: after an upgrade in place the one would be out of date,
-the other could not be read. So the sources of all loops are part of the name under which one is kept.
+numba finds a cached function by its file alone. Functions that it calls from other files are part of its machine code,
+and its index names the classes of its arguments: after an upgrade in place the former would be stale, and the latter
+unreadable. So a hash of all sources is part of the name under which a function is cached.
 
-Most of the time of compiling is numba's own, in Python, for every function and every combination of types. So an
-integer is made an int64 before it is passed on, whatever array it is from; there are no slices, no sorting and no
-searching of numpy's; and a function that makes no arrays counts no references, which makes it faster too: learning is
-four times as fast. That option (`_nrt`) is private, no public one says the same, and no other file names it.
+Most of the compile time is numba's own, in Python, for every function and every combination of types. So integers are
+made int64 before they are passed, whatever array they are from; there are no slices, and no sorting or searching of
+numpy's. A function that makes no arrays counts no references, which also makes it faster: learning takes a quarter of
+the time. That option (`_nrt`) is private; no public one does the same, and no other file names it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from numba.extending import register_jitable
 logger = logging.getLogger("token_recycling")
 
 _SECONDS = "10 to 70 s"
-"""What drafters and engines take, by the speed of the processor."""
+"""Compile time of drafters and engines, by the speed of the processor."""
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = ("recycling", "costs", "_util")
-"""Where parts stand."""
+"""Folders with compiled functions."""
 
 
 def _digest() -> str:
-    # Of this file too, since the options that numba is given are no part of its own names.
+    # This file too: numba's options are not part of its own names.
     digest = hashlib.sha256()
     for folder in _FOLDERS:
         for path in sorted((_PACKAGE / folder).glob("*.py")):
@@ -46,12 +46,12 @@ _SOURCES = _digest()
 
 
 def compiled(function: Callable | None = None, *, allocates: bool = True, **options: Any) -> Any:
-    """Has a function compiled when Python calls it first. `allocates`: whether it, or what it calls, makes arrays.
-    Other options are numba's.
+    """Compile a function at its first call from Python. `allocates`: whether it, or a function that it calls, makes
+    arrays. Other options are numba's.
     """
     if function is None:
         return lambda function: compiled(function, allocates=allocates, **options)
-    function.__qualname__ += f"-{_SOURCES}"  # names the files that numba keeps
+    function.__qualname__ += f"-{_SOURCES}"  # names the cached files
     how = {"no_cfunc_wrapper": True, "_nrt": allocates, **options}
     try:
         return njit(cache=True, **how)(function)
@@ -61,22 +61,22 @@ def compiled(function: Callable | None = None, *, allocates: bool = True, **opti
 
 
 def compiled_part(function: Callable | None = None, *, allocates: bool = False, **options: Any) -> Any:
-    """Has a function compiled as a part of those that call it. From Python it is called as it stands."""
+    """Compile a function as a part of its callers. Called from Python it runs uncompiled."""
     if function is None:
         return lambda function: compiled_part(function, allocates=allocates, **options)
     return register_jitable(_nrt=allocates, **options)(function)
 
 
 class _Compiling(event.Listener, threading.local):
-    """Logs that loops are being compiled, and counts the time of each thread."""
+    """Logs that functions are being compiled, and adds up the time per thread."""
 
     keeps = True
-    """Whether there is a folder to keep them in."""
+    """Whether there is a folder to cache them in."""
     depth = 0
     """Compilations in progress, one within another; the outermost is of one of our functions."""
     since = 0.0
     seconds = 0.0
-    """What this thread has spent compiling so far."""
+    """Seconds that this thread has spent compiling."""
 
     def on_start(self, event: event.Event) -> None:
         if not self.depth and not event.data["dispatcher"].py_func.__qualname__.endswith(_SOURCES):

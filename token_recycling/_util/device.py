@@ -20,7 +20,7 @@ _INSTRUCTIONS = {
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until an accelerator has done all its queued work, and for captures of other threads."""
+    """Wait for all queued work of an accelerator, and for captures of other threads."""
     if device.type != "cpu":
         with CAPTURING:
             torch.accelerator.synchronize(device)
@@ -51,7 +51,7 @@ def _named(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def memory(device: torch.device) -> int:
-    """Bytes of memory that a device has in all; of the host, that this process may use."""
+    """Return the bytes of memory of a device in all; of the host, those this process may use."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     if device.type == "mps":

@@ -1,4 +1,4 @@
-"""The extras of the package: whether what an optional feature needs is there, and what to install where it is not."""
+"""Extras of the package: check that optional dependencies are installed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib.util
 
 
 def lacking(extra: str, *modules: str) -> str | None:
-    """The end of a sentence for the user where one of `modules`, which an extra brings, is missing; None if all are
-    there. Nothing is imported.
+    """Return the end of a sentence that names missing `modules` of an extra and how to install it; None if all are
+    installed. Imports nothing.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if not missing:

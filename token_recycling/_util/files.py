@@ -23,17 +23,16 @@ _PREFIX = ".token_recycling."
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A temporary file to write, which takes the place of `path` at the end of the block: a reader sees the old file
-    or the new one, never a part. After an error the old one stays. Missing folders are made.
+    """Yield a temporary file that replaces `path` at the end of the block: readers see the old file or the new one,
+    never a part. After an error the old file stays. Missing folders are made.
 
-    The new file has the permissions of the old one, or else those of any new file. Where `path` is a symbolic link, the
-    file that it leads to is replaced.
+    The new file has the permissions of the old one, or of any new file. Of a symbolic link the target is replaced.
     """
     path = Path(os.path.realpath(path))
     with _writing_beside(path) as folder:
         temporary = folder / "whole"
         temporary.touch()
-        # It is a new file as any other: the umask, which only a change could tell, belongs to all threads.
+        # The umask belongs to all threads and can only be read by changing it: let a new file tell.
         usual = temporary.stat().st_mode
         yield str(temporary)
         _flush(temporary)
@@ -43,8 +42,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder to fill with files, which takes the place of the folder `path` at the end of the block. After
-    an error nothing has changed. Missing folders are made.
+    """Yield a temporary folder that replaces the folder `path` at the end of the block. After an error nothing has
+    changed. Missing folders are made.
     """
     with _writing_beside(path) as folder:
         temporary = folder / "whole"
@@ -59,7 +58,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Waits until no other process or thread is in such a block of the same `path`, a file made for that; where there
+    """Wait until no other process or thread is in such a block of the same `path`, a file made for that; where there
     are no locks it does not wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The format of a folder of measurements: what those who write rows and those who report on them agree on.
+"""The format of a folder of measurements, shared by the code that writes rows and the report.
 
 docs/benchmarks.md lists the keys of a row.
 """
@@ -6,16 +6,14 @@ docs/benchmarks.md lists the keys of a row.
 from __future__ import annotations
 
 VERSION = 1
-"""Of the rows."""
+"""Format version of rows."""
 ROWS, SETTINGS = "rows.jsonl", "settings.json"
 """The files of a folder."""
 MODES = ("generate", "replay", "batch")
-"""In the order in which a report shows them."""
+"""In the order of a report."""
 BASELINE, REPLAY_BASELINE = BASELINES = "generate", "plain"
-"""What speedups refer to: transformers' own decoding, and where that cannot run, plain decoding in our loop."""
+"""What speedups refer to: transformers' own decoding, and in replay plain decoding in our loop."""
 HINDSIGHT = "oracle"
-"""The name of the method that knows what will be accepted: a bound for others, and never the fastest itself."""
+"""The method that knows what will be accepted: a bound, never ranked as the fastest."""
 CLOCKS = {"wall": ("seconds", "total_seconds"), "processor": ("processor_seconds", "processor_seconds")}
-"""The keys of decoding alone and of a whole call by what a report measures time with; by processor time there is the
-whole call alone.
-"""
+"""Keys of decoding time and of whole calls for each clock; processor time is known of whole calls only."""

@@ -20,27 +20,27 @@ from .._util.options import options_of, read_options
 from ..drafters._declared import check_spec
 
 OWN_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
-"""Methods that are no drafters: transformers' own, and a bound."""
+"""Methods that are no drafters: transformers' own, and the oracle."""
 COLD = "cold:"
-"""Before a method: it forgets everything after every prompt."""
+"""Prefix of a method that forgets everything after every prompt."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What one run measures; see `token-recycling bench --help`."""
+    """Options of one run; see `token-recycling bench --help`."""
 
     data: tuple[str, ...] = ()
     limit: int | None = None
-    """Questions of every category."""
+    """Questions per category."""
     methods: tuple[str, ...] = ()
     warm_up: int = 0
-    """First questions of every category that methods decode unmeasured, so that those that learn are warm."""
+    """First questions of every category, decoded unmeasured by methods that learn."""
     repeats: int = 3
     max_new_tokens: int = 128
     generate: bool = True
-    """Whether outputs are generated; without it reference text is replayed only."""
+    """Whether to generate outputs; without it reference text is only replayed."""
     replay: bool | None = None
-    """Whether reference text is replayed; None where there is any."""
+    """Whether to replay reference text; None: where there is any."""
     cold: bool = False
     """Whether methods forget everything after every prompt."""
     batches: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class RunOptions:
     threads: int | None = None
     prepack: bool | None = None
     chat: bool | None = None
-    """Whether the chat template is used; None where there is one."""
+    """Whether to use the chat template; None: if there is one."""
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("max_new_tokens", 1), ("warm_up", 0)):
@@ -71,7 +71,7 @@ class RunOptions:
 
 
 def read_scenario(path: Path) -> dict[str, dict[str, Any]]:
-    """The options of each run of a file by the run's name, empty for a single one; raises ValueError."""
+    """Return the options of each run of a file by the run's name, empty for a single run; raises ValueError."""
     import yaml
 
     try:
@@ -98,7 +98,9 @@ def _options(given: dict[str, Any], owner: str) -> dict[str, Any]:
 
 
 def runs_of(path: Path | None, given: dict[str, Any]) -> dict[str, RunOptions]:
-    """The runs of a scenario, or one without a name; `given` are the user's options, which count before the file's."""
+    """Return the runs of a scenario, or one without a name; the user's options `given` take precedence over the
+    file's.
+    """
     chosen = {name: value for name, value in given.items() if value is not None and name in options_of(RunOptions)}
     runs = {"": {}} if path is None else read_scenario(path)
     return {name: RunOptions(**{**options, **chosen}) for name, options in runs.items()}

@@ -1,7 +1,7 @@
-"""The command line: `token-recycling COMMAND`; each command is a file in `commands/`, named here.
+"""The command line: `token-recycling COMMAND`; each command is a file in `commands/`, listed here.
 
-It stands on the library's surface and adds only what a terminal needs. torch and transformers are imported by the
-commands that need them, so that help and wrong usage answer at once.
+It uses the library's public functions and adds only terminal output. Commands import torch and transformers themselves,
+so that help and usage errors come at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ app = typer.Typer(
 def main(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
 ) -> None:
-    """Shows the version, or help where no command is given."""
+    """Show the version, or help without a command."""
     if version:
         print(f"token-recycling {__version__}")
         raise typer.Exit

@@ -1,6 +1,6 @@
-"""What the command line shows a person: errors in one line, spinners, and statistics, steps and rows as rich text.
+"""Terminal output: one-line errors, progress, and statistics, steps and rows as rich text.
 
-Results go to standard output; whatever is only for the person at the terminal goes to standard error.
+Results go to standard output, notes and progress to standard error.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ..model.info import ModelInfo
 
 TINTS = ("black on bright_cyan", "black on bright_yellow")
-"""Two styles in turn, readable on dark and light terminals and different on one of 16 colours."""
+"""Two alternating styles, readable on dark and light terminals and distinct among 16 colours."""
 SEPARATOR = "▏"
-"""Between steps where there are no colours."""
+"""Separates steps where there are no colours."""
 
 _UNTRIED = "experimental, on CUDA only; this check does not run it"
 
@@ -38,10 +38,10 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class OneLineErrors(TyperGroup):
-    """Usage errors, and input that the library refuses, end with one line on standard error and exit status 2."""
+    """Report usage errors and refused input as one line on standard error, with exit status 2."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Runs the command line; the library refuses input with ValueErrors whose text is made for the user."""
+        """Run the command line; the library refuses input with ValueErrors whose messages are for the user."""
         try:
             status = super().main(*args, **{**extra, "standalone_mode": False})
         except typer.Abort:
@@ -54,7 +54,7 @@ class OneLineErrors(TyperGroup):
 
 
 class OneDrafter(TyperCommand):
-    """A command that refuses a second --drafter, of which click would silently take the last."""
+    """A command that refuses a second --drafter; click would silently take the last one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; raises a usage error."""
@@ -68,7 +68,7 @@ class OneDrafter(TyperCommand):
 
 
 def group(help: str) -> typer.Typer:
-    """A command that has commands of its own, and shows its help without one."""
+    """A command with subcommands, which shows its help without one."""
 
     def main(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
@@ -78,30 +78,30 @@ def group(help: str) -> typer.Typer:
 
 
 def report(error: object) -> int:
-    """Prints an error as one line; returns the exit status."""
+    """Print an error as one line; return the exit status."""
     print("error:", one_line(error), file=sys.stderr)
     return 2
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Prints a text as it is: no markup, no numbers in colour, no line broken at the terminal's width."""
+    """Print a text as it is: no markup, no highlighted numbers, no wrapping."""
     console.print(Text(text, style), soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """Says on standard error what was chosen for the user."""
+    """Print a note on standard error, such as what was chosen for the user."""
     say(Console(stderr=True), f"note: {text}", "dim")
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object and nothing else."""
+    """Print one JSON object."""
     print(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 @contextlib.contextmanager
 def working(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """A spinner on standard error, with a bar if there is a total, that leaves no trace; on a terminal only. The bar
-    moves when the function it gives is called with how much more has been done.
+    """Show a spinner on standard error, with a bar if there is a total; on terminals only. Yields a function that moves
+    the bar by an amount.
     """
     with progress_bar(text, total, done, redirect_stderr=False) as (progress, task):
         yield lambda more: progress.advance(task, more)
@@ -109,9 +109,7 @@ def working(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int]
 
 @contextlib.contextmanager
 def reaching(text: str) -> Iterator[Callable[..., None]]:
-    """As `working`; the function it gives is called with how much has been done, the total and, if there is one, a
-    loss.
-    """
+    """Show progress as `working` does; yields a function of the amount done, the total and perhaps a loss."""
     with progress_bar(text, 1, redirect_stderr=False) as (progress, task):
 
         def reached(done: int, total: int, loss: float | None = None) -> None:
@@ -125,14 +123,14 @@ def reaching(text: str) -> Iterator[Callable[..., None]]:
 def progress_bar(
     text: str, total: int, done: int = 0, *columns: ProgressColumn, **how: Any
 ) -> Iterator[tuple[Progress, TaskID]]:
-    """Progress on standard error that leaves no trace: a spinner, what is being done, and `columns`, by default a bar
-    if there is a total, and the time; shown on a terminal only.
+    """Show transient progress on standard error, on terminals only: a spinner, a description, and `columns`, by default
+    a bar if there is a total, and the time.
     """
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     usual = [BarColumn(), TimeElapsedColumn()] if total else [TimeElapsedColumn()]
     what = SpinnerColumn(), TextColumn("{task.description}", markup=False), *(columns or usual)
-    # Standard output is not redirected: it may be a file although standard error is a terminal.
+    # Standard output is not redirected: it may be a file while standard error is a terminal.
     progress = Progress(
         *what, console=Console(stderr=True), transient=True, redirect_stdout=False, refresh_per_second=5, **how
     )
@@ -142,12 +140,12 @@ def progress_bar(
 
 
 def percent(share: float) -> str:
-    """A share from 0 to 1 as whole percent, or tenths where it is small."""
+    """Format a share from 0 to 1 in whole percent, with one decimal where it is small."""
     return f"{share:.0%}" if share >= 0.1 or not share else f"{share:.1%}"
 
 
 def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
-    """All statistics of a run on a device."""
+    """Print all statistics of a run."""
     where = "on the CPU, not on a GPU" if device.type == "cpu" else f"on {device}"
     say(console, f"{stats.drafter}\ncomputed {where}; passes: {stats.path}")
     table = Table(Column(), Column(justify="right"), Column(justify="right"), show_header=False)
@@ -175,7 +173,7 @@ def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
 
 
 def print_support(console: Console, found: ModelInfo) -> None:
-    """Whether and how a model is supported, a line for each thing known."""
+    """Print whether and how a model is supported."""
     lines = [
         ("model", f"{found.model}, family {found.family}"),
         ("supported", "yes" if found.supported else "no"),
@@ -193,19 +191,19 @@ def print_support(console: Console, found: ModelInfo) -> None:
 
 
 def has_colours(console: Console) -> bool:
-    """True if tints can be seen."""
+    """Return whether tints are visible."""
     return console.color_system is not None and not console.no_color
 
 
 def by_step(pieces: Sequence[str], colours: bool) -> Text:
-    """A text whose steps can be told apart: in two tints in turn, or with a thin separator between."""
+    """Return a text with visible steps: alternating tints, or a thin separator between them."""
     if not colours:
         return Text(SEPARATOR.join(pieces))
     return Text.assemble(*((piece, TINTS[step % len(TINTS)]) for step, piece in enumerate(pieces)))
 
 
 def print_matrix(console: Console, held: dict[str, Any]) -> None:
-    """A saved matrix: the header, then rows: a token and its candidates."""
+    """Print a saved matrix: the header, then rows of a token and its candidates."""
     share = percent(held["rows_filled"] / held["vocab_size"])
     say(
         console,
@@ -226,7 +224,7 @@ def print_matrix(console: Console, held: dict[str, Any]) -> None:
 
 
 def print_drafters(console: Console, drafters: Iterable[dict[str, Any]]) -> None:
-    """Every drafter with a table of its options."""
+    """Print every drafter with a table of its options."""
     for drafter in drafters:
         console.print(Text.assemble((drafter["name"], "bold"), f"  {drafter['summary']}"), soft_wrap=True)
         if drafter["options"]:

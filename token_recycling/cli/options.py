@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def completed_drafters(typed: str) -> list[str]:
-    """What a shell offers for a drafter: its options are for the user to write."""
+    """Return completions of a drafter's name."""
     return [name for name in drafter_names() if name.startswith(typed)]
 
 
 def checked_drafter(spec: str) -> str:
-    """A drafter whose name and options are right, as far as that can be told without importing torch."""
+    """Return a drafter spec whose name and options are right, as far as known without importing torch."""
     check_spec(spec)
     return spec
 
@@ -93,6 +93,6 @@ def takes(kind: type) -> Callable[[_Command], _Command]:
 
 
 def parameter(name: str, hint: Any, default: Any, shown: Mapping[str, Any]) -> inspect.Parameter:
-    """The option of a command for a field that was declared with `option`."""
+    """Return the command's option for a field declared with `option`."""
     written = typer.Option(f"--{name.replace('_', '-')}", **shown)  # no --no-... beside it
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, written])

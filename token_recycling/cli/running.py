@@ -1,4 +1,4 @@
-"""What the commands that decode share: a drafter and a model made ready, prompts encoded, how tokens are drawn."""
+"""Shared by the commands that decode: load drafter and model, encode prompts, sampling arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def note_template() -> None:
-    """Says that the chat template was chosen for the user."""
+    """Note that the chat template was chosen for the user."""
     console.note("prompts go through the tokenizer's chat template; --raw gives them as they are")
 
 
@@ -32,7 +32,7 @@ def drafter_and_model(
     reproducible: bool = False,
     device_map: str | None = None,
 ) -> tuple[Drafter, loading.Loaded]:
-    """What is quick to check comes first, so that a wrong path or option is not waited for."""
+    """Make the drafter and load the model; quick checks come first."""
     with loading_shown(model):
         from ..drafters._registry import make_drafter
 
@@ -43,7 +43,7 @@ def drafter_and_model(
 
 
 def note_dtype(dtype: str | None, loaded: loading.Loaded) -> None:
-    """Notes that 16-bit weights are computed in float32 by default, and that 16 bits may be faster on CPUs with
+    """Note that 16-bit weights are computed in float32 by default, and that 16 bits may be faster on CPUs with
     instructions for it.
     """
     if dtype is not None or loaded.model.device.type != "cpu":
@@ -58,7 +58,7 @@ def note_dtype(dtype: str | None, loaded: loading.Loaded) -> None:
 
 @contextlib.contextmanager
 def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
-    """Shows that models are loaded, or at first unpacked, and for how long; transformers' own bars are turned off."""
+    """Show progress while models are loaded or unpacked; transformers' own bars are turned off."""
     new = loading.to_unpack(*models)
     if new and weights:
         into = loading.unpacked_in()
@@ -69,7 +69,7 @@ def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
 
 
 def encoded(loaded: loading.Loaded, prompts: Sequence[Prompt], chat: bool | None) -> list[torch.Tensor]:
-    """Prompts as ids, (1, length) each, with a note where the tokenizer decided on the chat template."""
+    """Return prompts as ids, (1, length) each; note where the tokenizer decided on the chat template."""
     through_template = bool(prompts) and loading.uses_chat(loaded, chat)
     if through_template and chat is None:
         note_template()
@@ -77,7 +77,7 @@ def encoded(loaded: loading.Loaded, prompts: Sequence[Prompt], chat: bool | None
 
 
 def described(loaded: loading.Loaded, name: str) -> str:
-    """The model and how it was run, for a person."""
+    """Return a description of the model and how it runs."""
     import torch
 
     model = loaded.model
@@ -86,8 +86,8 @@ def described(loaded: loading.Loaded, name: str) -> str:
 
 
 def sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
-    """Arguments of `model.generate`, among them all for which there is an option. For what there is none, such as a
-    repetition penalty, the model's own configuration holds, as in `model.generate` itself.
+    """Return sampling arguments of `model.generate`. Settings without an option, such as a repetition penalty, stay
+    those of the model's own configuration, as in `model.generate` itself.
     """
     if not temperature:
         if (top_p, top_k, seed) != (None, None, None):

@@ -1,1 +1,1 @@
-"""Measuring: methods side by side, into rows."""
+"""Measure methods side by side, into rows."""

@@ -1,10 +1,10 @@
 """Questions to measure with: Spec-Bench, MBPP, any JSON lines or folder of texts.
 
-Three kinds of fields are understood in a line of JSON: `turns`, what a person says in a conversation; `prompt`, what a
-user gives to a model once; `text`, a text to continue as it is. A text file is a `text`, or for a model that chats a
-`prompt`. What is known to follow, where anything is, serves for replay: `reference` (one for all turns or one a turn),
-`answer`, `completion` or `code`; of a `text` its own second half. A `json_schema`, `regex` or `grammar` is the form
-that outputs are held to; a `prediction` is the expected output, such as the file to edit.
+A line of JSON has one of three fields: `turns`, the user's turns of a conversation; `prompt`, a single user message;
+`text`, a text to continue as it is. A text file is a `text`, or a `prompt` for a model with a chat template. A known
+answer serves for replay: `reference` (one for all turns or one per turn), `answer`, `completion` or `code`; of a `text`
+its own second half. A `json_schema`, `regex` or `grammar` constrains outputs; a `prediction` is the predicted output,
+such as the file to edit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal
 from .download import SOURCES, download
 
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
-"""The categories of MT-bench: in a set that holds all of them they count as one, as in Spec-Bench."""
+"""The categories of MT-bench: a set with all of them counts them as one, as Spec-Bench does."""
 Form = Literal["turns", "prompt", "text"]
 _FORMS: tuple[Form, ...] = ("turns", "prompt", "text")
 _REFERENCES = ("reference", "answer", "completion", "code")
@@ -34,24 +34,23 @@ class Question:
     """One prompt, or one conversation of several."""
 
     name: str
-    """Unique: the set's name and the question's own."""
+    """Unique: the set's name and the question's id."""
     category: str
     turns: tuple[str, ...]
     form: Form
     references: tuple[str, ...] = ()
     """Known answers of the first turns."""
     grammar: tuple[str, str] | None = None
-    """The form of outputs, if one is given: `json_schema`, `regex` or `grammar`, and its text."""
+    """The grammar of outputs, if any: `json_schema`, `regex` or `grammar`, and its text."""
     prediction: str | None = None
-    """The expected output, from which drafters may draft."""
+    """The predicted output, which drafters may copy."""
 
 
 def load(specs: Sequence[str], limit: int | None = None, files: Form = "text") -> list[Question]:
-    """The questions of all sets, of every category the first `limit`; raises ValueError or OSError. Categories take
-    turns, so that a run that was stopped has measured as many questions of each.
+    """Return the questions of all sets, the first `limit` of every category, interleaved by category, so that an
+    interrupted run has measured as many of each. Raises ValueError or OSError.
 
-    A set is given as a name of `SOURCES`, which is downloaded, as a path, or as NAME=PATH. `files` is what a text file
-    is taken for.
+    A set is a name in `SOURCES`, which is downloaded, a path, or NAME=PATH. `files` is the form of a text file.
     """
     found = [question for spec in specs for question in _read(*_place(spec), files)]
     for name, times in Counter(question.name for question in found).items():
@@ -61,7 +60,7 @@ def load(specs: Sequence[str], limit: int | None = None, files: Form = "text") -
 
 
 def _in_turns(questions: Sequence[Question], limit: int | None = None) -> list[Question]:
-    """The first of every category, then the second of each, and so on; of each the first `limit`."""
+    """Interleave questions by category, and keep the first `limit` of each."""
     by_category: dict[str, list[Question]] = {}
     for question in questions:
         by_category.setdefault(question.category, []).append(question)
@@ -70,16 +69,16 @@ def _in_turns(questions: Sequence[Question], limit: int | None = None) -> list[Q
 
 
 def digest(questions: Iterable[Question]) -> str:
-    """A short digest of all questions."""
+    """Return a short digest of all questions."""
     text = json.dumps([astuple(question) for question in questions], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _place(spec: str) -> tuple[str, Path]:
-    """Name and path of a set."""
+    """Return name and path of a set."""
     path = Path(spec).expanduser()
     if path.exists():
-        # Spec-Bench, MT-bench and their relatives all call their file question.jsonl.
+        # Spec-Bench, MT-bench and their relatives all name their file question.jsonl.
         return (path.resolve().parent.name if path.stem == "question" else path.resolve().stem), path
     if spec in SOURCES:
         return spec, download(spec)
@@ -140,7 +139,7 @@ def _question(name: str, number: int, line: str, where: str) -> Question:
 
 
 def _numbered(questions: list[Question]) -> list[Question]:
-    """With a number behind names that occur again, as in a file of several models' answers to the same questions."""
+    """Number repeated names, as in a file of several models' answers to the same questions."""
     times, seen = Counter(question.name for question in questions), Counter[str]()
     numbered = []
     for question in questions:
@@ -151,7 +150,7 @@ def _numbered(questions: list[Question]) -> list[Question]:
 
 
 def _known(row: dict[str, Any], turns: int) -> list[str]:
-    """The known answers of the first turns; of several for one turn the first."""
+    """Return the known answers of the first turns; the first one where a turn has several."""
     given: Any = next((row[field] for field in _REFERENCES if row.get(field)), [])
     known = []
     for answer in (given if isinstance(given, list) else [given])[:turns]:
@@ -163,7 +162,7 @@ def _known(row: dict[str, Any], turns: int) -> list[str]:
 
 
 def _categorised(name: str, questions: list[Question]) -> list[Question]:
-    """MT-bench's categories count as one; a set of one category counts under its own name."""
+    """Count MT-bench's categories as one, and name a single category after the set."""
     categories = {question.category for question in questions}
     if len(categories) == 1:
         return [replace(question, category=name) for question in questions]

@@ -1,7 +1,7 @@
-"""Data sets by name: downloaded once, from a fixed commit, and accepted only with the SHA-256 given here.
+"""Data sets by name: downloaded once from a fixed commit, and accepted only with the SHA-256 given here.
 
-The checksums are those of the files as committed in the repositories named; a mirror, a proxy's error page or a changed
-file is refused. Files stay in `$TOKEN_RECYCLING_CACHE`, else in `token_recycling` below the user's cache folder.
+The checksums are those of the files committed in the named repositories; a mirror, a proxy's error page or a changed
+file is refused. Files are kept in `$TOKEN_RECYCLING_CACHE`, else in `token_recycling` below the user's cache folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TIMEOUT = 30
 
 
 class DataSource(NamedTuple):
-    """Where a data set is, and what it must be."""
+    """URL and checksum of a data set."""
 
     url: str
     sha256: str
@@ -40,7 +40,7 @@ program of Token Recycling's authors.
 
 
 def download(name: str) -> Path:
-    """The file of a data set, from the cache or its source; raises ValueError or OSError with what to do."""
+    """Return the file of a data set, from the cache or its source; raises ValueError or OSError with the fix."""
     source, path = SOURCES[name], cache_folder().expanduser() / f"{name}.jsonl"
     if path.is_file():
         if (found := sha256(path)) != source.sha256:

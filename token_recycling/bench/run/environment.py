@@ -1,4 +1,4 @@
-"""Where a measurement was made: hardware, versions, and which model, so that a row is complete by itself."""
+"""The environment of a measurement: hardware, versions, model; each row has all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...model.inspection import weights_fingerprint
 
 
 def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
-    """Everything as plain values; `name` is what the user calls the model."""
+    """Return everything as plain values; `name` is the user's name of the model."""
     return {
         "machine": platform.machine(),
         "cpu": _cpu(),
@@ -54,14 +54,14 @@ def _accelerator(device: torch.device) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of this package, with -dirty if its files differ from it; None outside a checkout of its own."""
+    """Return this package's commit, with -dirty if its files differ from it; None outside a checkout."""
     package = Path(__file__).parents[2]
     if not (package.parent / ".git").exists():
         return None
     try:
         found = _git(package, "rev-parse", "--short=12", "HEAD")
         changed = _git(package, "status", "--porcelain", "--", ".")
-    except (OSError, subprocess.SubprocessError):  # no git here, or a checkout that it does not trust
+    except (OSError, subprocess.SubprocessError):  # no git, or a checkout that it does not trust
         return None
     return f"{found}-dirty" if changed else found
 

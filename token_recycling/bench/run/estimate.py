@@ -1,4 +1,4 @@
-"""How long a run takes at most: every method as slow as plain decoding, every output as long as it may be."""
+"""Upper bound of a run's time: every method as slow as plain decoding, every output as long as allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROMPT, _NEW = 256, 9
 
 
 def seconds_of(config: BenchmarkConfig, plan: BenchmarkPlan, done: int) -> float:
-    """Seconds for what follows the first `done` items, from the speed of `generate` as measured now."""
+    """Return the seconds for everything after the first `done` items, from the measured speed of `generate`."""
     left = list(plan.items())[done:]
     if not left:
         return 0.0
@@ -33,7 +33,7 @@ def seconds_of(config: BenchmarkConfig, plan: BenchmarkPlan, done: int) -> float
 
 
 def _speeds(config: BenchmarkConfig) -> tuple[float, float]:
-    """Seconds of `generate` for a token of the prompt, and for a new one, after a first call, which costs extra."""
+    """Measure seconds of `generate` per prompt token and per new token, after a warm-up call."""
     length = min(_PROMPT, (config.context or 2 * _PROMPT) - _NEW)
     ids = torch.randint(0, config.model.get_input_embeddings().weight.shape[0], (max(1, length),))
     runner = TransformersRunner(config.model, {})

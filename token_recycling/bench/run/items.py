@@ -1,4 +1,4 @@
-"""What is decoded in one piece: a conversation, a known text in replay, a batch."""
+"""Items: a conversation, a known text to replay, or a batch; each is decoded as a whole and has one row per method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .runners import Runner
 
 @dataclass(frozen=True)
 class Item:
-    """What is decoded in one piece, and stands in one row."""
+    """One item of a workload."""
 
     questions: tuple[Question, ...]
 
@@ -32,16 +32,16 @@ class Item:
 
     @property
     def size(self) -> int:
-        """Texts decoded at once."""
+        """Sequences decoded at once."""
         return len(self.questions)
 
     def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
-        """One call of the runner for each turn; raises what the runner or the prompt raises."""
+        """Call the runner once per turn; raises errors of the runner or the prompt."""
         raise NotImplementedError
 
 
 class Conversation(Item):
-    """A question's turns, one after another; later ones follow the method's own answers."""
+    """A question's turns, one after another, with the method's own earlier answers."""
 
     def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
         (question,) = self.questions
@@ -58,7 +58,7 @@ class Conversation(Item):
 
 
 class ReplayedConversation(Item):
-    """A question's turns with the answers that are known."""
+    """A question's turns with the known answers."""
 
     def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
         (question,) = self.questions
@@ -75,7 +75,7 @@ class Batch(Item):
 
 
 def _processor(config: BenchmarkConfig, kind: str, text: str) -> LogitsProcessor:
-    """A new one for each output, of a grammar that is compiled once."""
+    """Return a new processor for each output, of a grammar compiled once."""
     from ...hf.constrain import constrain
 
     return constrain(config.tokenizer, **{kind: text})
@@ -84,7 +84,7 @@ def _processor(config: BenchmarkConfig, kind: str, text: str) -> LogitsProcessor
 def arguments(
     config: BenchmarkConfig, prompts: Sequence[torch.Tensor], room: int, sampling: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments of `generate` for prompts (length,), padded on the left."""
+    """Return arguments of `generate` for prompts (length,), padded on the left."""
     known = config.model.generation_config
     padding = next((one for one in (known.pad_token_id, known.bos_token_id) if isinstance(one, int)), 0)
     ids = torch.nn.utils.rnn.pad_sequence(list(prompts), True, padding, padding_side="left")

@@ -37,15 +37,15 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True)
 class Event:
-    """A call that is about to be made, or was made."""
+    """A call before it is made, or after."""
 
     workload: Workload
     entry: Entry
     item: Item
     phase: str
-    """warming up, learning or measuring."""
+    """`warming up`, `learning` or `measuring`."""
     found: Repetition | Exception | None = None
-    """What the call gave; None before it."""
+    """Result of the call; None before it."""
 
 
 Hook = Callable[[Event], None]
@@ -58,7 +58,7 @@ def measure(
     environment: dict[str, Any],
     hook: Hook = lambda _: None,
 ) -> None:
-    """Measures what is missing in `store`. `hook` is called before and after every call."""
+    """Measure what is missing in `store`. `hook` is called before and after every call."""
     done = store.done
     for workload in plan.workloads:
         here = min(done, len(workload.items))
@@ -71,13 +71,13 @@ def measure(
 
 
 def calls(plan: BenchmarkPlan, repeats: int, done: int = 0) -> int:
-    """How many calls are measured from the item `done` on."""
+    """Return the number of measured calls from item `done` on."""
     return repeats * sum(len(workload.entries) for workload, _ in list(plan.items())[done:])
 
 
 @dataclass
 class WorkloadRun:
-    """One workload being measured."""
+    """A workload while it is measured."""
 
     config: BenchmarkConfig
     workload: Workload
@@ -85,7 +85,7 @@ class WorkloadRun:
     hook: Hook
 
     def prepare(self, done: int) -> None:
-        """Warms up, and starts runners that have learned from the first `done` items."""
+        """Warm up, and start runners that have learned from the first `done` items."""
         model, entries = self.config.model, self.workload.entries
         short = replace(self.config, max_new_tokens=min(_WARM_UP_TOKENS, self.config.max_new_tokens))
         item = self.workload.items[0]
@@ -101,7 +101,7 @@ class WorkloadRun:
                         self._call(entry, runner, index, item, "learning", self.config)
 
     def rows_of(self, index: int) -> list[dict[str, Any]]:
-        """Measures the item of that number; a row for each entry."""
+        """Measure one item; return a row per entry."""
         entries, item = self.workload.entries, self.workload.items[index]
         found: dict[Entry, list[Repetition | Exception]] = {entry: [] for entry in entries}
         for repetition in range(self.config.repeats):
@@ -125,7 +125,7 @@ class WorkloadRun:
             torch.manual_seed(self.config.seed + index)
         try:
             found: Repetition | Exception = item.run(config, runner, entry.sampling)
-        except Exception as error:  # of a method or a prompt: it counts as their failure
+        except Exception as error:  # an error of the method or the prompt is a failure in the row
             found = error
         self.hook(Event(self.workload, entry, item, phase, found))
         return found

@@ -24,27 +24,27 @@ from .oracle import Hindsight, OracleRunner
 from .runners import DraftedRunner, Runner, TransformersRunner
 
 DEFAULT = (BASELINE, "prompt_lookup_hf:n=10", REPLAY_BASELINE, "published", "recycling")
-"""What is measured by default; the fourth is Token Recycling as published."""
+"""Default methods; `published` is Token Recycling as published."""
 
 
 class Method:
-    """A way of decoding."""
+    """A decoding method."""
 
     spec: str
-    """As the user writes it."""
+    """As written by the user."""
     label: str
     """For a person."""
     batches = False
-    """Whether it decodes several texts at once."""
+    """Whether it decodes several sequences at once."""
     remembers = False
-    """Whether what it does may depend on the prompts before."""
+    """Whether its drafts may depend on earlier prompts."""
 
     def runner(self, model: PreTrainedModel) -> Runner:
-        """A runner that has learned nothing yet."""
+        """Return a new runner that has learned nothing."""
         raise NotImplementedError
 
     def in_replay(self) -> Method | None:
-        """The method that decodes a given text as this one would, if there is one."""
+        """Return the method that replays a given text as this one would, if there is one."""
         return self
 
 
@@ -54,8 +54,8 @@ class Drafted(Method):
     batches = True
 
     def __init__(self, spec: str, fast: Fast = "auto", **options: Any) -> None:
-        """`fast` is as in `accelerate`; `options` go to the drafter besides those written. Raises ValueError or
-        TypeError as `make_drafter` does.
+        """`fast`: see `accelerate`; `options`: further options of the drafter. Raises ValueError or TypeError as
+        `make_drafter` does.
         """
         self.spec, self._fast, self._options = spec, fast, options
         name, _, written = spec.partition(":")
@@ -86,12 +86,12 @@ class Cold(Method):
 
 
 class Transformers(Method):
-    """transformers' own decoding with more arguments of `generate`; nothing stays from prompt to prompt."""
+    """transformers' own decoding with further arguments of `generate`; nothing is kept from prompt to prompt."""
 
     def __init__(
         self, spec: str, label: str, replayed: str | None = None, batches: bool = False, **arguments: Any
     ) -> None:
-        """`replayed` is the spec of a drafter that drafts the same."""
+        """`replayed`: spec of a drafter with the same drafts."""
         self.spec, self.label, self._replayed, self.batches = spec, label, replayed, batches
         self._arguments = arguments
 
@@ -105,7 +105,7 @@ class Transformers(Method):
 
 
 class Assisted(Transformers):
-    """transformers' assisted generation: a smaller model drafts. It is loaded once, for the first runner."""
+    """transformers' assisted generation with a draft model, loaded once for the first runner."""
 
     def __init__(self, spec: str, folder: str, tokens: int | None) -> None:
         super().__init__(spec, f"transformers assisted by {Path(title(folder)).name}")
@@ -134,7 +134,7 @@ class Oracle(Method):
 
 
 def parse(spec: str) -> Method:
-    """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
+    """Return the method that a user wrote; raises ValueError or TypeError."""
     if spec.startswith(COLD):
         return Cold(parse(spec.removeprefix(COLD)))
     name, _, text = spec.partition(":")
@@ -168,7 +168,7 @@ _NAMED: dict[str, tuple[tuple[str, ...], Callable[[str, dict[str, str]], Method]
     ),
     "oracle": (("model",), lambda spec, options: Oracle(spec, _folder(spec, options))),
 }
-"""Methods that are no drafters: the options that each has, and what makes it from its spec and these."""
+"""Methods that are no drafters: option names, and a function of the spec and the options."""
 
 
 def _folder(spec: str, options: dict[str, str]) -> str:

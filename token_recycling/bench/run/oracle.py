@@ -1,10 +1,9 @@
-"""The oracle of SpecDec++: what speculative decoding with a draft model could reach if it knew how long to draft.
+"""The oracle of SpecDec++: an upper bound of speculative decoding with a draft model that knows how long to draft.
 
-It knows the target's text in hindsight, and drafts as long as the draft model says the same: up to the token before the
-first one that would be rejected. So nothing is discarded and no fewer passes of the target are possible (Huang et al.,
-2405.19715, lemma 2.1): the target makes one pass for every token at which the two models disagree. It stands here and
-not among the drafters, since only a benchmark knows a text before it is decoded. Cost, outside the measured time: the
-text is decoded once before, and read once by the draft model.
+It knows the target's output in hindsight, and drafts up to the token before the first one that would be rejected. So
+nothing is discarded, and the target makes the fewest possible passes: one for every token at which the two models
+disagree (Huang et al., 2405.19715, lemma 2.1). It is no drafter, since only a benchmark knows an output in advance.
+Unmeasured cost: the output is decoded once before, and read once by the draft model.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from .runners import DraftedRunner
 
 @dataclass
 class Hindsight(DraftModelOption, ModelDrafter):
-    """Drafts what a draft model says, as long as the text agrees."""
+    """Drafts the draft model's choices as long as they equal the known output."""
 
     name = "oracle"
 
     def knows(self, text: torch.Tensor) -> None:
-        """`text` (length,) is what the next text will be, prompt included."""
+        """Set the next sequence (length,), prompt included."""
         self._known = text
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
@@ -53,7 +52,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
 
 @torch.no_grad()
 def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """The model's likeliest token after every token of `text` (length,) but the last, as far as it can read."""
+    """Return the model's argmax after every token of `text` (length,) but the last, as far as it can read."""
     known = text.clamp(max=model.embedded - 1)[: model.max_length]
     if len(known) < 2:
         return known[:0]
@@ -62,7 +61,7 @@ def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Ten
 
 
 def _runs(agreed: torch.Tensor) -> list[int]:
-    """For every place the number of consecutive true values from there on."""
+    """Return for every place the number of consecutive true values from there on."""
     runs, length = [], 0
     for same in reversed(agreed.tolist()):
         length = length + 1 if same else 0
@@ -72,7 +71,7 @@ def _runs(agreed: torch.Tensor) -> list[int]:
 
 @dataclass
 class OracleRunner(DraftedRunner):
-    """Decodes a text once, untimed, and then again with the text known."""
+    """Decodes an output once, untimed, and then again with the output known."""
 
     drafter: Hindsight
 

@@ -1,4 +1,4 @@
-"""What one call of a method gave, and the clock that calls are timed with."""
+"""The outcome of one call of a method, and the clock of all calls."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from ...loop.stats import Stats
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call of a method gave, for one text or a batch."""
+    """Outcome of one call, for one sequence or a batch."""
 
     prompts: list[torch.Tensor]
-    """(length,) ids of each text's prompt."""
+    """(length,) ids of each prompt."""
     tokens: list[list[int]]
-    """Emitted tokens of each text."""
+    """Output tokens of each sequence."""
     lengths: list[int] | None
     """Tokens of every step, in order; None for a batch."""
     steps: int
-    """Forward passes that emitted tokens, counted for every text of a batch."""
+    """Forward passes that emitted tokens, counted per sequence."""
     prefill_seconds: float
     seconds: float
-    """Of the steps alone."""
+    """Of decoding after the first forward pass."""
     total_seconds: float
     """Of the whole call."""
     processor_seconds: float
-    """Of the whole call, that this process ran for, all its threads together: other work on the machine adds little."""
+    """Processor time of the whole call, of all threads of this process; other processes hardly change it."""
     stats: Stats | None
-    """Of our own loop."""
+    """Of our own loop; None for transformers' decoding."""
 
     @property
     def first_tokens(self) -> int:
-        """Tokens that the first forward pass emitted: one of each sequence, or more where it verified a draft."""
+        """Tokens of the first forward pass: one per sequence, or more where it verified a draft."""
         if self.stats is not None:
             return self.stats.first_tokens
         return sum(map(bool, self.tokens)) if self.lengths is None else sum(self.lengths[:1])
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first forward pass by the seconds of decoding; 0 where there are none."""
+        """Tokens after the first forward pass / seconds of decoding; 0 without any."""
         tokens = sum(map(len, self.tokens)) - self.first_tokens
         return tokens / self.seconds if tokens > 0 else 0.0
 
 
 class Stopwatch:
-    """The time since it was made, by the clock and by what this process ran for, read when the device has finished."""
+    """Elapsed and processor time since it was made, read when the device has finished."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._began = self._now()
 
     def read(self) -> tuple[float, float]:
-        """Seconds of the clock, and of the processor."""
+        """Return elapsed seconds, and processor seconds."""
         seconds, used = self._now()
         return seconds - self._began[0], used - self._began[1]
 

@@ -20,7 +20,7 @@ from .methods import Drafted, Method, parse
 
 @dataclass(frozen=True)
 class Entry:
-    """A method and how it is run."""
+    """A method with its sampling."""
 
     method: Method
     cold: bool = False
@@ -29,8 +29,8 @@ class Entry:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Arguments of `generate`: greedy decoding, or samples of all tokens, of which transformers itself would take
-        50. Of the model's own configuration nothing is left (`session.without_own_choices`).
+        """Arguments of `generate`: greedy, or sampling from all tokens, where transformers' default would be the top
+        50. The model's own configuration is not used (`session.without_own_choices`).
         """
         if not self.temperature:
             return {"do_sample": False}
@@ -39,45 +39,45 @@ class Entry:
 
 @dataclass(frozen=True)
 class Workload:
-    """Entries on the same items in the same order."""
+    """Entries that decode the same items in the same order."""
 
     mode: str
     entries: tuple[Entry, ...]
     items: tuple[Item, ...]
     warm_up: tuple[Item, ...] = ()
-    """Decoded before them, unmeasured, by methods that learn."""
+    """Decoded first, unmeasured, by methods that learn."""
 
     @property
     def baseline(self) -> Entry | None:
-        """The plain decoding whose output the others' must equal."""
+        """Plain decoding, whose output the others' must equal."""
         return next((one for one in self.entries if one.method.spec == BASELINE), None)
 
     def keys(self, item: Item) -> list[tuple[Any, ...]]:
-        """What tells the rows of an item from all others, in order."""
+        """Keys of an item's rows, in order."""
         return [(self.mode, one.method.spec, item.name) for one in self.entries]
 
 
 @dataclass
 class BenchmarkPlan:
-    """All workloads of a run, and notes on what is left out."""
+    """All workloads of a run, with notes on what is left out."""
 
     workloads: list[Workload] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, other: BenchmarkPlan) -> None:
-        """Another plan's workloads and notes after these."""
+        """Append another plan's workloads and notes."""
         self.workloads += other.workloads
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def items(self) -> Iterator[tuple[Workload, Item]]:
-        """Every item in the order of measuring."""
+        """Yield every item in order of measurement."""
         return ((workload, item) for workload in self.workloads for item in workload.items)
 
 
 def comparison(
     entries: Sequence[Entry], questions: Sequence[Question], replay: bool, warm_up: int = 0
 ) -> BenchmarkPlan:
-    """Every entry on every question, generating and, if wanted, replaying. The first `warm_up` questions of every
+    """Plan every entry on every question, generated and, if wanted, replayed. The first `warm_up` questions of every
     category are not measured.
     """
     seen: Counter[str] = Counter()
@@ -95,7 +95,7 @@ def comparison(
 
 
 def replays(entries: Sequence[Entry], questions: Sequence[Question]) -> BenchmarkPlan:
-    """A workload of replay: the methods that can, on the questions whose answer is known."""
+    """Plan a replay: the methods that can, on the questions with a known answer."""
     plan = BenchmarkPlan()
     known = [question for question in questions if question.form == "text" or question.references]
     kept: dict[str, Entry] = {}
@@ -117,7 +117,7 @@ def replays(entries: Sequence[Entry], questions: Sequence[Question]) -> Benchmar
 
 
 def batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Sequence[int]) -> BenchmarkPlan:
-    """For every size a workload of batches, each of one category."""
+    """Plan a workload of batches for every size; a batch has one category."""
     able = [Entry(method) for method in methods if method.batches]
     unable = [method.spec for method in methods if not method.batches]
     plan = BenchmarkPlan(notes=[f"{spec} decodes one text at a time: left out of batches" for spec in unable])
@@ -135,7 +135,7 @@ def batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Seq
 
 
 def _with_baseline(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries, and before them plain `generate` where it is missing: without it there is nothing to equal."""
+    """Add plain `generate` to the entries where it is missing: it is the reference of all outputs."""
     if any(one.method.spec == BASELINE for one in entries):
         return tuple(entries)
     return (Entry(parse(BASELINE)), *entries)

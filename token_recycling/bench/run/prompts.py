@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 
 class PromptTooLongError(ValueError):
-    """A prompt that leaves no room for a single token in the model's context."""
+    """The prompt leaves no space for a single token in the model's context."""
 
 
 @dataclass(frozen=True)
 class BenchmarkConfig:
-    """What every measurement of a run shares."""
+    """Settings shared by all measurements of a run."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_new_tokens: int
     chat: bool = False
-    """Whether the chat template is used, for what is not a mere text."""
+    """Whether the chat template is used, except for texts to continue."""
     repeats: int = 1
     seed: int = 0
 
     @property
     def context(self) -> int | None:
-        """How many tokens the model was made for, if its configuration says so."""
+        """The model's context length, if its configuration states it."""
         return model_info(self.model).max_length
 
     def ids(self, text: str, special: bool = True) -> torch.Tensor:
@@ -53,7 +53,7 @@ class BenchmarkConfig:
 
 
 def prompt(config: BenchmarkConfig, question: Question, answers: Sequence[str] = ()) -> tuple[torch.Tensor, int]:
-    """The ids (length,) of the turn after these answers, and how many tokens are to follow.
+    """Return the ids (length,) of the turn after these answers, and how many tokens may follow.
 
     Raises PromptTooLongError for a question that does not fit.
     """
@@ -71,7 +71,7 @@ def prompt(config: BenchmarkConfig, question: Question, answers: Sequence[str] =
 
 
 def replayed(config: BenchmarkConfig, question: Question) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For every turn whose answer is known the ids of the prompt and those of the answer, cut at `max_new_tokens`.
+    """Return for every turn with a known answer the ids of prompt and answer, cut at `max_new_tokens`.
 
     Of a text to continue the first half is the prompt and the second the answer. Earlier turns of a conversation have
     their known answers.
@@ -92,7 +92,7 @@ def replayed(config: BenchmarkConfig, question: Question) -> list[tuple[torch.Te
 
 
 def _longest_text(config: BenchmarkConfig) -> int:
-    """Most tokens of a text to continue, so that all new tokens fit in the context."""
+    """Return the most tokens of a text to continue that leave space for all new tokens."""
     assert config.context is not None
     return max(1, config.context - config.max_new_tokens)
 

@@ -17,7 +17,7 @@ SHORTEST_STRETCH = 12
 
 
 def repeated_4grams(outputs: Sequence[Sequence[int]]) -> float | None:
-    """Share of the 4-grams of the outputs that stood in the same output before; None where all are too short."""
+    """Return the share of 4-grams that occurred before in the same output; None where all outputs are too short."""
     total = repeated = 0
     for output in outputs:
         grams = list(zip(output, output[1:], output[2:], output[3:], strict=False))
@@ -27,7 +27,7 @@ def repeated_4grams(outputs: Sequence[Sequence[int]]) -> float | None:
 
 
 def looping(tokens: Sequence[int]) -> list[bool]:
-    """For each token whether it lies in a looping stretch, its first round left out."""
+    """Return for each token whether it lies in a looping stretch, without its first round."""
     text, loops = np.asarray(tokens), np.zeros(len(tokens), dtype=bool)
     for period in range(1, min(LONGEST_PERIOD, len(text) // ROUNDS) + 1):
         same = np.concatenate([[False], text[period:] == text[:-period], [False]])
@@ -40,9 +40,9 @@ def looping(tokens: Sequence[int]) -> list[bool]:
 
 
 def in_loops(tokens: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
-    """Tokens and steps of the steps that lie in looping stretches with half of their tokens or more.
+    """Return tokens and steps of all steps with at least half of their tokens in looping stretches.
 
-    `lengths` are the tokens of every step, in order; whole steps are counted, so that MAT can be taken of the others.
+    `lengths` are the tokens of every step, in order; whole steps are counted, so that the MAT of the others is defined.
     """
     assert sum(lengths) == len(tokens)
     loops, place, loop_tokens, loop_steps = looping(tokens), 0, 0, 0

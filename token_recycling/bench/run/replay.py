@@ -1,7 +1,7 @@
-"""Replay: held-out text taken as the output, so that no loop of the model can flatter a method.
+"""Replay: reference text is taken as the output (teacher forcing), so that no loop of the model flatters a method.
 
-The target reads drafts and text as always, and drafters learn from its logits as always; only the choice at each node
-on the path is the text's own next token. Measured is how well a method predicts real text, and what that costs.
+The target reads drafts and text as usual, and drafters learn from its logits as usual; only the choice at each node on
+the path is the reference's next token. This measures how well a method predicts real text, and its cost.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .outcome import Outcome, Stopwatch
 
 
 class ReplaySelector(TokenSelector):
-    """Chooses the given text, token after token. The model's own choice is made too, so that it costs what it costs."""
+    """Chooses the reference text token by token. The model's own choice is made too, so that it costs the same."""
 
     def __init__(self, sequence: Sequence, following: torch.Tensor) -> None:
-        """`following` (length,) are the tokens after the text so far."""
+        """`following` (length,): the tokens after the prompt."""
         super().__init__(sequence, LogitsProcessorList(), sample=False)
         self._own = TokenSelector(sequence, LogitsProcessorList(), sample=False)
         self._start, self._following = sequence.length, following.tolist()
@@ -34,7 +34,7 @@ class ReplaySelector(TokenSelector):
 
 
 def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, following: torch.Tensor) -> Outcome:
-    """Decodes `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
+    """Decode `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
     stats, lengths = Stats(synchronize=True), []
     watch = Stopwatch(model.device)
     target = ready(model)

@@ -1,7 +1,7 @@
-"""From outcomes to rows: one line of JSON for a method and an item, whatever the number of repetitions and turns.
+"""Rows: one line of JSON per method and item, for all repetitions and turns.
 
-`docs/benchmarks.md` lists the keys. Counts are those of the repetition whose whole call took the median time; all
-repetitions must have given the same text as the baseline to count as identical.
+`docs/benchmarks.md` lists the keys. Counts are those of the repetition with the median time; outputs are identical if
+those of all repetitions equal the baseline's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .prompts import BenchmarkConfig
 from .repetition import in_loops, repeated_4grams
 
 Repetition = list[Outcome]
-"""One decoding of an item: an outcome for each turn."""
+"""One decoding of an item: an outcome per turn."""
 
 _CLOCKS = ("seconds", "prefill_seconds", "total_seconds", "processor_seconds")
 _MEASUREMENTS = (
@@ -41,7 +41,7 @@ def row(
     baseline: Repetition | Exception | None,
     environment: dict[str, Any],
 ) -> dict[str, Any]:
-    """One row; `repetitions` has every repetition, `baseline` what the output is to equal, if anything."""
+    """Return one row; `repetitions`: all repetitions; `baseline`: the outcome to compare with, if any."""
     sampled = entry.temperature > 0
     failure = next((one for one in repetitions if isinstance(one, Exception)), None)
     found: dict[str, Any] = {
@@ -92,7 +92,7 @@ def _summed(repetition: Repetition, clock: str) -> float:
 
 
 def _loops(repetition: Repetition) -> dict[str, int]:
-    """Nothing for batches, where it is not known which step emitted which token."""
+    """Return loop counts; none for batches, where tokens are not known by step."""
     known = [(outcome.tokens[0], outcome.lengths) for outcome in repetition if outcome.lengths is not None]
     if len(known) < len(repetition):
         return {}
@@ -101,7 +101,7 @@ def _loops(repetition: Repetition) -> dict[str, int]:
 
 
 def _drafting(repetition: Repetition) -> dict[str, Any]:
-    """What only our own loop counts; of others the lengths of their steps."""
+    """Return counts of our own loop; of other decoding only the lengths of steps."""
     counted = [outcome.stats for outcome in repetition if outcome.stats is not None]
     if not counted:
         lengths = Counter(length for outcome in repetition for length in outcome.lengths or ())
@@ -123,16 +123,16 @@ def _by_number(counts: Counter[int]) -> dict[str, int]:
 
 
 def _divergence(model: PreTrainedModel, baseline: Repetition, repetition: Repetition) -> dict[str, Any] | None:
-    """Where the first differing turn, or text of a batch, parts from the baseline's."""
+    """Return the first divergence from the baseline in any turn, or sequence of a batch."""
     for turn, (wanted, found) in enumerate(zip(baseline, repetition, strict=True)):
         for place, texts in enumerate(zip(wanted.prompts, wanted.tokens, found.tokens, strict=True)):
-            parting = first_divergence(model, *texts)
-            if parting is not None:
+            divergence = first_divergence(model, *texts)
+            if divergence is not None:
                 return {
                     "turn": turn if len(wanted.tokens) == 1 else place,
-                    "place": parting.position,
-                    "margin": parting.between,
-                    "expected": parting.plain,
-                    "got": parting.recycled,
+                    "place": divergence.position,
+                    "margin": divergence.between,
+                    "expected": divergence.expected,
+                    "got": divergence.got,
                 }
     return None

@@ -1,9 +1,8 @@
-"""What runs a method: one prompt after another through `model.generate`, with the same call and the same clock.
+"""Runners decode one prompt after another by `model.generate`, with the same call and the same clock.
 
-All runners time whole calls, from the call to the return, with the device waited for at both ends. Within them the
-prefill is told apart: the time to the end of the first forward pass, which emits the first tokens too; our loop reports
-it. So steps are all forward passes, and the time of decoding lacks that of one of them. On an accelerator our loop
-waits after every part of a step, which costs it a little.
+All time whole calls, with the device synchronized at both ends. The prefill is the time to the end of the first forward
+pass, which emits the first tokens; our loop reports it. So steps are all forward passes, and decoding time lacks that
+of the first. On an accelerator our loop synchronizes after every part of a step, which costs a little.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .replay import replay
 
 @dataclass
 class Runner:
-    """A method on one model: it decodes one prompt after another and keeps what it learns on the way."""
+    """A method on one model: it decodes prompts in turn and keeps what it learns."""
 
     model: PreTrainedModel
 
@@ -37,23 +36,23 @@ class Runner:
         raise NotImplementedError
 
     def hints(self, prediction: torch.Tensor | None, turns: int) -> Hints:
-        """What our own loop is told of a conversation of so many turns, whose answer may be predicted, as (n,) ids."""
+        """Return hints for a conversation of that many turns, with perhaps a predicted answer (n,)."""
         return NO_HINTS
 
     def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
-        """Decodes `text` (length,) after `prompt` (length,) as if the model had chosen it."""
+        """Decode `text` (length,) after `prompt` (length,) as if the model had chosen it."""
         raise AssertionError("transformers' own decoding chooses its tokens itself")
 
 
 @dataclass
 class DraftedRunner(Runner):
-    """A drafter in our loop; what it learns stays from prompt to prompt."""
+    """A drafter in our loop; it keeps what it learns from prompt to prompt."""
 
     drafter: Drafter
     time_parts: bool = True
-    """Wait for the device after every part of a step, so that the parts' times are true."""
+    """Synchronize with the device after every part of a step, so that its times are true."""
     fast: Fast = "auto"
-    """As in `accelerate`."""
+    """See `accelerate`."""
 
     def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
         recorder = None if len(arguments["input_ids"]) > 1 else StepRecorder()
@@ -76,7 +75,7 @@ class DraftedRunner(Runner):
         )
 
     def hints(self, prediction: torch.Tensor | None, turns: int) -> Hints:
-        """The prediction, where the drafter takes one, and a prefix cache that later turns begin with."""
+        """Return the prediction, if the drafter takes one, and a prefix cache for later turns."""
         prefixes = None
         if turns > 1:
             target = ready(self.model)
@@ -89,12 +88,12 @@ class DraftedRunner(Runner):
 
 @dataclass
 class TransformersRunner(Runner):
-    """transformers' own decoding with `more` arguments of `generate`; nothing stays."""
+    """transformers' own decoding with `more` arguments of `generate`; nothing is kept."""
 
     more: dict[str, Any]
 
     def generate(self, arguments: dict[str, Any], hints: Hints = NO_HINTS) -> Outcome:
-        # Every step of plain decoding emits one token for each text; what other methods emit goes to a streamer.
+        # Every step of plain decoding emits one token per sequence; other methods report theirs to a streamer.
         recorder = StepRecorder() if self.more else None
         prefill: list[float] = []
 
@@ -123,7 +122,7 @@ class TransformersRunner(Runner):
 
 
 def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float, float]:
-    """The new tokens of every row, up to and with its end of sequence; the call's seconds, and the processor's."""
+    """Return the new tokens of every sequence, end of sequence included, elapsed and processor seconds."""
     watch = Stopwatch(model.device)
     sequences = model.generate(**arguments)
     seconds, used = watch.read()
@@ -137,6 +136,6 @@ def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[
 
 
 def _prompts(arguments: dict[str, Any]) -> list[torch.Tensor]:
-    """The prompts of the rows, without padding."""
+    """Return the prompts of all rows, without padding."""
     ids, mask = arguments["input_ids"], arguments.get("attention_mask")
     return list(ids) if mask is None else [one[seen.bool()] for one, seen in zip(ids, mask, strict=True)]

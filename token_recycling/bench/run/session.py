@@ -1,4 +1,4 @@
-"""One run: from its options to a plan, how long it will take, and its measurement into a folder."""
+"""One run: its options become a plan, an estimate of its time, and rows in a folder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SHARED = (
     *("machine", "cpu", "threads", "accelerator", "python", "torch", "transformers", "token_recycling"),
     *("model_fingerprint", "dtype", "commit"),
 )
-"""What of the environment must be the same."""
+"""Facts of the environment that must not change within a folder."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _NO_CHOICES = {"_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states"}
-"""Of a generation configuration, what says nothing of how tokens are chosen."""
+"""Keys of a generation configuration that do not affect token selection."""
 
 
 class Prepared(NamedTuple):
@@ -40,26 +40,26 @@ class Prepared(NamedTuple):
 
 
 class Session:
-    """One run. Its model is loaded for the estimate and again for the measurement, and held for as long as the next run
-    shares it: models of several dtypes are never held at once.
+    """One run. Its model is loaded for the estimate and again for the measurement, and cached while the next run shares
+    it: models of several dtypes are never held at once.
     """
 
     def __init__(
         self, model: str, options: RunOptions, folder: Path, device: str | None = None, fresh: bool = False
     ) -> None:
-        """Raises ValueError or OSError for what cannot be measured, and for a folder with the rows of another run."""
+        """Raise ValueError or OSError for what cannot be measured, and for a folder with rows of another run."""
         self.folder, self.options = folder, options
         self._model, self._device, self._fresh = model, device, fresh
         self.notes: list[str] = []
-        """What was chosen or left out."""
+        """What was chosen or left out, for the user."""
         found = self._prepared()
         self.items = sum(1 for _ in found.plan.items())
         self.done = 0 if fresh else whole_items(folder, found.settings, found.plan)
         self.seconds_left = seconds_of(found.config, found.plan, self.done)
-        """As if no method were faster than plain decoding."""
+        """An upper bound: no method is faster than plain decoding."""
 
     def measure(self, hook_of: Callable[[BenchmarkPlan, int], Hook] = lambda plan, done: lambda event: None) -> None:
-        """Measure what is missing in the folder; `hook_of` makes what is called before and after every call."""
+        """Measure what is missing in the folder; `hook_of` makes the hook called before and after every call."""
         found = self._prepared()
         store = Store(self.folder, found.settings, found.plan, self._fresh)
         try:
@@ -74,7 +74,7 @@ class Session:
         for one in named:
             if isinstance(one, (Assisted, Oracle)):
                 loading.check_source(one.folder)
-        # Data and plan are tried before the model is loaded: what is wrong with them is quick to find.
+        # Check data and plan before the model is loaded.
         plan(options, named, load(options.data, limit))
         loaded = _loaded(self._model, options.dtype, self._device, options.threads, options.prepack)
         chat = loading.uses_chat(loaded, options.chat)
@@ -98,7 +98,7 @@ def _loaded(
 
 
 def plan(options: RunOptions, named: Sequence[Method], questions: Sequence[Question]) -> BenchmarkPlan:
-    """The workloads of batches, if there are any, else of the main comparison."""
+    """Return the workloads: batches, if any are given, else the main comparison."""
     if options.batches:
         return batches(named or [one for one in map(parse, DEFAULT) if one.batches], questions, options.batches)
     entries = [
@@ -110,10 +110,10 @@ def plan(options: RunOptions, named: Sequence[Method], questions: Sequence[Quest
 
 
 def without_own_choices(model: PreTrainedModel) -> list[str]:
-    """Takes all but the ids of tokens from the model's generation configuration; returns what else it said.
+    """Remove everything but token ids from the model's generation configuration; return what it stated.
 
-    Penalties and filters of a model's maker change which tokens are chosen, for all methods alike. Figures would be of
-    these too, and not comparable with those of other models and of papers, which decode by the temperature alone.
+    A model's default penalties and filters change token selection for all methods alike. Figures would depend on them,
+    and not compare with those of other models and of papers, which decode by temperature only.
     """
     own = model.generation_config.to_diff_dict()
     model.generation_config = GenerationConfig(**{name: own.pop(name, None) for name in _IDS})
@@ -121,7 +121,7 @@ def without_own_choices(model: PreTrainedModel) -> list[str]:
 
 
 def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) -> list[str]:
-    """Sentences on the questions that will fail because their first turn is too long, and texts that are cut."""
+    """Return notes on questions whose first turn is too long, which will fail, and on texts that are cut."""
     if config.context is None:
         return []
     failing = cut = 0
@@ -145,7 +145,7 @@ def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) ->
 def settings(
     config: BenchmarkConfig, questions: Sequence[Question], made: BenchmarkPlan, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """What must be equal for rows of two runs to stand in one folder."""
+    """Return the settings that rows of one folder must share."""
     return {
         "questions": f"{len(questions)}, {digest(questions)}",
         "workloads": [

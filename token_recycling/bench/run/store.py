@@ -18,8 +18,8 @@ from .plan import BenchmarkPlan
 
 
 def whole_items(folder: Path, settings: dict[str, Any], plan: BenchmarkPlan) -> int:
-    """How many items of the plan have all their rows in the folder; raises ValueError if there are rows of another
-    run. Nothing is changed.
+    """Return how many items of the plan have all their rows in the folder; raises ValueError for rows of another run.
+    Changes nothing.
     """
     path = folder / ROWS
     if not path.exists() or not path.stat().st_size:
@@ -38,15 +38,15 @@ class Store:
     """The rows of one run."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], plan: BenchmarkPlan, fresh: bool = False) -> None:
-        """Opens the folder, or starts it; `fresh` deletes the rows that are there.
+        """Open or create the folder; `fresh` deletes earlier rows.
 
-        Raises ValueError if there are rows of another run.
+        Raises ValueError for rows of another run.
         """
         self.path = folder / ROWS
         described = folder / SETTINGS
         folder.mkdir(parents=True, exist_ok=True)
         self.done = 0
-        """Items whose rows are all there, in the order of the plan."""
+        """Items with all their rows, in the order of the plan."""
         if self.path.exists() and self.path.stat().st_size and not fresh:
             _compare(folder, described, settings)
             self.done = self._keep_whole_items(plan)
@@ -55,7 +55,7 @@ class Store:
         described.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Adds the rows of one item, and waits until they are on the disk."""
+        """Append the rows of one item, and wait until they are on the disk."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             file.flush()
@@ -63,9 +63,9 @@ class Store:
         self.done += 1
 
     def _keep_whole_items(self, plan: BenchmarkPlan) -> int:
-        """Cuts off what follows the last whole item; returns the number of items."""
+        """Cut off everything after the last complete item; return the number of complete items."""
         written = self.path.read_bytes()
-        lines = written.split(b"\n")[:-1]  # what follows the last line end was not written to its end
+        lines = written.split(b"\n")[:-1]  # text after the last line end was not written completely
         kept = items = 0
         for workload, item in plan.items():
             keys = workload.keys(item)

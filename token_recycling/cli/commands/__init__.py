@@ -1,1 +1,1 @@
-"""One file a command: a function whose arguments are the command's own."""
+"""One file per command: a function whose parameters are the command's own."""

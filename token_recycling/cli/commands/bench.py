@@ -1,4 +1,4 @@
-"""`token-recycling bench`: methods against each other on the same prompts, and the report of it."""
+"""`token-recycling bench`: methods against each other on the same prompts, with a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def completed_methods(typed: str) -> list[str]:
-    """What a shell offers for a method: transformers' own too."""
+    """Return completions of a method, transformers' own included."""
     return [name for name in OWN_METHODS if name.startswith(typed)] + completed_drafters(typed)
 
 
@@ -77,7 +77,7 @@ def bench(
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Measures methods against each other on the same prompts, and writes a report. It says first how long it takes;
+    """Measure methods against each other on the same prompts, and write a report. It first says how long that takes;
     Ctrl-C loses nothing.
     """
     repeated = {"data": data, "methods": method, "batches": batch}
@@ -153,7 +153,7 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 
 def _hook(progress: Progress, task: TaskID, repeats: int, plan: BenchmarkPlan, done: int) -> Callable[[Event], None]:
-    """Moves a bar with every call, with the remaining time, and notes what fails in the warm-up."""
+    """Advance a bar with every call, with the remaining time, and note failures in the warm-up."""
     from ...bench.run.measure import calls
 
     total = calls(plan, repeats)

@@ -1,4 +1,4 @@
-"""`token-recycling chat`: a conversation in a terminal, a line a turn."""
+"""`token-recycling chat`: a conversation in a terminal, one line per turn."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chat(
     prepack: Prepack = None,
     fast: FastOption = "auto",
 ) -> None:
-    """Holds a conversation: every line of input is a turn, and the answers stream. /help shows its commands."""
+    """Hold a conversation: every line of input is a turn, and answers stream. /help shows its commands."""
     sampling = running.sampling(temperature, top_p, top_k, seed)
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
     from ...cuda_graphs import FAST
@@ -85,12 +85,12 @@ def chat(
 
 
 def is_terminal() -> bool:
-    """Whether a person types the input."""
+    """Return whether input comes from a terminal."""
     return sys.stdin.isatty()
 
 
 def turns(on_terminal: bool) -> Iterator[str]:
-    """What is said, turn by turn, up to the end of the input; a prompt is shown on a terminal only."""
+    """Yield turns up to the end of the input; a prompt is shown on a terminal only."""
     if on_terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # lets `input` edit lines and recall earlier ones
@@ -118,7 +118,7 @@ def turns(on_terminal: bool) -> Iterator[str]:
 
 
 def _take(conversation: Conversation, line: str) -> None:
-    """One turn: a command, or a question whose answer streams."""
+    """Handle one turn: a command, or a question whose answer streams."""
     if line == "/help":
         print(HELP)
     elif line == "/reset":
@@ -142,7 +142,7 @@ def _take(conversation: Conversation, line: str) -> None:
 
 
 def _print_stats(conversation: Conversation, turn: Turn) -> None:
-    """The statistics of the last answer, and the same prompt decoded by transformers' own `generate`."""
+    """Print statistics of the last answer, and decode the same prompt by transformers' own `generate`."""
     from ...bench.run.runners import TransformersRunner
 
     console.print_stats(Console(), turn.stats, conversation.model.device)

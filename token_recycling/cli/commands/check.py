@@ -25,7 +25,7 @@ def check(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Says whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
+    """Say whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
     with running.loading_shown(model, weights=self_test):
         found = _support_of(model, self_test, dtype, device, threads)
     if as_json:
@@ -37,7 +37,7 @@ def check(
 
 
 def _support_of(name: str, self_test: bool, dtype: str | None, device: str | None, threads: int | None) -> ModelInfo:
-    """Whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
+    """Return whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""`token-recycling datastore`: what the drafter rest looks up, from any text."""
+"""`token-recycling datastore`: datastores of past text for the drafter rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(
     output: Annotated[Path, typer.Option(help="File to write; an old one is replaced when the new one is complete.")],
     as_json: Json = False,
 ) -> None:
-    """Builds a datastore from text files, a document each; use it as --drafter rest:datastore=FILE."""
+    """Build a datastore from text files, one document each; use it as --drafter rest:datastore=FILE."""
     found = text_files(files)
     if output.is_dir():
         raise ValueError(f"--output must be a file, got the folder {output}")

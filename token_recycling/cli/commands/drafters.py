@@ -1,4 +1,4 @@
-"""`token-recycling drafters`: what there is to choose from."""
+"""`token-recycling drafters`: all drafters with their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drafters(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Lists the drafters and their options, as --drafter NAME:OPTION=VALUE,... takes them."""
+    """List the drafters and their options, as --drafter NAME:OPTION=VALUE,... takes them."""
     for name in names or ():
         check_name(name)
     with console.working("looking for drafters"):

@@ -1,4 +1,4 @@
-"""`token-recycling generate`: continues a prompt and streams the text."""
+"""`token-recycling generate`: continue a prompt."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def generate(
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Continues a prompt, and streams the text; Ctrl-C keeps what was learned."""
+    """Continue a prompt and stream the output; Ctrl-C keeps what was learned."""
     sampling = running.sampling(temperature, top_p, top_k, seed)
     if file is not None and file.is_dir():
         raise ValueError(
@@ -96,7 +96,7 @@ def generate(
             loaded.model.generate(**arguments, streamer=recorder)
         except KeyboardInterrupt:
             interrupted = True
-        finally:  # whatever ends it, what was learned is saved
+        finally:  # however it ends, what was learned is saved
             if matrix is not None and recorder.steps:
                 made.matrix.save(matrix, fingerprint(loaded.tokenizer))  # type: ignore[attr-defined]
     if as_json:

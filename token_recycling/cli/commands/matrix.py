@@ -1,4 +1,4 @@
-"""`token-recycling matrix`: what a saved matrix holds."""
+"""`token-recycling matrix`: contents of a saved matrix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def matrix(
     rows: Annotated[int, typer.Option(min=0, help="How many of the busiest rows to show.")] = 12,
     as_json: Json = False,
 ) -> None:
-    """Shows what a saved matrix holds: how much of what, and its busiest rows, or those asked for."""
+    """Show the contents of a saved matrix: sizes, and the rows used most or those asked for."""
     if not file.is_file():
         raise ValueError(f"there is no matrix file at {file}")
     with console.working(f"reading {file.name}"):

@@ -1,4 +1,4 @@
-"""`token-recycling report`: what a benchmark measured, as Markdown with plots."""
+"""`token-recycling report`: the results of a benchmark, as Markdown with plots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def report(
     ] = "wall",
     as_json: Json = False,
 ) -> None:
-    """Shows what a benchmark measured, and writes report.md and plots/ into its folder.
+    """Show the results of a benchmark, and write report.md and plots/ into its folder.
 
     With --json it prints every figure and writes nothing.
     """

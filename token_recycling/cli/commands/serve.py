@@ -163,8 +163,8 @@ def serve(
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
-    """The drafters that requests may choose: those of `--offer`, else the default ones, and the server's own with its
-    options if it is one of them.
+    """Return the drafters that requests may choose: those of `--offer`, else the default ones, and the server's own
+    with its options if it is among them.
     """
     if offer is not None:
         return tuple(spec for spec in offer if spec != "none")
@@ -173,7 +173,7 @@ def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A listening socket, made before anything slow begins; raises ValueError."""
+    """Return a listening socket, made before anything slow; raises ValueError."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -182,7 +182,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _run(server: HttpServer, service: Service, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, after either of which the exit status is 0."""
-    # uvicorn raises the signal again once it has shut down; until it begins, a SIGTERM ends the process at once.
+    # uvicorn raises the signal again after its shutdown; before it starts, a SIGTERM ends the process at once.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(service):
         server.run(sockets=[listener])

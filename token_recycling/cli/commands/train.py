@@ -1,4 +1,4 @@
-"""`token-recycling train NAME`: trains the part that a drafter needs beside a model.
+"""`token-recycling train NAME`: train the part that a drafter needs.
 
 There is such a command for every drafter whose folder declares a training (`training.declaration`).
 """
@@ -33,7 +33,7 @@ _Options = TypeVar("_Options", TextOptions, Schedule, Training)
 train = console.group("Trains what some drafters need beside a model.")
 
 _WORK, _TEXTS, _CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
-"""In the folder of a trained part: the folder, and the files in it, from which an interrupted run resumes."""
+"""Subfolder of a trained part, and files from which an interrupted run resumes."""
 
 _Files = Annotated[
     list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
@@ -42,11 +42,11 @@ _Draft = Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a f
 _OUTPUT = "Folder to write to{}; an interrupted run goes on from what is there."
 _HELD_OUT = 0.0625
 _SHARED = ("texts", "prompt_tokens", "text_tokens", "temperature", "steps", "batch", "rate", "held_out", "seed")
-"""The options of every training, in the order in which help shows them, after the method's own."""
+"""Options of every training, in the order of its help, after the method's own."""
 
 
 def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
-    """The arguments and options of a training's command."""
+    """Return the parameters of a training's command."""
     required = inspect.Parameter.empty
     found: dict[str, tuple[Any, Any]] = {"model": (Model, required), "files": (_Files, required)}
     if training.needs_draft:
@@ -66,8 +66,8 @@ def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
 
 
 def command_for(name: str, path: Path) -> Callable[..., None]:
-    """The command that trains the part of the drafter `name`, declared in the file `path`."""
-    # Read without the drafter: importing its package would import torch, for which help should not wait.
+    """Return the command that trains the part of the drafter `name`, declared in the file `path`."""
+    # Read without importing the drafter's package, which would import torch; help should not wait for it.
     declared = runpy.run_path(str(path), run_name=f"{drafters.__name__}.{name}.{path.stem}").values()
     (training,) = (kind for kind in declared if isinstance(kind, type) and Training in kind.__mro__[1:])
 
@@ -94,7 +94,7 @@ def _run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Everything from the user's files to the saved part; what is quick to check comes first."""
+    """Run a training from the user's files to the saved part; quick checks come first."""
     if not 0 < held_out < 1:
         raise ValueError(f"--held-out must be > 0 and < 1, got {held_out}")
     found = text_files(files)
@@ -137,12 +137,12 @@ def _run(
 
 
 def _made(kind: type[_Options], given: Mapping[str, Any]) -> _Options:
-    """A dataclass of options from those that the command was given."""
+    """Return a dataclass of options from the command's."""
     return kind(**{field.name: given[field.name] for field in fields(kind) if field.metadata})
 
 
 def _beside(draft: str | None, name: str) -> Path:
-    """The folder of a part within that of its draft model."""
+    """Return the folder of a part within that of its draft model."""
     folder = Path(draft or "").expanduser()
     if not folder.is_dir():
         raise ValueError(f"--output is needed, a folder for the head: {draft} is no folder")
@@ -150,7 +150,7 @@ def _beside(draft: str | None, name: str) -> Path:
 
 
 def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextOptions) -> Continuations:
-    """The target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
+    """Return the target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
     from ...drafters._shared.training.continuations import continuations, pieces
     from ...drafters._shared.training.corpus import documents
     from ...hf.accelerate import generate

@@ -1,4 +1,4 @@
-"""`token-recycling warm`: the model writes text from nothing, and what it teaches is kept."""
+"""`token-recycling warm`: the model generates text, and what a drafter learns from it is saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warm(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Let the model write text from nothing, and keep what it teaches a drafter."""
+    """Let the model generate text without a prompt, and save what a drafter learns from it."""
     if not minutes > 0:
         raise ValueError(f"--minutes must be > 0, got {minutes}")
     if output is not None and output.is_dir():
