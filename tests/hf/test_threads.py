@@ -7,10 +7,12 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.batches import batch
-from support.drafters import NAMES, example
+from support.drafters import NAMES, Garbage, example
 from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
+from token_recycling.model.info import model_info
+from token_recycling.trees.templates import chain
 
 pytestmark = pytest.mark.usefixtures("switching_often")
 
@@ -101,3 +103,29 @@ def test_models_whose_passes_change_them_decode_one_text_at_a_time(case):
     found = at_once([lambda ids=ids: model.generate(ids, max_new_tokens=NEW) for ids in calls])
     for ours, theirs in zip(found, wanted, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_first_pass_of_a_hybrid_within_the_first_of_another_thread():
+    """Where a layer that keeps a state ends is found in its first pass over a tree, here of both calls at once."""
+    (case,) = (case for case in RECURRENT if case.family == "qwen3_5_text")
+    model, ids = architectures.model_of(case), tiny.prompt(0, 5, architectures.VOCABULARY)
+    wanted, others = model.generate(ids, max_new_tokens=NEW), []
+
+    def in_between(part, args, output):
+        if args[0].shape[1] == 1 and not others:  # a node of a tree, read by itself
+            others.append(threading.Thread(target=call))
+            others[0].start()
+            others[0].join(60)
+
+    def call():
+        drafter = Garbage([chain(1)], vocab_size=architectures.VOCABULARY)
+        return tr.generate(model, ids, drafter=drafter, max_new_tokens=NEW)
+
+    (layer,) = {mixer.module for mixer in model_info(model).mixers[:1]}
+    hooks = [part.register_forward_hook(in_between) for part in layer.children() if isinstance(part, torch.nn.Linear)]
+    try:
+        assert torch.equal(call(), wanted)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert others

@@ -117,6 +117,8 @@ class _Walk:
 
     def __init__(self, mixer: Mixer, place: Place, thread: int) -> None:
         self._mixer, self._place, self._thread = mixer, place, thread
+        self._last = mixer.last
+        """As it was at the beginning: another thread may find it in the middle of this pass."""
         self._on = False
         self._nodes: torch.Tensor
         """(batch, n, hidden): what the layer is given, and of the node that is read now (batch, 1, hidden)."""
@@ -146,11 +148,11 @@ class _Walk:
             inputs, named = self._move_to(node)
             outputs.append(_parts(module.forward(*inputs, **named)))
         self._on, self._place.node = False, None
-        if self._mixer.last is None:
+        if self._last is None:
             self._mixer.last = next((part for part, made in self._seen if made is outputs[0][0]), None)
         made = [one[0] if one[0] is None else torch.cat(one, dim=1) for one in zip(*outputs, strict=True)]
-        if self._open and self._mixer.last is not None:
-            made[0] = self._mixer.last(torch.cat(self._open, dim=1))
+        if self._open and self._last is not None:
+            made[0] = self._last(torch.cat(self._open, dim=1))
         return made[0] if isinstance(output, torch.Tensor) else tuple(made)
 
     def before_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
@@ -160,7 +162,7 @@ class _Walk:
         (states,) = args
         if states is self._node:
             return (self._nodes if part not in self._read else states[:, :0],)
-        if part is self._mixer.last:
+        if part is self._last:
             self._open.append(states)
             return (states[:, :0],)
         return None
@@ -176,7 +178,7 @@ class _Walk:
         if not args[0].shape[1]:  # see `before_linear`
             read = self._read.get(part)
             return made.new_zeros(len(made), 1, made.shape[2]) if read is None else read[:, node : node + 1]
-        if self._mixer.last is None and node == 0:
+        if self._last is None and node == 0:
             self._seen.append((part, made))
         return None
 
