@@ -323,6 +323,13 @@ MUTANTS = [
         "model/test_recurrence.py hf/test_recurrent.py model",
     ),
     Mutant(
+        "linear-layer-of-another-thread",
+        "what another thread finds out of a layer in the middle of a pass is used in that pass",
+        "if part is self._last:",
+        "if part is self._mixer.last:",
+        "hf/test_threads.py model/test_recurrence.py",
+    ),
+    Mutant(
         "state-of-another-branch",
         "the state before a node is that of the node read before it",
         "_copied_rows([self._nodes[one][number] if one >= 0 else before for one in parents])",

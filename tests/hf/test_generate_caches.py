@@ -87,6 +87,29 @@ def test_a_returned_static_cache_is_that_of_generate(case, lengths):
     assert_same_slots(ours.past_key_values, wanted.past_key_values, (inputs["attention_mask"] == 0).sum(dim=1).tolist())
 
 
+@pytest.mark.parametrize("case", chosen(FAMILIES))
+@pytest.mark.parametrize("lengths", [[5], [4, 9]])
+def test_turns_on_one_static_cache(case, lengths):
+    """The caller's own, continued by plain generate and by ours; in the end both caches hold the same."""
+    model, texts, caches = of_family(case), [], []
+    for ours in ("", "012", "1"):
+        inputs, cache = batch(lengths, 1), StaticCache(config=model.config, max_cache_len=64)
+        paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
+        for turn in range(3):
+            arguments = {**inputs, **GREEDY, "past_key_values": cache}
+            text = tr.generate(model, **arguments) if str(turn) in ours else model.generate(**arguments)
+            assert int(cache.get_seq_length()) == text.shape[1] - 1
+            more = torch.cat([tiny.prompt(turn * 10 + row, 2, VOCABULARY) for row in range(len(text))])
+            mask = torch.ones(len(text), text.shape[1] + 2, dtype=torch.long)
+            mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+            inputs = {"input_ids": torch.cat([text, more], dim=1), "attention_mask": mask}
+        texts.append(text)
+        caches.append(cache)
+    assert all(torch.equal(text, texts[0]) for text in texts)
+    for cache in caches[1:]:
+        assert_same_slots(cache, caches[0], paddings)
+
+
 def test_a_static_cache_keeps_its_memory(model):
     """A model compiled for it relies on the addresses."""
     cache, text = StaticCache(config=model.config, max_cache_len=64), tiny.prompt(0, 5)

@@ -25,6 +25,7 @@ def test_what_was_written_is_looked_up():
     assert found.dtype == torch.int64
     assert matrix.filled.nonzero().flatten().tolist() == [4, 7]
     assert "10 tokens x 3, 2 rows filled" in repr(matrix)
+    assert AdjacencyMatrix(32_000, 8).nbytes == 32_001 * 8 * 4
 
 
 @pytest.mark.parametrize("update", [AdjacencyMatrix.update, AdjacencyMatrix.write], ids=["cpu", "accelerator"])
