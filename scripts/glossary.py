@@ -1,31 +1,37 @@
-"""Find words in documentation that this field does not use, and say what to write instead.
+"""Find words that this field does not use, in documentation and in docstrings and comments, and say what to write.
 
-    python scripts/glossary.py [FILE ...]     default: README.md, CONTRIBUTING.md and docs/
+    python scripts/glossary.py [FILE ...]     default: README.md, CONTRIBUTING.md, docs/ and all Python files but tests
 
 Code blocks and `code` are not checked. `make lint` runs it; it ends with status 1 if it finds anything.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import sys
+import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [
+    file for name in ("token_recycling", "benchmarks", "examples") for file in sorted((ROOT / name).rglob("*.py"))
+]
 TERMS = {
     r"drawn drafts?|drawn tokens?|is drawn|are drawn": "sampled",
-    r"laid out": "prepacked",
+    r"laid out|lays? out weights": "prepacked",
     r"drafter rests|it rests|resting": "drafting is disabled, backs off",
     r"foreseen|foresees?": "predicted, predicts",
     r"anew": "again",
     r"gone on with|goes on where": "resumed, resumes",
-    r"unread": "uncached",
     r"at hand": "available",
     r"whoever|whatever asks": "the component or the user",
     r"what came of": "accepted tokens, the outcome",
     r"of one's own": "custom",
     r"texts part|text parts": "outputs diverge",
-    r"by chance": "Poisson arrivals",
+    r"likeliest": "most probable",
+    r"by chance": "at random; of arrivals: Poisson",
     r"changes? places": "near-ties resolve differently",
     r"hopeful|earns its place": "(no metaphors)",
     r"the house|each room|floors": "packages, layers",
@@ -38,20 +44,31 @@ def blank(found: re.Match[str]) -> str:
     return re.sub(r"\S", " ", found[0])
 
 
-def findings(page: Path) -> list[str]:
-    """One line for each term found in a page."""
-    text = _CODE.sub(blank, page.read_text(encoding="utf-8"))
+def prose_of(file: Path) -> list[tuple[int, str]]:
+    """The prose of a file, with the number of the line that each piece begins in."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".py":
+        return [(1, _CODE.sub(blank, text))]
     found = []
-    for term, instead in TERMS.items():
-        for match in re.finditer(rf"\b(?:{term})\b", text, re.I):
-            line = text.count("\n", 0, match.start()) + 1
-            found.append(f"{page}:{line}: {match[0]!r}: write {instead}")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""')):
+            found.append((token.start[0], re.sub(r"`[^`\n]+`", blank, token.string)))
+    return found
+
+
+def findings(file: Path) -> list[str]:
+    """One line for each term found in a file."""
+    found = []
+    for first, prose in prose_of(file):
+        for term, instead in TERMS.items():
+            for match in re.finditer(rf"\b(?:{term})\b", prose, re.I):
+                line = first + prose.count("\n", 0, match.start())
+                found.append(f"{file}:{line}: {match[0]!r}: write {instead}")
     return found
 
 
 if __name__ == "__main__":
     given = [Path(name) for name in sys.argv[1:]]
-    pages = given or [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    lines = [line for page in pages for line in findings(page)]
+    lines = [line for file in given or [*PAGES, *SOURCES] for line in findings(file)]
     print("\n".join(lines), end="\n" if lines else "")
     sys.exit(bool(lines))

@@ -32,8 +32,8 @@ def test_drafting_goes_on_while_a_step_pays():
 def test_no_other_number_of_nodes_is_better(probabilities, steps):
     costs = np.linspace(1, 3, 12)
     chosen, rate = best_size(probabilities, costs + steps * 0.2)
-    likeliest = sorted(probabilities, reverse=True)
-    rates = [(1 + sum(likeliest[:n])) / (costs[n] + steps * 0.2) for n in range(min(12, len(likeliest) + 1))]
+    most_probable = sorted(probabilities, reverse=True)
+    rates = [(1 + sum(most_probable[:n])) / (costs[n] + steps * 0.2) for n in range(min(12, len(most_probable) + 1))]
     assert rate == pytest.approx(max(rates))
     assert rates[chosen] == pytest.approx(rate)
 

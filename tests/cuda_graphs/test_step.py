@@ -134,10 +134,10 @@ def test_sampling_without_a_distribution_fails_where_it_is_reached():
     logits[0, 1] = torch.nan
     trees = send([draft], [0], 2, CPU)
     sequence = Sequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
-    for likeliest, fails in ((2, True), (3, False)):
-        logits[0, 0, likeliest] = 99
+    for most_probable, fails in ((2, True), (3, False)):
+        logits[0, 0, most_probable] = 99
         choices = TokenSelector(sequence, LogitsProcessorList(), sample=True).every_node(logits[0], trees.depths[0], 1)
-        logits[0, 0, likeliest] = 0
+        logits[0, 0, most_probable] = 0
         steps = TreeSteps([draft], logits, trees, choices[None])
         if fails:
             with pytest.raises(RuntimeError, match="nan"):

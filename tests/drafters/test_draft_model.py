@@ -54,9 +54,9 @@ def test_every_node_is_what_a_model_says_that_reads_everything_anew(mode):
             tree, tokens = step.draft.tree, step.draft.tokens.tolist()
             for node in (node for node in range(len(tree)) if tree.children[node] and tree.depths[node] < 2):
                 path = [tokens[above] for above in tree.lineages[node][1:]]
-                likeliest = draft(torch.tensor([text + path])).logits[0, -1].topk(4).indices.tolist()
+                most_probable = draft(torch.tensor([text + path])).logits[0, -1].topk(4).indices.tolist()
                 drafted = [tokens[child] for child in tree.children[node]]
-                assert drafted == likeliest[: len(drafted)]
+                assert drafted == most_probable[: len(drafted)]
             text += step.tokens
     assert stats.mat > 2
     assert bool(stats.drafter_statistics["steps_with_merge_accepted"]) == (mode == "graph")

@@ -1,4 +1,4 @@
-"""The candidates that a model computes anyway: the k likeliest tokens after every node, with their probabilities.
+"""The candidates that a model computes anyway: the k most probable tokens after every node, with their probabilities.
 
 On a CPU one compiled loop finds the largest logit of every group of 64, and the normaliser; the k largest lie in the k
 groups of largest maximum: less than half of the time of `topk` and `logsumexp`. Other devices search the groups too,
@@ -26,7 +26,7 @@ _SERIES = tuple(np.float32(c) for c in (0.693147, 0.2402265, 0.0555041, 0.009618
 def top_candidates(
     logits: torch.Tensor | np.ndarray, k: int, rows: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k likeliest tokens of each row of logits (m, vocabulary), or of `rows` (n,) int64 alone, best first, and
+    """The k most probable tokens of each row of logits (m, vocabulary), or of `rows` (n,) int64 alone, best first, and
     their probabilities: (n, k) int32 and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id
     comes first.
     """
@@ -54,7 +54,7 @@ def _top_on_device(logits: torch.Tensor, k: int, rows: np.ndarray | None) -> tup
 
 
 def packed_candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k likeliest tokens after each row of logits (..., vocabulary) and the bits of their probabilities in float32:
+    """Return the k most probable tokens after each row of logits (..., vocabulary) and the bits of their probabilities:
     (..., k) int32 both, so that they go to the host with other numbers. For devices; nothing waits.
     """
     import torch

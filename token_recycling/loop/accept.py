@@ -73,7 +73,7 @@ def longest_path(trees: PackedTrees, choices: torch.Tensor, longest: int) -> Lon
 
 class TreeSteps:
     """The steps of sequences whose choice at every node is known on the device: all nodes are judged at once, and one
-    copy brings to the host what was accepted and, if wanted, the k likeliest tokens after every node.
+    copy brings to the host what was accepted and, if wanted, the k most probable tokens after every node.
     """
 
     def __init__(

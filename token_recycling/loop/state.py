@@ -290,7 +290,7 @@ class RequestState:
             )
         draft = draft.cut(self.deepest(target))
         if self.hints.nodes is not None:
-            draft = draft.likeliest(1 + self.hints.nodes)
+            draft = draft.most_probable(1 + self.hints.nodes)
         if not support.branches:
             draft = draft.chain()
         if support.border is None or support.fits(sequence.length - 1, len(draft.tree)):

@@ -94,7 +94,7 @@ class Draft:
         later[list(kept)] = False
         return np.lexsort((-self.probabilities, later))  # stable: a parent comes before its children
 
-    def likeliest(self, n: int) -> Draft:
+    def most_probable(self, n: int) -> Draft:
         """Sub-draft of the n most probable nodes, the root included; of the first n where `ranked` returns None."""
         order = self.ranked()
         return self.part(range(min(n, len(self.tree))) if order is None else sorted(order[:n].tolist()))

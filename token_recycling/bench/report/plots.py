@@ -12,7 +12,7 @@ from .summary import Comparison
 from .words import heading
 
 _DEPTHS, _RANKS, _LENGTHS = 12, 10, 16
-"""Most that is drawn."""
+"""Limits of the plots."""
 
 
 @style.styled()

@@ -1,6 +1,6 @@
 """A folder of results: `rows.jsonl`, to which rows are only ever added, and `settings.json`, which says what they are.
 
-A run that was interrupted goes on where it stopped if everything is as it was: settings, data, model, machine and
+An interrupted run resumes if everything is as it was: settings, data, model, machine and
 versions. The rows of one item, a prompt or a batch, are written together when all its methods are measured; an item of
 which only a part reached the disk is measured again. So rows are neither lost nor doubled nor mixed.
 """

@@ -1,4 +1,4 @@
-"""EAGLE: a small head goes on where the target's hidden states end (Li et al., 2401.15077, 2406.16858 and 2503.01840).
+"""EAGLE: a small head continues from the target's hidden states (Li et al., 2401.15077, 2406.16858 and 2503.01840).
 
 The head reads every token with the target's hidden state before it, and drafts by reading its own tokens and states. It
 comes from the authors of EAGLE-1, -2 and -3, from SpecForge or from speculators (`formats`), or from `token-recycling
