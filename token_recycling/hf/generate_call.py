@@ -39,7 +39,7 @@ from ..loop.matchers import for_sequence
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
-from ..model.compat import is_callers
+from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.info import ModelInfo, UnsupportedModelError
 from ..model.kv_cache import slots
 from ..model.prefill import Reading
@@ -51,6 +51,7 @@ from .cache_handover import CacheHandover, fill_up, unsupported_handover
 _KNOWN_INPUTS = {
     "attention_mask",
     "position_ids",
+    "cache",
     "past_key_values",
     "cache_params",
     "use_cache",
@@ -84,7 +85,7 @@ class GenerateCall:
     @property
     def cache(self) -> Cache:
         """The key/value cache, empty or with a prefix of the sequence."""
-        return self.model_kwargs.get("past_key_values", self.model_kwargs.get("cache_params"))
+        return self.model_kwargs.get(cache_argument(self.model_kwargs) or CACHE)
 
     @cached_property
     def paddings(self) -> list[int]:
@@ -336,7 +337,7 @@ def run_call(
         return ids
     scores = _by_step([sequence.scores for sequence in sequences])
     logits = _by_step([selector.logits for selector in selectors])
-    return Output(sequences=ids, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)
+    return Output(sequences=ids, scores=scores, logits=logits, stats=stats, **{CACHE: call.cache})
 
 
 def _say_what_is_bypassed(target: TreeModel, call: GenerateCall) -> None:

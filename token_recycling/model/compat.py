@@ -7,7 +7,7 @@ entry here, with the release that brought it. Where nothing can stand in, there 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,14 @@ if _TOO_OLD is not None:
 
 _TRANSFORMERS = release(transformers.__version__)
 _TORCH = release(torch.__version__)
+
+CACHE = "cache" if _TRANSFORMERS >= (5, 24) else "past_key_values"
+"""The argument of forward passes, and the field of their outputs, with the KV cache; renamed in 5.24."""
+
+
+def cache_argument(arguments: Collection[str]) -> str | None:
+    """Return which of a forward pass's arguments takes the cache, or None."""
+    return next((name for name in (CACHE, "cache_params", "past_key_values") if name in arguments), None)
 
 
 def _found(module: str, name: str, since: tuple[int, int], base: type = object) -> Any:

@@ -37,7 +37,14 @@ from .architectures import (
     index_border,
     rotary_border,
 )
-from .compat import DynamicIndexedLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer, is_as_compared, lacks
+from .compat import (
+    DynamicIndexedLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+    cache_argument,
+    is_as_compared,
+    lacks,
+)
 from .kv_cache import attends_to_blocks, can_be_taken
 from .recurrence import Mixer, mixers_among
 from .remembered import Kept, kept_of, parts_of, shape_of
@@ -295,7 +302,7 @@ def _refused_by_parts(
     parts: Collection[torch.nn.Module],
     arguments: frozenset[str],
 ) -> str | None:
-    if not arguments & {"past_key_values", "cache_params"}:
+    if cache_argument(arguments) is None:
         return f"{name} takes no KV cache"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
         return f"{name} is not causal: its tokens attend to later ones"

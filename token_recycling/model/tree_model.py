@@ -29,6 +29,7 @@ from ..trees.packed import PackedTrees, send
 from ..trees.tree import Tree
 from .architectures import Reach
 from .attention import attending, biased_by_position
+from .compat import CACHE, cache_argument
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import last_state, layer_states, uncompiled
 from .kv_cache import Frame, count, framed
@@ -97,7 +98,7 @@ class TreeModel:
         self._takes_positions, self._takes_mask = (
             name in info.arguments for name in ("position_ids", "attention_mask")
         )
-        self._cache = "cache_params" if "cache_params" in info.arguments else "past_key_values"
+        self._cache = cache_argument(info.arguments) or CACHE
         self.leaves_logits_out = "logits_to_keep" in info.arguments
         """Whether it can compute the logits of the last tokens only."""
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..model.compat import CACHE
+
 _CHUNK = 128
 """Tokens of a prompt in one pass: the logits of all of them may need more memory than the model."""
 _LEAST = -9999.0
@@ -52,8 +54,8 @@ def scored_prompt(model: PreTrainedModel, ids: torch.Tensor, top: int) -> list[S
     for start in range(0, ids.shape[1] - 1, _CHUNK):
         # The last token is read by the generation: nothing follows it here.
         chunk = ids[:, start : min(start + _CHUNK, ids.shape[1] - 1)]
-        output = model(input_ids=chunk, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(input_ids=chunk, use_cache=True, **{CACHE: cache})
+        cache = output[CACHE]
         following = ids[0, start + 1 : start + 1 + chunk.shape[1]].tolist()
         rows = torch.log_softmax(output.logits[0].float(), dim=-1)
         found += [_scored(row, token, top) for row, token in zip(rows, following, strict=True)]

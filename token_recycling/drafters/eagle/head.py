@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
+from ...model.compat import CACHE
 from ...model.inspection import last_state
 
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
@@ -100,7 +101,7 @@ class EagleHead(nn.Module):
         which are appended to the cache; a row sees the keys in `mask` (batch or 1, 1, n, keys) bool, all if it is None.
         """
         rotated = self.rotary(embedded, positions)
-        seen = {"position_embeddings": rotated, "attention_mask": mask, "past_key_values": cache}
+        seen = {"position_embeddings": rotated, "attention_mask": mask, CACHE: cache}
         return self.through(embedded, states, seen)
 
     def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
