@@ -87,7 +87,7 @@ def test_dtype_threads_and_device(tiny_model_dir):
     assert load(tiny_model_dir, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(("fast", "path"), [("on", "fast"), ("auto", "ordinary"), ("off", "ordinary")])
+@pytest.mark.parametrize(("fast", "path"), [("on", "fast"), ("auto", "eager"), ("off", "eager")])
 def test_fast_chooses_captured_steps(loaded, tiny_model_dir, fast, path):
     found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 12, "--fast", fast)
     assert found["tokens"] == reference(loaded, PROMPT, max_new_tokens=12, do_sample=False)

@@ -10,7 +10,7 @@ import token_recycling as tr
 
 pytestmark = pytest.mark.cuda
 
-WAYS = {"fast": (True, 1), "ordinary": (False, 1), "a batch": (False, 20)}
+WAYS = {"fast": (True, 1), "eager": (False, 1), "a batch": (False, 20)}
 """`fast`, and texts of a call."""
 TEXTS = 600
 

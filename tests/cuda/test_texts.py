@@ -24,7 +24,7 @@ RESTING = {"plain", "draft_model", "layer_skip"}
 DRAFTERS = ("plain", "published", "recycling", "recycling:tree=paper", "suffix")
 
 
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "ordinary"])
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_greedy_text_across_bands(device, fast, dtype, drafter):
@@ -36,7 +36,7 @@ def test_a_greedy_text_across_bands(device, fast, dtype, drafter):
         for _ in range(2):  # the second time from what was learned, and from graphs that are there
             text, stats = decoded(model, given["input_ids"], made, fast, max_new_tokens=64)
             check_same(model, given, torch.cat([given["input_ids"], wanted.new_tensor([text])], dim=1), wanted)
-            assert stats.path == "ordinary" if not fast else True
+            assert stats.path == "eager" if not fast else True
             if fast:
                 check_path(stats, device)
 

@@ -26,10 +26,10 @@ def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(name, mode
     for seed in range(3):
         ids = tiny.prompt(seed, 1 + 6 * seed)
         text, stats = decoded(model, ids, ours, max_new_tokens=40)
-        ordinary, plain_stats = decoded(model, ids, theirs, fast=False, max_new_tokens=40)
-        assert text == ordinary
+        eager, plain_stats = decoded(model, ids, theirs, fast=False, max_new_tokens=40)
+        assert text == eager
         assert stats.path.startswith("fast")
-        assert plain_stats.path == "ordinary"
+        assert plain_stats.path == "eager"
         if name not in {"recycling", "draft_model", "layer_skip"}:  # whose trees depend on what a step costs
             assert stats.lengths == plain_stats.lengths
 

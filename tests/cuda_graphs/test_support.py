@@ -74,7 +74,7 @@ def test_batches_penalties_and_scores_are_those_of_generate(model, sequences, ar
 def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
     monkeypatch.setattr("token_recycling.cuda_graphs._taken", None)
     tr.accelerate(model, "plain").generate(tiny.prompt(0, 5), max_new_tokens=3)
-    assert model.acceleration.stats.path == "ordinary"
+    assert model.acceleration.stats.path == "eager"
 
 
 def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeypatch, caplog):

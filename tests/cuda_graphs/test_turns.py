@@ -77,7 +77,7 @@ def test_nobody_waits_otherwise(model, waited):
     with ThreadPoolExecutor(1) as other:
         text, stats = other.submit(decoded, model, TEXTS[1], "plain", False, max_new_tokens=20).result(LONGEST)
         assert text == wanted
-        assert stats.path == "ordinary"
+        assert stats.path == "eager"
         with pytest.raises(tr.NoFastPathError, match="another call"):
             decoded(model, TEXTS[1], "plain", max_new_tokens=20)
         other.submit(first.close).result(LONGEST)  # type: ignore[attr-defined]

@@ -8,19 +8,17 @@ common shapes are captured when a model is accelerated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.state import BatchState, Sequence, TokenSelector
-from ..loop.stats import Stats
-from ..loop.step import Stepper, TreeStepper, decode
+from ..loop.state import Sequence, TokenSelector
+from ..loop.step import Backend, StepBackend, TreeStepper
 from ..model.tree_model import TreeModel
-from ..trees.draft import Step
 
 if TYPE_CHECKING:
     from .runner import StepRunner
@@ -30,64 +28,31 @@ class NoFastPathError(ValueError):
     """`fast=True` was given where steps cannot be captured."""
 
 
-class Stepping(NamedTuple):
-    """Captured or eager steps of one run."""
-
-    kind: str
-    """Name under which their costs are kept; empty for eager steps."""
-    stepper: Callable[[BatchState], Stepper]
-    """Makes the stepper."""
-
-
-Way = Callable[[TreeModel, list[Sequence], list[TokenSelector], Drafter, Cache], AbstractContextManager[Stepping]]
-"""A context manager for the length of a run; its value says how steps are made."""
-
-
 Fast = bool | Literal["auto"]
 """Whether steps are captured: with True always or an error, with "auto" on CUDA where possible."""
 FAST: dict[str, Fast] = {"auto": "auto", "on": True, "off": False}
 """Values of the command-line option."""
 
 
-def way_of(fast: Fast) -> Way:
-    """Return how calls make their steps; raises ValueError for anything but True, False and "auto"."""
+def backend_for(fast: Fast) -> Backend:
+    """Return the backend of calls; raises ValueError for anything but True, False and "auto"."""
     if fast == "auto":
         return captured_where_possible
     if not isinstance(fast, bool):
         raise ValueError(f'fast must be True, False or "auto", got {fast!r}')
-    return captured if fast else ordinary
-
-
-def decoded(
-    way: Way,
-    target: TreeModel,
-    sequences: list[Sequence],
-    selectors: list[TokenSelector],
-    drafter: Drafter,
-    cache: Cache,
-    stats: Stats,
-    **options: Any,
-) -> Generator[list[Step]]:
-    """Yield the steps of `decode`, with its options, made as `way` says; other threads' calls wait where a forward pass
-    changes the model.
-    """
-    run = target, sequences, selectors, drafter, cache
-    with target.alone(), way(*run) as (kind, stepper):
-        options |= {"stepper": stepper, "kind": kind}
-        with closing(decode(target, sequences, drafter, selectors, cache, stats, **options)) as passes:
-            yield from passes
+    return captured if fast else eager
 
 
 @contextmanager
-def ordinary(target: TreeModel, *run: object) -> Iterator[Stepping]:
+def eager(target: TreeModel, *run: object) -> Iterator[StepBackend]:
     """Make eager steps."""
-    yield Stepping("", TreeStepper)
+    yield StepBackend("", TreeStepper)
 
 
 @contextmanager
 def captured(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
-) -> Iterator[Stepping]:
+) -> Iterator[StepBackend]:
     """Make the steps of a run of constant shapes, captured where there is CUDA. A model has slots for one call: that of
     another thread is waited for. Raises NoFastPathError where such steps do not hold.
     """
@@ -108,18 +73,18 @@ def captured(
 @contextmanager
 def captured_where_possible(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
-) -> Iterator[Stepping]:
-    """Make captured steps on CUDA where they hold, else ordinary ones."""
-    way = captured_or_ordinary if target.device.type == "cuda" else ordinary
-    with way(target, sequences, selectors, drafter, cache) as stepping:
+) -> Iterator[StepBackend]:
+    """Make captured steps on CUDA where they hold, else eager ones."""
+    backend = captured_or_eager if target.device.type == "cuda" else eager
+    with backend(target, sequences, selectors, drafter, cache) as stepping:
         yield stepping
 
 
 @contextmanager
-def captured_or_ordinary(
+def captured_or_eager(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
-) -> Iterator[Stepping]:
-    """Make captured steps; ordinary ones where these do not hold, with one warning for each reason, and while another
+) -> Iterator[StepBackend]:
+    """Make captured steps; eager ones where these do not hold, with one warning for each reason, and while another
     call of the model makes captured ones.
     """
     from .support import runner_or_reason, why_not
@@ -129,30 +94,30 @@ def captured_or_ordinary(
     if isinstance(found, str):
         target.kept.say_once(f"steps are not captured as CUDA graphs: {found}")
     if isinstance(found, str) or not found.take():
-        yield Stepping("", TreeStepper)
+        yield StepBackend("", TreeStepper)
         return
     with _taken(found) as stepping:
         yield stepping
 
 
 @contextmanager
-def _taken(runner: StepRunner) -> Iterator[Stepping]:
+def _taken(runner: StepRunner) -> Iterator[StepBackend]:
     """Captured steps of a runner that was taken, which is given back afterwards."""
     from .stepper import CapturedStepper
 
     try:
-        yield Stepping("captured", partial(CapturedStepper, runner=runner))
+        yield StepBackend("captured", partial(CapturedStepper, runner=runner))
     finally:
         runner.give_back()
 
 
-def capture_common(target: TreeModel, drafter: Drafter, way: Way) -> None:
+def capture_common(target: TreeModel, drafter: Drafter, backend: Backend) -> None:
     """Capture the common shapes of greedy steps now, with a progress bar, so that no call waits for them. Does nothing
-    without CUDA. Raises NoFastPathError where `way` is `captured` and captured steps do not hold for the model.
+    without CUDA. Raises NoFastPathError where `backend` is `captured` and captured steps do not hold for the model.
     """
-    if way is captured:
+    if backend is captured:
         runner = runner_of(target)
-    elif way is captured_where_possible and target.device.type == "cuda":
+    elif backend is captured_where_possible and target.device.type == "cuda":
         from .support import runner_or_reason
 
         found = runner_or_reason(target)

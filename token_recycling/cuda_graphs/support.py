@@ -162,7 +162,7 @@ def _tried_out(target: TreeModel) -> StepRunner | str:
 
 
 def _deviation(target: TreeModel, runner: StepRunner, kept: TreeCache, root: int) -> float:
-    """The largest difference between the logits of small trees on the fast and on the ordinary way, as a share of the
+    """The largest difference between the logits of small trees on captured and eager steps, as a share of the
     largest logit. The second tree sees the slots that were kept of the first.
     """
     cache, worst = kept.cache, 0.0

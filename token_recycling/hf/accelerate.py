@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..cuda_graphs import Fast, capture_common, way_of
+from ..cuda_graphs import Fast, backend_for, capture_common
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import NO_HINTS, Hints
@@ -66,11 +66,11 @@ def accelerate(
 
 def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
     """Make and compile what accelerates a model; raises as `accelerate` does."""
-    way, target = way_of(fast), ready(model)
+    backend, target = backend_for(fast), ready(model)
     made = make_drafter(drafter, **options)
     made.warm_up(target.device)
-    capture_common(target, made, way)
-    return Acceleration(made, way)
+    capture_common(target, made, backend)
+    return Acceleration(made, backend)
 
 
 def decelerate(model: PreTrainedModel) -> PreTrainedModel:
@@ -125,10 +125,10 @@ def generate(
     UnsupportedModelError where `accelerate` does; a call that cannot be accelerated is left to transformers with a
     warning.
     """
-    way = way_of(fast)
+    backend = backend_for(fast)
     made, target = make_drafter(drafter, reproducible=reproducible), ready(model)
     hints = NO_HINTS if prediction is None else Hints(prediction=_predicted(prediction, made, target, arguments))
-    acceleration = Acceleration(made, way, target, hints=hints)
+    acceleration = Acceleration(made, backend, target, hints=hints)
     acceleration.stats.synchronize = bool(stats and stats.synchronize)
     result = view(model, acceleration).generate(*inputs, **arguments)
     if stats is not None:
@@ -163,7 +163,7 @@ def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto"
     Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate`
     for one. Raises UnsupportedModelError for a call that cannot be accelerated.
     """
-    made, way = make_drafter(drafter, **options), way_of(fast)
+    made, backend = make_drafter(drafter, **options), backend_for(fast)
 
     def recycle(
         model: PreTrainedModel,
@@ -175,6 +175,6 @@ def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto"
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
         prepared = with_cache(model, model_kwargs)
         call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared)
-        return run_call(call.ready(model), call, made, Stats(), way)
+        return run_call(call.ready(model), call, made, Stats(), backend)
 
     return recycle

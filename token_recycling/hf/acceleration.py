@@ -25,7 +25,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from .._util.locks import Lock
-from ..cuda_graphs import Way, ordinary
+from ..cuda_graphs import Backend, eager
 from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
@@ -45,7 +45,7 @@ class Acceleration:
 
     drafter: Drafter
     """Drafts, and learns from call to call."""
-    way: Way = ordinary
+    backend: Backend = eager
     """Captured or eager steps."""
     target: TreeModel | None = None
     """The model that decodes, if not the one that `generate` was called on: see `generate`."""
@@ -180,7 +180,7 @@ class _Accelerated(PreTrainedModel):
                 call.fall_back(str(reason))
             else:
                 call.fallback, call.reached = None, True
-                how = acceleration.drafter, call.stats, acceleration.way, acceleration.hints
+                how = acceleration.drafter, call.stats, acceleration.backend, acceleration.hints
                 return acceleration.decode(target, given, *how)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs

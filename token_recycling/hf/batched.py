@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from ..cuda_graphs import Way, ordinary
+from ..cuda_graphs import Backend, eager
 from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
@@ -50,7 +50,7 @@ class DecodingThread:
     def model(self, drafter: Drafter, seed: int, hints: Hints = NO_HINTS) -> PreTrainedModel:
         """Return a view whose `generate` decodes in this thread; its output is that of `manual_seed(seed)` alone."""
         decode = partial(self._decoded, seed)
-        return view(self._model, Acceleration(drafter, ordinary, self.target, decode=decode, hints=hints))
+        return view(self._model, Acceleration(drafter, eager, self.target, decode=decode, hints=hints))
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in the decoding thread, between two steps; in this one if that thread has ended."""
@@ -75,12 +75,19 @@ class DecodingThread:
         self._thread.join()
 
     def _decoded(
-        self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way, hints: Hints
+        self,
+        seed: int,
+        target: TreeModel,
+        call: GenerateCall,
+        drafter: Drafter,
+        stats: Stats,
+        backend: Backend,
+        hints: Hints,
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache):
-            return run_call(target, call, drafter, stats, way, hints, generator)
+            return run_call(target, call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)
         request, streamer = RequestState(sequence, selector, drafter, stats, hints=hints), call.streamer
         ended: Future[None] = Future()

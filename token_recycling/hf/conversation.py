@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
-from ..cuda_graphs import Fast, capture_common, way_of
+from ..cuda_graphs import Fast, backend_for, capture_common
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import Hints
@@ -77,9 +77,9 @@ class Conversation:
         prepack_weights(model, prepack, fixed=made.traits.begins_anew)
         self._target = ready(model)
         made.warm_up(self._target.device)  # the first answer waits for no compiler
-        way = way_of(fast)
-        capture_common(self._target, made, way)
-        self.acceleration = Acceleration(made, way, self._target)
+        backend = backend_for(fast)
+        capture_common(self._target, made, backend)
+        self.acceleration = Acceleration(made, backend, self._target)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()

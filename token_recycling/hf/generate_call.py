@@ -32,13 +32,14 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ..cuda_graphs import Way, decoded, ordinary
+from ..cuda_graphs import Backend, eager
 from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.matchers import for_sequence
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
+from ..loop.step import decode_with
 from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.info import ModelInfo, UnsupportedModelError
 from ..model.kv_cache import slots
@@ -274,7 +275,7 @@ def run_call(
     call: GenerateCall,
     drafter: Drafter,
     stats: Stats,
-    way: Way = ordinary,
+    backend: Backend = eager,
     hints: Hints = NO_HINTS,
     generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:
@@ -298,8 +299,8 @@ def run_call(
             call.reading()
         whole = False
 
-    passes = decoded(
-        way,
+    passes = decode_with(
+        backend,
         target,
         sequences,
         selectors,

@@ -11,11 +11,12 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from ..cuda_graphs import Fast, decoded, way_of
+from ..cuda_graphs import Fast, backend_for
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.state import Sequence, TokenSelector, check_cached
 from ..loop.stats import Stats
+from ..loop.step import decode_with
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt
@@ -46,7 +47,7 @@ def stream(
     ValueError for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the
     first step that drafts.
     """
-    way, target, drafter = way_of(fast), ready(model), make_drafter(drafter, **options)
+    backend, target, drafter = backend_for(fast), ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):
         raise TypeError(f"input_ids must be a tensor, got {type(input_ids).__name__}; make one with torch.tensor()")
     prompt = checked_prompt(input_ids, target)
@@ -66,7 +67,9 @@ def stream(
     measured = stats if stats is not None else Stats()
 
     def steps() -> Iterator[Step]:
-        with closing(decoded(way, target, sequences, selectors, drafter, cache, measured, streamed=True)) as passes:
+        with closing(
+            decode_with(backend, target, sequences, selectors, drafter, cache, measured, streamed=True)
+        ) as passes:
             yield from (step for (step,) in passes)
 
     return steps()

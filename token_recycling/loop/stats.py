@@ -56,7 +56,7 @@ class Stats:
     drafter: str = ""
     """Description of the drafter."""
     path: str = ""
-    """Which way the passes were made, `ordinary` or `fast`, and why."""
+    """How steps were made, `eager` or `fast`, and why."""
     drafter_statistics: Counter[str] = field(default_factory=Counter)
     """Numbers of the drafter's own, by name; see `Drafter.statistics`."""
 

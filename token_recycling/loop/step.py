@@ -10,8 +10,9 @@ verifies the first draft, every emitted token belongs to a step, and plain decod
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from transformers.cache_utils import Cache
@@ -34,7 +35,7 @@ class Stepper(Protocol):
     """Makes the steps of a batch, eagerly or captured. Reads the prompts when it is made or in its first step."""
 
     def step(self, active: list[int]) -> list[Step]:
-        """Make one forward pass over all sequences; return the steps of those in `going`, trimmed, with slots kept."""
+        """Make one forward pass over all sequences; return the steps of those in `active`, trimmed, with slots kept."""
 
     def learn(self) -> None:
         """Learn from the last step, after its tokens were delivered."""
@@ -46,7 +47,7 @@ class Stepper(Protocol):
         """Leave in the cache all tokens of each sequence but the last; called after the last step."""
 
     def describe(self) -> str:
-        """Describe how steps are made and, if another way was asked for, why not that way."""
+        """Describe how steps are made and, if that was not what was asked for, why."""
 
 
 S = TypeVar("S", bound=Stepper)
@@ -190,7 +191,7 @@ class TreeStepper:
         """Do nothing: the cache is up to date after every step."""
 
     def describe(self) -> str:
-        return "ordinary"
+        return "eager"
 
     def join(self, other: TreeStepper) -> None:
         """Add the requests of another batch of the same model, after their first steps."""
@@ -267,6 +268,41 @@ def decode(
         for request in requests:
             request.finish()
         pass_times(target, kind).keep()
+
+
+class StepBackend(NamedTuple):
+    """How the steps of one run are made: eagerly or captured."""
+
+    kind: str
+    """Name under which their costs are kept; empty for eager steps."""
+    stepper: Callable[[BatchState], Stepper]
+    """Makes the stepper."""
+
+
+Backend = Callable[
+    [TreeModel, list[Sequence], list[TokenSelector], Drafter, Cache], AbstractContextManager[StepBackend]
+]
+"""A context manager for the length of a run; it yields how steps are made."""
+
+
+def decode_with(
+    backend: Backend,
+    target: TreeModel,
+    sequences: list[Sequence],
+    selectors: list[TokenSelector],
+    drafter: Drafter,
+    cache: Cache,
+    stats: Stats,
+    **options: Any,
+) -> Generator[list[Step]]:
+    """Yield the steps of `decode`, with its options, made by `backend`; other threads' calls wait where a forward pass
+    changes the model.
+    """
+    run = target, sequences, selectors, drafter, cache
+    with target.alone(), backend(*run) as (kind, stepper):
+        options |= {"stepper": stepper, "kind": kind}
+        with closing(decode(target, sequences, drafter, selectors, cache, stats, **options)) as passes:
+            yield from passes
 
 
 def begin(batch: BatchState, stepper: Callable[[BatchState], S]) -> S:

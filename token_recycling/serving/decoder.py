@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..cuda_graphs import FAST, capture_common, captured_or_ordinary, way_of
+from ..cuda_graphs import FAST, backend_for, capture_common, captured_or_eager
 from ..drafters._base import Drafter
 from ..hf.acceleration import Acceleration, view
 from ..hf.batched import DecodingThread
@@ -35,8 +35,8 @@ class Decoder:
         Raises NoFastPathError.
         """
         self.model, self.slots = target.model, slots
-        backend = way_of(FAST[fast])
-        self._backend = captured_or_ordinary if fast == "on" else backend
+        backend = backend_for(FAST[fast])
+        self._backend = captured_or_eager if fast == "on" else backend
         self.batch = DecodingThread(self.model) if slots.size > 1 else None
         """Decodes all sequences in one batch; None where one is decoded at a time."""
         if self.batch is None:
