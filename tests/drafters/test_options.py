@@ -67,7 +67,7 @@ PARSERS: list[tuple[Any, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("read", "given", "value"), PARSERS, ids=str)
+@pytest.mark.parametrize(("read", "given", "value"), PARSERS, ids=lambda one: getattr(one, "__name__", str(one)))
 def test_what_is_not_written_as_options_is_refused(read, given, value):
     with pytest.raises(ValueError, match=re.escape(value)):
         read(*given)
