@@ -67,7 +67,7 @@ def run(todo: Iterable[Stage], output: Path, until: float = float("inf")) -> boo
 
 
 def _run_stage(stage: Stage, output: Path, until: float) -> tuple[str, int, str]:
-    """Run a stage in the largest size that fits into memory: what came of it, in which size, and the last output."""
+    """Run a stage in the largest size that fits into memory; return its outcome, the size, and the last output."""
     for size, commands in enumerate(stage.sizes):
         print(f"{stage.name}: size {size + 1} of {len(stage.sizes)}", flush=True)
         for command in commands:

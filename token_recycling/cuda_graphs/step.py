@@ -114,7 +114,7 @@ class StepPlan:
     band: int
     """Slots that attention runs over, those of the nodes included."""
     k: int = 0
-    """Likeliest tokens after every node that the host learns from; 0 for none."""
+    """Most probable tokens after every node, for the host to learn from; 0 for none."""
     states: tuple[int, ...] = ()
     """Numbers of the hidden states that drafters read."""
 
@@ -188,7 +188,7 @@ class Report:
         return path, tokens
 
     def candidates(self, row: int, nodes: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """The likeliest tokens after the first nodes, and their probabilities: (nodes, k) int32 and float32; None if
+        """Return the most probable tokens after the first nodes with probabilities, (nodes, k) int32, float32; None if
         the plan has none.
         """
         if not self._plan.k:

@@ -101,7 +101,7 @@ class TokenRecycling(LlamaDraftModel):
         weakref.finalize(llama, self.recycler.save)
 
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
-        """The likeliest continuation of a sequence (n,) as far as it pays: (m,) intc; m may be 0."""
+        """Return the most probable continuation of a sequence (n,) as far as it pays: (m,) intc; m may be 0."""
         if self.recycler is None:
             raise RuntimeError("draft.attach(llama) was not called; call it once before the first completion")
         began = time.perf_counter()

@@ -8,7 +8,7 @@ vLLM makes one object in every worker (`method="custom_class"`) and calls it for
 sees sequences, not logits. The logits of every drafted position, accepted or rejected, pass through the model runner's
 `_sample(logits, spec_decode_metadata)`: the one method that is wrapped here, once a process. Versions, signatures and
 attributes that are read are checked when the class is loaded. vLLM verifies no trees: the draft of a request is the
-likeliest chain, and of all chains in a step as many tokens are sent as pay.
+most probable chain, and of all chains in a step as many tokens are sent as pay.
 
 On a CPU the logits of a step are learned before its drafts are made. On other devices candidates are found on the
 device and copied to pinned memory while the sampler runs, and learned during the next forward pass.

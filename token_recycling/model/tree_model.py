@@ -312,7 +312,7 @@ class TreeInputs:
         """(1, 1, n, length + n) each; None for a lone root, which sees everything.
 
         The mask of a longer sequence is the same with more columns before it, so each is a window on the last one; only
-        where layers see fixed chunks of the sequence is it made anew.
+        where layers see fixed chunks of the sequence is it made again.
         """
         n = len(tree)
         if n == 1:

@@ -1,6 +1,6 @@
 """The app: routes for OpenAI's and Anthropic's APIs, for metrics and for steps, around one `Service`.
 
-`create_app(model, tokenizer, ...)` makes a FastAPI app whose `state.service` is the `Service`. Routes of one's own are
+`create_app(model, tokenizer, ...)` makes a FastAPI app whose `state.service` is the `Service`. Custom routes are
 added with `app.include_router`. One that needs the API key has a parameter of type `access.User`, which is the `Key`,
 or None where no keys are configured. One that generates is an `answers.Answer`.
 """

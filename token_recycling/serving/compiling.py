@@ -9,7 +9,7 @@ wait for them. Cost: some ten milliseconds a grammar; the first one waits until 
     python -m token_recycling.serving.compiling     is that process; its standard input is the socket that asks it
 
 It is not multiprocessing's forkserver, since that imports the user's main module again, which a script that serves at
-its top level does not survive, and would read the tokenizer anew in every child.
+its top level does not survive, and would read the tokenizer again in every child.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def completion_logprobs(
 
 
 def _by_text(tokenizer: PreTrainedTokenizerBase, one: ScoredToken) -> dict[str, float] | None:
-    """The likeliest tokens and the chosen one; of several with the same text the likeliest counts."""
+    """Return the most probable tokens and the chosen one; of several with the same text the most probable counts."""
     if one.logprob is None:
         return None
     found: dict[str, float] = {}

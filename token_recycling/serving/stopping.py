@@ -1,8 +1,8 @@
 """Stop strings: where a text ends, and what of it is shown.
 
 transformers' own criterion (`StopStringCriteria`) makes a table of the whole vocabulary for every list of stop strings:
-2 seconds for 16 of 128 characters and a vocabulary of 8,192. It keeps the table for whoever sends that list again, so
-that what one client asked for shows in the time of another. Here the text is read as it grows, some 20 microseconds a
+2 seconds for 16 of 128 characters and a vocabulary of 8,192. It keeps the table for later requests with that list, so
+that one client's request shows in the time of another. Here the text is read as it grows, some 20 microseconds a
 token, and nothing is kept.
 """
 

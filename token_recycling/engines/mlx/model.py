@@ -185,7 +185,7 @@ class Drafting:
         return most if self._max_tokens < 0 else min(most, self._max_tokens - self._asked)
 
     def _chain(self, depth: int) -> tuple[list[int], np.ndarray]:
-        """The likeliest continuation of the sequence, and the probability that each of its tokens is sampled."""
+        """Return the most probable continuation of the sequence, and the probability of each of its tokens."""
         if depth < 1 or not len(self._text):
             return [], np.empty(0)
         if self._recycled is None:
