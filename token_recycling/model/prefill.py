@@ -22,7 +22,7 @@ PIECE = 512
 _READ, _READ_FAR_ON_CPU, _FAR = 512, 256, 1024
 """Tokens of a prompt that are read before anybody else has a turn: on a CPU fewer behind so many others, where
 attention takes most of the time. From a few hundred rows on arithmetic bounds a pass: larger pieces gain little a
-token. These are numbers and no times, so that a prompt is cut, and rounded, at the same places whatever else is decoded.
+token. These are numbers, not times, so that a prompt is cut, and rounded, at the same places whatever else is decoded.
 """
 _READ_ON_DEVICE, _READ_ON_DEVICE_ALONE = 1024, 4096
 """Piece sizes on an accelerator, which needs more rows to be busy; the latter where no other sequence waits."""

@@ -83,7 +83,7 @@ class Service:
         self, key: Key | None, body: Request, prefix: str, drafter: str = "accelerated", local: bool = True
     ) -> Job:
         """Return a job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
-        ("accelerated"), the same with nothing learned (`"anew"`), none ("plain") or an offered one. `local`: it was made
+        ("accelerated"), the same without knowledge (`"anew"`), none ("plain") or an offered one. `local`: it was made
         on this machine. It must be ended or cancelled. Raises ApiError for another drafter, too many jobs, or a server
         that is shutting down.
         """
