@@ -46,7 +46,7 @@ ENVIRONMENTS = (
     Environment("lowest", "3.10", "2.6.0", ("4.57.1",), lowest=True),
     Environment("middle", "3.12", "2.9.1", ("5.9.0",)),
     Environment("newest", "3.13", "2.15.0", ("5.23.0",)),
-    Environment("others", "3.11", "2.13.0", ("5.0.0", "5.14.1", "5.22.2")),
+    Environment("others", "3.11", "2.13.0", ("5.0.0", "5.14.1", "5.22.2", "5.24.0")),
 )
 
 

@@ -7,11 +7,13 @@ from support.architecture_page import ALL
 from support.architectures import model_of
 from support.further_architectures import BLOCKS, FURTHER, FURTHER_REFUSED, NOT_DECODER_ONLY, UNMEASURED
 from support.recurrent_architectures import RECURRENT_REFUSED
+from support.releases import HERE
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
 
 
+@pytest.mark.skipif(HERE[:2] != (5, 23), reason="the families are those of another release of transformers")
 def test_every_family_that_transformers_knows_is_here_once():
     named = [*NOT_DECODER_ONLY.values(), *UNMEASURED.values()]
     others = [family for families in named for family in families.split()]
@@ -32,7 +34,7 @@ REASONS = {
     "recurrent_gemma": "cannot roll back rejected tokens",
     "reformer": "takes no KV cache",
     "rwkv": "cannot roll back rejected tokens",
-    "xlm": "takes no KV cache",
+    "xlm": "takes no KV cache|a forward pass over a tree raised",  # its own `cache` has the name of 5.24
     "xlnet": "takes no KV cache",
     "xlstm": "cannot roll back rejected tokens",
 }

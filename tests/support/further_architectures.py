@@ -1,7 +1,7 @@
 """Tiny random models of the families of `AutoModelForCausalLM` that `architectures` does not have.
 
 The most used families are there, in several configurations each; here is one of each other family. Together with
-`UNMEASURED` they are transformers' whole list.
+`UNMEASURED` they are the whole list of transformers 5.23.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ def as_of(monkeypatch, version):
     ("transformers", "torch", "expected"),
     [
         ("4.57.0", "2.6.0+cpu", None),
-        ("5.23.7", "2.15.9", None),
+        ("5.24.7", "2.15.9", None),
         (None, "2.13.0", None),
-        ("4.56.2", "2.6.0", "transformers must be 4.57 to 5.23, got 4.56.2; pip install"),
-        ("5.24.0", "2.6.0", "transformers must be 4.57 to 5.23, got 5.24.0; pip install"),
+        ("4.56.2", "2.6.0", "transformers must be 4.57 to 5.24, got 4.56.2; pip install"),
+        ("5.25.0", "2.6.0", "transformers must be 4.57 to 5.24, got 5.25.0; pip install"),
         ("5.0.0", "2.5.1+cu121", "torch must be 2.6 to 2.15, got 2.5.1+cu121; pip install"),
     ],
 )
@@ -75,11 +75,11 @@ def test_importing_says_so(tmp_path, version):
     )
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert f"transformers must be 4.57 to 5.23, got {version}" in line
+    assert f"transformers must be 4.57 to 5.24, got {version}" in line
 
 
 def test_below_the_range_the_error_is_that_line(monkeypatch):
-    with pytest.raises(ImportError, match=r"transformers must be 4\.57 to 5\.23, got 4\.40\.1"):
+    with pytest.raises(ImportError, match=r"transformers must be 4\.57 to 5\.24, got 4\.40\.1"):
         as_of(monkeypatch, "4.40.1")
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from importlib import metadata
 
-SUPPORTED = {"transformers": ((4, 57), (5, 23)), "torch": ((2, 6), (2, 15))}
+SUPPORTED = {"transformers": ((4, 57), (5, 24)), "torch": ((2, 6), (2, 15))}
 """The lowest and the newest release of each that the tests passed with, as far as its second number."""
 
 logger = logging.getLogger("token_recycling")
