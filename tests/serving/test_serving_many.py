@@ -166,12 +166,12 @@ def test_metrics_say_how_many_run_and_wait(slow):
             next(iter(second))
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(server.complete)
-                wait_for(lambda: server.metrics()["token_recycling_texts_waiting"] == 1)
-                assert server.metrics()["token_recycling_texts_running"] == 2
+                wait_for(lambda: server.metrics()["token_recycling_sequences_waiting"] == 1)
+                assert server.metrics()["token_recycling_sequences_running"] == 2
                 first.close()
                 assert waiting.result().usage.completion_tokens == 8
         server.wait_until_idle()
-        assert server.metrics()["token_recycling_texts_running"] == 0
+        assert server.metrics()["token_recycling_sequences_running"] == 0
 
 
 def test_keys_take_turns():

@@ -38,12 +38,14 @@ class Metrics:
         self._cached_tokens = counter("cached_tokens", "Tokens of prompts that were kept of earlier texts.")
         self._steps = counter("steps", "Forward passes after the prompts'.")
         self._drafted = counter("drafted_tokens", "Drafted tokens.")
-        self._accepted = counter("accepted_tokens", "Drafted tokens that were accepted.")
+        self._accepted = counter("accepted_tokens", "Accepted drafted tokens.")
         self._seconds = counter("seconds", "Seconds by phase.", ["phase"])
-        self._saves = counter("matrix_saves", "Savings of a matrix, by whether they succeeded.", ["outcome"])
-        self._mat = gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
+        self._saves = counter("matrix_saves", "Matrix saves, by outcome.", ["outcome"])
+        self._mat = gauge("mean_accepted_tokens", "Mean accepted tokens per step since the start (MAT).")
         by_key = partial(Histogram, namespace="token_recycling", registry=self._registry, labelnames=["key"])
-        self._mat_by_key = by_key("generation_mat", "Tokens a step of a generation (MAT).", buckets=_MAT)
+        self._mat_by_key = by_key(
+            "generation_mat", "Mean accepted tokens per step of a generation (MAT).", buckets=_MAT
+        )
         self._latency = by_key("request_latency_seconds", "Seconds from arrival to the last token.", buckets=_LATENCY)
         self._first = by_key(
             "time_to_first_token_seconds", "Seconds from arrival to the first token.", buckets=_LATENCY
@@ -51,12 +53,12 @@ class Metrics:
         self._per_token = by_key(
             "time_per_output_token_seconds", "Decode time per generated token after the first pass.", buckets=_SECONDS
         )
-        self._step_by_key = by_key("step_seconds", "Mean seconds of a step of a generation.", buckets=_SECONDS)
-        self.running = gauge("requests_in_progress", "Requests that run or wait.")
-        self.generating = gauge("texts_running", "Texts that are generated.")
-        self.waiting = gauge("texts_waiting", "Texts that wait for their turn.")
-        self.drafters = gauge("drafters", "Drafters, each with its matrix, that are kept.")
-        self.cached_bytes = gauge("cached_bytes", "Bytes of keys and values that are kept of earlier texts.")
+        self._step_by_key = by_key("step_seconds", "Mean seconds per step of a generation.", buckets=_SECONDS)
+        self.running = gauge("requests_in_progress", "Running and queued requests.")
+        self.generating = gauge("sequences_running", "Sequences being generated.")
+        self.waiting = gauge("sequences_waiting", "Sequences waiting for a batch slot.")
+        self.drafters = gauge("drafters", "Cached drafters, each with its matrix.")
+        self.cached_bytes = gauge("cached_bytes", "Bytes of the prefix cache.")
         self._sums = [0, 0]
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
@@ -67,7 +69,7 @@ class Metrics:
         _log("answer", path=path, status=status, seconds=round(seconds, 4))
 
     def count_job(self, job: Job) -> None:
-        """What a generation that has ended has cost and generated. Calls must not overlap."""
+        """Count the tokens and times of a finished generation. Calls must not overlap."""
         stats = job.stats
         self._jobs.labels(job.outcome).inc()
         self._fallbacks.inc(job.fallback is not None)
@@ -110,11 +112,11 @@ class Metrics:
         )
 
     def count_save(self, good: bool) -> None:
-        """A matrix was saved, or saving it failed."""
+        """Count a saved matrix, or a failure to save it."""
         self._saves.labels("good" if good else "failed").inc()
 
     def text(self) -> bytes:
-        """All metrics, for an answer."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
