@@ -50,7 +50,7 @@ def serve(
             metavar="NAME[:OPTIONS]",
             autocompletion=completed_drafters,
             help="Drafter that the playground may use instead, new for every request; may be repeated; `none` offers "
-            "none. Default: those that need no option.",
+            "none. Default: recycling, published, suffix, prompt_lookup, lookahead.",
         ),
     ] = None,
     isolation: Annotated[

@@ -13,13 +13,13 @@ from ..options import Device, DeviceMap, Drafting, DType, Json, Model, Threads
 
 def warm(
     model: Model,
-    minutes: Annotated[float, typer.Option(help="How long it writes.")] = 1.0,
+    minutes: Annotated[float, typer.Option(help="Minutes of generation.")] = 1.0,
     output: Annotated[
-        Path | None, typer.Option(help="Matrix file to write; default where `recycling:warmed=true` finds it.")
+        Path | None, typer.Option(help="Matrix file to write; default: where recycling:warmed=true finds it.")
     ] = None,
     drafter: Drafting = "recycling",
-    history: Annotated[bool, typer.Option("--history", help="Keep the texts among earlier outputs too.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
+    history: Annotated[bool, typer.Option("--history", help="Keep the outputs in the history too.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the outputs.")] = 0,
     dtype: DType = None,
     device: Device = None,
     device_map: DeviceMap = None,
@@ -35,9 +35,9 @@ def warm(
 
     from ...hf.warm import warm as warmed
 
-    with console.working(f"{loaded.model.config.model_type} writes for {minutes:g} minutes"):
+    with console.working(f"generating for {minutes:g} minutes"):
         found = warmed(loaded.model, loaded.tokenizer, made, minutes, seed=seed, output=output, history=history)
     if as_json:
         console.print_json({**found._asdict(), "file": str(found.file)})
     else:
-        print(f"{found.tokens:,} tokens of {found.texts} texts in {found.seconds:.0f} s: {found.file}")
+        print(f"{found.tokens:,} tokens of {found.texts} outputs in {found.seconds:.0f} s: {found.file}")
