@@ -21,6 +21,7 @@ def run(name, *arguments):
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_accelerate_generate_prints_the_same_text_and_what_it_was_worth():
     output = run("accelerate_generate.py", "--max-new-tokens", "48")
     assert "identical to plain generate: yes" in output
