@@ -38,7 +38,7 @@ from .hints import NO_HINTS, Hints
 from .processors import Scope, scope
 from .stats import Clock, Stats
 
-_LEAST_ROOM = 256
+_LEAST_GROWTH = 256
 """Least growth of the token buffer: the length limit may exceed any memory."""
 
 
@@ -85,12 +85,12 @@ class Sequence:
         return self._on_device()[None, : self._end]
 
     def _grow(self) -> None:
-        """Make room for as many tokens again, and some; views of what was there stay as they are."""
-        remaining = len(self._host) + _LEAST_ROOM
+        """More than double the buffer; views of the old one stay as they are."""
+        more = len(self._host) + _LEAST_GROWTH
         on_host = self._host is self._buffer
-        self._host = torch.cat([self._host, self._host.new_empty(remaining)])
+        self._host = torch.cat([self._host, self._host.new_empty(more)])
         self._cells = self._host.numpy()
-        self._buffer = self._host if on_host else torch.cat([self._buffer, self._buffer.new_empty(remaining)])
+        self._buffer = self._host if on_host else torch.cat([self._buffer, self._buffer.new_empty(more)])
 
     def _on_device(self) -> torch.Tensor:
         """The tokens on the prompt's device."""

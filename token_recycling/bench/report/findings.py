@@ -37,7 +37,7 @@ def _fastest(found: Comparison) -> dict[str, str]:
     line = {
         "output": escaped(words.place(found)),
         "fastest": escaped(found.labels[best]),
-        "speedup": _with_interval(speedup, arithmetic.interval(pairs)),
+        "speedup": with_interval(speedup, arithmetic.interval(pairs)),
         "MAT": f"{found.figures['mat'][best]:.2f}",
         "prompts": f"{len(pairs):,}",
         "tokens": f"{int(pairs['tokens'].sum()):,}",
@@ -49,12 +49,13 @@ def _fastest(found: Comparison) -> dict[str, str]:
         both = pairs.drop(columns=TERMS[2:]).join(rival.rename(columns=lambda name: f"base_{name}"), "prompt", "inner")
         ahead = float(arithmetic.speedup(both[TERMS].sum()))
         line["ahead of the next"] = (
-            f"{_with_interval(ahead, arithmetic.interval(both))} times {escaped(found.labels[second])}"
+            f"{with_interval(ahead, arithmetic.interval(both))} times {escaped(found.labels[second])}"
         )
     return line
 
 
-def _with_interval(value: float, interval: tuple[float, float]) -> str:
+def with_interval(value: float, interval: tuple[float, float]) -> str:
+    """Return a value with its confidence interval, if one is known."""
     known = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval[1] < float("inf") else ""
     return f"{value:.2f}{known}"
 

@@ -15,7 +15,7 @@ import pandas as pd
 from ..row_format import REPLAY_BASELINE
 from ..scenario import COLD
 from . import arithmetic, words
-from .findings import FAR
+from .findings import FAR, with_interval
 from .summary import Comparison, Summary
 from .tables import NONE, Table, escaped
 
@@ -42,21 +42,18 @@ def page(summary: Summary) -> str | None:
 def job_table(found: Sequence[Comparison], clock: str = "wall") -> Table:
     """Return the end-to-end speedup of every method of each run over its baseline, by category."""
     columns = [_Column(each, method, head) for each in found for method, head in _heads(each).items()]
-    last_turns = [arithmetic.last_turns(each.rows, str(each.baseline)) for each in found]
+    last_turns = {each.run: arithmetic.last_turns(each.rows, str(each.baseline)) for each in found}
     lines = []
     for category in found[0].categories:
         name = escaped(words.heading(category))
         lines.append([name, *(_cell(column, category) for column in columns)])
-        ratios = [last_turns[found.index(one.found)].get((category, one.method)) for one in columns]
+        ratios = [last_turns[one.found.run].get((category, one.method)) for one in columns]
         if any(ratio is not None for ratio in ratios):
             cells = [NONE if ratio is None else f"{ratio:.2f}" for ratio in ratios]
             lines.append([f"{name}: time to first token, last turn", *cells])
     lines.append(["all, with 95% CI", *(_overall(one) for one in columns)])
     if any(REPLAY_BASELINE in each.labels for each in found):
-        shown = {each.run: _overall(_Column(each, REPLAY_BASELINE, "")) for each in found}
-        first = {each.run: next(place for place, one in enumerate(columns) if one.found is each) for each in found}
-        plain = [shown[one.found.run] if place == first[one.found.run] else "" for place, one in enumerate(columns)]
-        lines.append(["all, plain decoding without drafts", *plain])
+        lines.append(["all, plain decoding without drafts", *_plain(columns)])
     frame = pd.DataFrame(lines, columns=["job", *(one.head for one in columns)])
     return Table("Speedup by job", frame, _caption(found[0], clock))
 
@@ -92,10 +89,16 @@ def _overall(column: _Column) -> str:
     if pairs.empty or _wrong(column):
         return NONE
     ratio = float(arithmetic.speedup(pairs[arithmetic.TERMS].sum()))
-    if len(pairs) < _FEWEST:
-        return f"{ratio:.2f}"
-    low, high = arithmetic.interval(pairs)
-    return f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+    return f"{ratio:.2f}" if len(pairs) < _FEWEST else with_interval(ratio, arithmetic.interval(pairs))
+
+
+def _plain(columns: Sequence[_Column]) -> list[str]:
+    """Speedup of plain decoding in the first column of each run; the others are empty."""
+    before = [None, *(one.found for one in columns)]
+    return [
+        "" if one.found is previous else _overall(one._replace(method=REPLAY_BASELINE))
+        for one, previous in zip(columns, before, strict=False)
+    ]
 
 
 def _caption(found: Comparison, clock: str) -> str:
