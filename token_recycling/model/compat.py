@@ -131,15 +131,6 @@ def write_behind(cache: Cache, held: int, index: int, keys: torch.Tensor, values
     cache.update(filled, values, index, {"cache_position": places})
 
 
-def told_slots(length: torch.Tensor, nodes: int) -> dict[str, torch.Tensor]:
-    """Return arguments that name the slots of `nodes` tokens after `length` (1,) slots. Before 5.4 the host asked the
-    device.
-    """
-    if _TRANSFORMERS >= (5, 4):
-        return {}
-    return {"cache_position": length + torch.arange(nodes, device=length.device)}
-
-
 def is_callers(cache: Cache) -> bool:
     """Whether a cache may be that of the caller of `generate`. Before 5.17 there was no mark of it."""
     return _TRANSFORMERS < (5, 17) or getattr(cache, "_is_user_defined", False)
