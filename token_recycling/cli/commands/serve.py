@@ -110,7 +110,7 @@ def serve(
     prepack: Prepack = None,
     **settings: Any,
 ) -> None:
-    """Serve a model over OpenAI's API: completions, chat completions and responses; Ctrl-C stops it."""
+    """Serve a model by the APIs of OpenAI (completions, chat, responses) and Anthropic (messages); Ctrl-C stops it."""
     loading.check_source(model)
     keys = parse_keys(api_key or [], api_key_file)
     learning, why = (
