@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -141,7 +142,8 @@ def main() -> None:
     generate(model, torch.tensor([[0, 1]]), max_new_tokens=2, do_sample=False)
     rows = list(measure(model, tokenizer, console))
 
-    table = Table(title=f"\ntokens per second, {torch.get_num_threads()} threads, greedy, float32")
+    title = f"\ntokens per second, {torch.get_num_threads()} threads, greedy, float32"
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("job", "drafter", "generate", "accelerated", "speedup", "identical"):
         table.add_column(heading, justify="left" if heading in ("job", "drafter") else "right", no_wrap=True)
     for row in rows:
