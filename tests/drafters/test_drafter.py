@@ -2,7 +2,8 @@
 
 import importlib
 import importlib.metadata
-import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,97 +17,91 @@ from support.strategies import trees
 from transformers import DynamicCache
 
 import token_recycling as tr
-from token_recycling import Draft, Drafter
+from token_recycling import Context, Draft, Drafter
 from token_recycling.drafters import _listing as listing
 from token_recycling.drafters._registry import ENTRY_POINTS
 from token_recycling.trees.templates import chain
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """As if a package with this drafter were installed."""
-    install(monkeypatch, [("garbage", f"{Garbage.__module__}:Garbage")])
-
-
-def install(monkeypatch, named):
+def install(monkeypatch, *named):
+    """As if packages with these drafters were installed."""
     points = importlib.metadata.EntryPoints(importlib.metadata.EntryPoint(*one, ENTRY_POINTS) for one in named)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
 
 
+def test_a_drafter_of_another_package_is_found_by_name(model, monkeypatch):
+    install(monkeypatch, ("garbage", "support.drafters:Garbage"))
+    assert tr.drafter_names()[-1] == "garbage"
+    drafter = tr.make_drafter("garbage:seed=3,scale=0.5,loud=true,note=x")
+    assert isinstance(drafter, Garbage)
+    assert (drafter.name, drafter.seed, drafter.scale, drafter.loud, drafter.note) == ("garbage", 3, 0.5, True, "x")
+    check_same(model, "garbage", tiny.prompt(0, 5), max_new_tokens=9)
+    for text in ("seed=1.5", "scale=big", "loud=perhaps"):
+        with pytest.raises(ValueError, match=f"option {text.partition('=')[0]} of garbage"):
+            tr.make_drafter(f"garbage:{text}")
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "values",
     [
-        ({"tree": "nonsense"}, "is no tree"),
-        ({"tree": "paper", "k": 4}, "got rank 7"),
-        ({"tree": "0 9."}, "got rank 9"),
-        ({"k": 65}, "got vocabulary 64 and k 65"),
+        ["support.drafters:Garbge"],
+        ["support.drawers:Garbage"],
+        ["support.drafters"],
+        ["support.drafters:Garbage", "support.tiny:llama"],
     ],
 )
-def test_options_that_do_not_fit_are_refused(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        next(tr.stream(model, tiny.prompt(0, 3), "published", **options))
+def test_a_broken_drafter_of_another_package_is_named_and_the_others_are_listed(monkeypatch, values):
+    install(monkeypatch, *(("garbage", value) for value in values), ("other", "support.drafters:Garbage"))
+    with pytest.raises(ValueError, match=f"'garbage' of {ENTRY_POINTS} .*{' and '.join(values)}"):
+        tr.make_drafter("garbage")
+    assert tr.drafter_names()[-2:] == ["garbage", "other"]
+    *_, broken, other = listing.drafters()
+    assert broken["summary"].startswith("not available: ")
+    assert other["options"][0]["name"] == "shapes"
+
+
+@dataclass
+class Drawing(Drafter):
+    """Draws its drafts by a function of the context."""
+
+    make: Callable[[Context], Draft]
+
+    def draft(self, context):
+        return self.make(context)
+
+
+def astray(context):
+    return Draft(chain(1), (context.tokens[-1] + torch.tensor([1, 2])) % 64)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tr.make_drafter("published", tree="nonsense"), ValueError, "is no tree"),
+        (lambda: tr.make_drafter("published", tree="paper", k=4), ValueError, "got rank 7"),
+        (lambda: tr.make_drafter("published", tree="0 9."), ValueError, "got rank 9"),
+        (lambda: tr.make_drafter("published", k=65), ValueError, "got vocabulary 64 and k 65"),
+        (lambda: learned_elsewhere("recycling"), ValueError, "learned from 70 tokens, got a target of 64"),
+        (lambda: type("Idle", (Drafter,), {})(), NotImplementedError, r"Idle must define draft\(\)"),
+        (lambda: Drawing(astray), ValueError, r"newest token, \d+, got \d+ from"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused(model, make, error, message):
+    with pytest.raises(error, match=message):
+        next(tr.stream(model, tiny.prompt(0, 3), make()))
+
+
+def learned_elsewhere(name):
+    drafter = tr.make_drafter(name)
+    next(tr.stream(tiny.llama(vocab_size=70), tiny.prompt(0, 3), drafter))
+    return drafter
 
 
 @pytest.mark.parametrize("name", ["published", "recycling", "suffix", "prompt_lookup", "lookahead"])
 def test_a_prompt_may_hold_ids_that_have_an_embedding_and_no_output(name):
     model = tiny.llama()
     model.model.embed_tokens = torch.nn.Embedding(70, 32)
-    ids = torch.tensor([[3, 68, 5, 69, 3, 68, 69]])
-    wanted = model.generate(ids, max_new_tokens=12, do_sample=False)
-    assert torch.equal(tr.generate(model, ids, drafter=name, max_new_tokens=12, do_sample=False), wanted)
-
-
-def test_a_drafter_that_learned_another_vocabulary_is_refused(model):
-    drafter = tr.make_drafter("recycling")
-    next(tr.stream(tiny.llama(vocab_size=70), tiny.prompt(0, 3), drafter))
-    with pytest.raises(ValueError, match="learned from 70 tokens, got a target of 64"):
-        next(tr.stream(model, tiny.prompt(0, 3), drafter))
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_drafter_of_another_package_is_found_by_name(model):
-    assert tr.drafter_names()[-1] == "garbage"
-    drafter = tr.make_drafter("garbage:seed=3,scale=0.5,loud=true,note=x")
-    assert isinstance(drafter, Garbage)
-    assert (drafter.name, drafter.seed, drafter.scale, drafter.loud, drafter.note) == ("garbage", 3, 0.5, True, "x")
-    check_same(model, "garbage", tiny.prompt(0, 5), max_new_tokens=9)
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("text", ["seed=1.5", "scale=big", "loud=perhaps"])
-def test_values_of_the_wrong_kind_are_refused(text):
-    with pytest.raises(ValueError, match=f"option {text.partition('=')[0]} of garbage"):
-        tr.make_drafter(f"garbage:{text}")
-
-
-@pytest.mark.parametrize(
-    ("values", "got"),
-    [
-        (["support.drafters:Garbge"], "support.drafters:Garbge (AttributeError: "),
-        (["support.drawers:Garbage"], "support.drawers:Garbage (ModuleNotFoundError: "),
-        (["support.drafters"], "support.drafters;"),
-        (["support.drafters:Garbage", "support.tiny:llama"], "support.drafters:Garbage and support.tiny:llama;"),
-    ],
-)
-def test_what_is_wrong_with_the_drafter_of_another_package_is_said_and_the_others_are_listed(monkeypatch, values, got):
-    install(monkeypatch, [("garbage", value) for value in values] + [("other", "support.drafters:Garbage")])
-    with pytest.raises(
-        ValueError, match=re.escape(f"'garbage' of {ENTRY_POINTS} must name one Drafter class, got {got}")
-    ):
-        tr.make_drafter("garbage")
-    assert tr.drafter_names()[-2:] == ["garbage", "other"]
-    *_, broken, other = listing.drafters()
-    assert broken["summary"].startswith("not available: ")
-    assert got in broken["summary"]
-    assert other["options"][0]["name"] == "shapes"
-
-
-def test_a_drafter_without_draft_says_what_is_missing(model):
-    class Idle(Drafter):
-        pass
-
-    with pytest.raises(NotImplementedError, match=r"Idle must define draft\(\)"):
-        next(tr.stream(model, tiny.prompt(0, 3), Idle()))
+    check_same(model, name, torch.tensor([[3, 68, 5, 69, 3, 68, 69]]), max_new_tokens=12, do_sample=False)
 
 
 @pytest.mark.parametrize("length", [4, 40])
@@ -175,12 +170,3 @@ def test_the_drafter_that_contributing_shows_is_complete(model, tmp_path, monkey
     stats = check_same(model, drafter, tiny.prompt(0, 9), max_new_tokens=60)
     assert stats.mat > 1
     assert stats.drafter == "bigram: at most 4 tokens"
-
-
-def test_a_draft_of_another_text_is_refused(model):
-    class Astray(Drafter):
-        def draft(self, context):
-            return Draft(chain(1), (context.tokens[-1] + torch.tensor([1, 2])) % 64)
-
-    with pytest.raises(ValueError, match=r"newest token, \d+, got \d+ from"):
-        next(tr.stream(model, tiny.prompt(0, 3), Astray()))
