@@ -1,62 +1,212 @@
-"""Inside transformers: `accelerate` and `decelerate`, pipelines, streamers, scores, and the two other forms."""
+"""Surfaces beside the text: what `accelerate` makes of a model and takes back, options of drafters beside arguments of
+ours, and accelerated models that are saved, pickled and copied.
+"""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import io
+import logging
+import multiprocessing
+import pickle
 from typing import Any
 
 import pytest
+import torch
 from support import tiny
+from support.drafters import NAMES, example
 from transformers import LlamaForCausalLM, pipeline
 
 import token_recycling as tr
+from token_recycling._util.options import options_of
+from token_recycling.drafters._registry import drafter_class
 
-pytestmark = pytest.mark.core
-
-GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-
-
-@pytest.fixture
-def writer():
-    """A random llama with the vocabulary of the tiny tokenizer."""
-    return tiny.llama(4, vocab_size=300)
+IDS = tiny.prompt(0, 6)
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
+@pytest.mark.core
 def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model):
     tr.accelerate(model)
     assert type(model) is not LlamaForCausalLM
     assert isinstance(model, LlamaForCausalLM)
-    assert type(model).__name__ == "LlamaForCausalLM"
-    assert type(model).__module__ == LlamaForCausalLM.__module__
+    assert (type(model).__name__, type(model).__module__) == ("LlamaForCausalLM", LlamaForCausalLM.__module__)
+    twin = copy.copy(model)
+    assert type(tr.decelerate(twin)) is LlamaForCausalLM
+    assert hasattr(model, "acceleration"), "a copy that shares all is decelerated by itself"
     assert tr.decelerate(model) is model
     assert type(model) is LlamaForCausalLM
     assert not hasattr(model, "acceleration")
     assert type(tr.decelerate(model)) is LlamaForCausalLM
 
 
+@pytest.mark.parametrize("within", [tr.decelerate, lambda model: tr.accelerate(model, "suffix")])
+@pytest.mark.parametrize("before", [tr.decelerate, tr.accelerate])
+def test_after_a_with_block_the_model_is_as_it_was_whatever_was_done_in_it(model, before, within):
+    kind, acceleration = type(before(model)), getattr(model, "acceleration", None)
+    with tr.accelerated(model, "plain"):
+        within(model)
+    assert type(model) is kind
+    assert getattr(model, "acceleration", None) is acceleration
+
+
+@pytest.mark.core
 def test_an_accelerated_model_is_saved_as_what_it_is(model, tmp_path):
     model.save_pretrained(tmp_path / "plain")
-    tr.accelerate(model).generate(tiny.prompt(0, 5), **GREEDY)
+    tr.accelerate(model).generate(IDS, **GREEDY)
     model.save_pretrained(tmp_path / "accelerated")
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "accelerated" / name).read_bytes()
     assert type(LlamaForCausalLM.from_pretrained(tmp_path / "accelerated")) is LlamaForCausalLM
 
 
-def test_a_pipeline_writes_the_same_text(writer, tokenizer):
+@pytest.mark.core
+def test_a_pipeline_writes_the_same_text(tokenizer):
+    writer = tiny.llama(4, vocab_size=300)
     plain = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
     tr.accelerate(writer)
-    ours = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
-    assert ours == plain
-    assert writer.acceleration.stats.tokens == 20
+    assert pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY) == plain
+    assert writer.acceleration.stats.tokens == 12
 
 
-def test_the_custom_generate_form_returns_statistics_and_leaves_the_model_alone(model):
+class Repeating(LlamaForCausalLM):
+    """Has a `generate` of its own, which comes to transformers' in the end."""
+
+    def generate(self, inputs, *, times=1, **arguments):
+        return super().generate(inputs.repeat(1, times), **arguments)
+
+
+def test_a_models_own_generate_is_called(model):
+    wanted = model.generate(IDS.repeat(1, 2), **GREEDY)
+    model.__class__ = Repeating
+    assert torch.equal(tr.accelerate(model).generate(IDS, times=2, **GREEDY), wanted)
+    assert model.acceleration.fallback is None
+    assert type(tr.decelerate(model)) is Repeating
+
+
+@pytest.mark.parametrize("accelerate", [tr.accelerate, lambda model: tr.generate(model, IDS)])
+def test_a_generate_set_on_the_model_itself_is_noted(model, caplog, accelerate):
+    """Such as that of a repository's custom_generate: it is called in place of the accelerated one."""
+    model.generate = lambda inputs=None, **arguments: inputs
+    with caplog.at_level(logging.WARNING, "token_recycling"):
+        accelerate(model)
+    assert caplog.records
+    assert torch.equal(model.generate(IDS), IDS)
+
+
+# Options of drafters beside arguments of ours
+
+DRAFTED: dict[str, Any] = {"drafter": "draft_model", "mode": "sequence", "depth": 3}
+
+
+def by_accelerated(model, /, **options):
+    with tr.accelerated(model, **options):
+        return model.generate(IDS, **GREEDY)
+
+
+def by_stream(model, /, **options):
+    steps = tr.stream(model, input_ids=IDS, max_new_tokens=12, **options)
+    return torch.tensor([IDS[0].tolist() + [token for step in steps for token in step.tokens]])
+
+
+WAYS = [
+    lambda model, /, **options: tr.accelerate(model, **options).generate(IDS, **GREEDY),
+    lambda model, /, **options: model.generate(IDS, custom_generate=tr.custom_generate(**options), **GREEDY),
+    by_accelerated,
+    by_stream,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_drafter_may_have_an_option_named_model(model, way):
+    wanted = model.generate(IDS, **GREEDY)
+    assert torch.equal(way(model, model=tiny.related(model), **DRAFTED), wanted)
+
+
+@pytest.mark.parametrize(
+    "function", [tr.accelerate, tr.accelerated, tr.stream, tr.custom_generate, tr.make_drafter, tr.generate]
+)
+def test_no_option_of_a_drafter_is_an_argument_of_ours(function):
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    ours = {name for name, given in inspect.signature(function).parameters.items() if given.kind in kinds}
+    for name in tr.drafter_names():
+        assert not ours & options_of(drafter_class(name)).keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "value"),
+    [
+        ({"input_ids": [3, 4]}, TypeError, "list"),
+        ({"max_new_tokens": 0}, ValueError, "0"),
+        ({"max_new_tokens": 2.5}, ValueError, "2.5"),
+        ({"max_new_tokens": None}, ValueError, "None"),
+    ],
+)
+def test_what_a_stream_refuses(model, arguments, error, value):
+    with pytest.raises(error, match=f"got {value}"):
+        tr.stream(model, **{"input_ids": IDS, **arguments})
+
+
+def test_a_custom_generate_returns_statistics_leaves_the_model_alone_and_refuses(model):
     recycle = tr.custom_generate("published", tree="paper")
-    output = model.generate(tiny.prompt(0, 6), custom_generate=recycle, return_dict_in_generate=True, **GREEDY)
-    assert output.stats.tokens == 20
+    output = model.generate(IDS, custom_generate=recycle, return_dict_in_generate=True, **GREEDY)
+    assert output.stats.tokens == 12
     assert type(model) is LlamaForCausalLM
-
-
-def test_the_custom_generate_form_refuses_what_it_cannot_do(model):
     with pytest.raises(tr.UnsupportedModelError, match="no cache"):
-        model.generate(tiny.prompt(0, 5), use_cache=False, custom_generate=tr.custom_generate(), **GREEDY)
+        model.generate(IDS, use_cache=False, custom_generate=recycle, **GREEDY)
+
+
+# Pickled and copied, with what was learned
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def pickled_by_the_oldest_protocol(model):
+    return pickle.loads(pickle.dumps(model, protocol=0))
+
+
+def saved_by_torch(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("way", [pickled_by_the_oldest_protocol, saved_by_torch, copy.deepcopy])
+def test_a_model_comes_back_with_what_was_learned(model, way):
+    tr.accelerate(model, "published", tree="paper").generate(IDS, **GREEDY)
+    twin = way(model)
+    assert type(twin) is type(model)
+    ours, own = twin.acceleration, model.acceleration
+    assert torch.equal(ours.drafter.matrix.candidates, own.drafter.matrix.candidates)
+    assert ours.drafter is not own.drafter
+    assert ours.total.as_dict() == own.total.as_dict()
+    assert torch.equal(twin.generate(IDS, **GREEDY), model.generate(IDS, **GREEDY))
+    assert ours.stats.steps == own.stats.steps < 12
+    assert type(tr.decelerate(twin)) is LlamaForCausalLM
+    assert hasattr(model, "acceleration")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drafter_may_be_pickled_and_copied(model, name, tmp_path):
+    """Before its first text and after it."""
+    wanted = model.generate(IDS, **GREEDY)
+    tr.accelerate(model, example(name, model, tmp_path))
+    for way in (pickled, copy.deepcopy, pickled):
+        model = way(model)
+        assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+        assert model.acceleration.fallback is None
+        assert model.acceleration.stats.drafter.startswith(name)
+
+
+@pytest.mark.nightly
+def test_another_process_decodes_with_it(model):
+    """One that is started anew: it has made no accelerated class yet."""
+    wanted = tr.accelerate(model, "published", tree="paper").generate(IDS, **GREEDY)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        ours = pool.apply(model.generate, (IDS,), {**GREEDY, "return_dict_in_generate": True})
+    assert torch.equal(ours.sequences, wanted)
+    assert 0 < ours.stats.steps < 12
