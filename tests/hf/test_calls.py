@@ -1,9 +1,13 @@
-"""What is noted of a call: by itself, whatever else is called meanwhile, and for every way past our loop."""
+"""What a call leaves: notes of itself alone, whatever else is called meanwhile and for every way past our loop, and
+beside them a model as it was, however the call ends.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -71,16 +75,6 @@ def test_a_call_is_noted_by_itself(model, other, thread):
     assert (noted[0][1] is None) == accelerated
 
 
-def test_a_call_left_to_transformers_is_noted_by_itself(model):
-    """It was left to transformers, though one that was accelerated began later and ended before."""
-    tr.accelerate(model, "plain")
-    criteria = meanwhile(lambda: model.generate(IDS, **GREEDY), thread=True)
-    model.generate(IDS, num_beams=2, stopping_criteria=criteria, **GREEDY)
-    assert "beam search" in str(model.acceleration.fallback)
-    assert model.acceleration.stats.steps == 0
-    assert model.acceleration.total.tokens == 12
-
-
 def test_nothing_is_said_of_a_call_that_failed_before_it_began(model):
     tr.accelerate(model, "plain").generate(IDS, num_beams=2, **GREEDY)
     with pytest.raises(ValueError, match="nonsense"):
@@ -115,20 +109,8 @@ def manager(model):
     model.init_continuous_batching()
 
 
-def custom(model):
-    return model.generate(IDS, custom_generate=_last_token_twice)
-
-
-def _last_token_twice(model, input_ids, **given):
+def last_token_twice(model, input_ids, **given):
     return torch.cat([input_ids, input_ids[:, -1:]], dim=1).tolist()
-
-
-def beams(model):
-    return model.generate(IDS, num_beams=2, **GREEDY).tolist()
-
-
-def prompt_lookup(model):
-    return model.generate(IDS, prompt_lookup_num_tokens=3, eos_token_id=[63], **GREEDY).tolist()
 
 
 @pytest.mark.parametrize(
@@ -137,9 +119,9 @@ def prompt_lookup(model):
         pytest.param(generate_batch, "continuous batching", marks=pytest.mark.nightly),
         pytest.param(paged, "continuous batching", marks=pytest.mark.nightly),
         (manager, "continuous batching"),
-        (custom, "custom_generate"),
-        (beams, "beam search"),
-        (prompt_lookup, "assisted generation"),
+        (lambda model: model.generate(IDS, custom_generate=last_token_twice), "custom_generate"),
+        (lambda model: model.generate(IDS, num_beams=2, **GREEDY).tolist(), "beam search"),
+        (lambda model: model.generate(IDS, prompt_lookup_num_tokens=3, **GREEDY).tolist(), "assisted generation"),
     ],
 )
 def test_a_way_past_our_loop_is_noted_and_said_once(model, caplog, way, reason):
@@ -164,3 +146,156 @@ def test_transformers_hands_calls_to_no_other_method():
         "generate_batch",
         "destroy_cached_continuous_batching_manager",
     }
+
+
+# A model as it was
+
+
+@contextmanager
+def left_alone(model):
+    """Within the block nothing about the object may change: its class, its attributes, what is registered in it, and
+    what its acceleration says.
+    """
+    kind, attributes, notes = type(model), dict(vars(model)), said_of(model)
+    contents = {name: dict(value) for name, value in attributes.items() if isinstance(value, dict)}
+    config, generation = model.config.to_dict(), model.generation_config.to_dict()
+    yield
+    assert type(model) is kind
+    assert list(vars(model)) == list(attributes)
+    assert all(vars(model)[name] is value for name, value in attributes.items())
+    assert all(vars(model)[name] == value for name, value in contents.items())
+    assert (model.config.to_dict(), model.generation_config.to_dict()) == (config, generation)
+    assert said_of(model) == notes
+
+
+def said_of(model):
+    """The notes of an accelerated model, and what its drafter has learned."""
+    own = getattr(model, "acceleration", None)
+    if own is None:
+        return None
+    return id(own.stats), own.stats.as_dict(), own.total.as_dict(), own.fallback, own.drafter.matrix.candidates.tolist()
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A caller's own error."""
+
+
+class Interrupting:
+    """A streamer that fails after some puts."""
+
+    def __init__(self, after=2):
+        self.left = after
+
+    def put(self, value):
+        if not self.left:
+            raise Interrupted
+        self.left -= 1
+
+    def end(self):
+        pass
+
+
+def interrupting(input_ids, scores):
+    """A processor, or a criterion, that fails after some tokens."""
+    if input_ids.shape[1] > IDS.shape[1] + 5:
+        raise Interrupted
+    return scores if isinstance(scores, torch.Tensor) else torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+ENDS: dict[str, tuple[dict[str, Any], type[Exception] | None]] = {
+    "sampled": ({"do_sample": True}, None),
+    "fast": ({"fast": True}, None),
+    "a batch": ({"inputs": IDS.expand(3, -1)}, None),
+    "a static cache": ({"cache_implementation": "static"}, None),
+    "left to transformers": ({"num_beams": 2}, None),
+    "returned as a dictionary": ({"return_dict_in_generate": True, "output_scores": True}, None),
+    "an unknown drafter": ({"drafter": "nonsense"}, ValueError),
+    "a drafter's options": ({"drafter": "recycling:tree=nonsense"}, ValueError),
+    "an argument that generate does not know": ({"nonsense": 3}, ValueError),
+    "fast steps that do not hold": ({"fast": True, "no_repeat_ngram_size": 2}, tr.NoFastPathError),
+    "a streamer": ({"streamer": Interrupting}, Interrupted),
+    "a processor": ({"logits_processor": [interrupting]}, Interrupted),
+    "a criterion": ({"stopping_criteria": StoppingCriteriaList([interrupting])}, Interrupted),
+}
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+@pytest.mark.parametrize(("arguments", "error"), ENDS.values(), ids=ENDS.keys())
+def test_a_call_leaves_the_model_as_it_was_however_it_ends(model, arguments, error, accelerated):
+    arguments = {name: value() if value is Interrupting else value for name, value in arguments.items()}
+    wanted = model.generate(IDS, **GREEDY)
+    if accelerated:
+        tr.accelerate(model, "published", tree="paper").generate(tiny.prompt(1, 9), **GREEDY)
+    with left_alone(model):
+        if error is None:
+            tr.generate(model, **{"inputs": IDS, **GREEDY, **arguments})
+        else:
+            with pytest.raises(error):
+                tr.generate(model, IDS, **GREEDY, **arguments)
+    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+
+
+# Calls that end early
+
+
+def by_streamer(model):
+    tr.generate(model, IDS, drafter="plain", fast=True, streamer=Interrupting(), **GREEDY)
+
+
+def by_streamer_of_an_accelerated_model(model):
+    tr.accelerate(model, "plain", fast=True)
+    try:
+        model.generate(IDS, streamer=Interrupting(), **GREEDY)
+    finally:
+        tr.decelerate(model)
+
+
+def by_drafter(model):
+    class Failing(tr.Drafter):
+        def draft(self, context):
+            if len(context.tokens) > 8:
+                raise Interrupted
+            return tr.make_drafter("plain").draft(context)
+
+    tr.generate(model, IDS, drafter=Failing(), fast=True, **GREEDY)
+
+
+def by_the_models_forward(model):
+    """Within the text: a call that begins with a hook in the model is refused."""
+    steps = tr.stream(model, IDS, "plain", fast=True, max_new_tokens=20)
+    next(steps)
+
+    def failing(*given):
+        raise Interrupted
+
+    hook = model.model.norm.register_forward_hook(failing)
+    try:
+        list(steps)
+    finally:
+        hook.remove()
+
+
+def by_leaving_a_stream(model):
+    steps = tr.stream(model, IDS, "plain", fast=True, max_new_tokens=20)
+    next(steps)
+    with pytest.raises(tr.NoFastPathError, match="another call"):
+        tr.generate(model, IDS, fast=True, **GREEDY)
+    steps.throw(Interrupted)
+
+
+@pytest.mark.parametrize(
+    "end", [by_streamer, by_streamer_of_an_accelerated_model, by_drafter, by_the_models_forward, by_leaving_a_stream]
+)
+def test_the_next_fast_call_works_at_once(model, end):
+    """While the traceback of the one that failed is held, and without a garbage collection."""
+    wanted = model.generate(IDS, **GREEDY)
+    assert torch.equal(tr.generate(model, IDS, fast=True, **GREEDY), wanted)
+    gc.disable()
+    try:
+        with pytest.raises(Interrupted) as held:
+            end(model)
+        for _ in range(2):
+            assert torch.equal(tr.generate(model, IDS, fast=True, **GREEDY), wanted)
+        assert held.tb is not None
+    finally:
+        gc.enable()
