@@ -306,7 +306,7 @@ MUTANTS = [
         "the slot of a rejected node stays at the end of the cache",
         "self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))",
         "self._cut(1 + max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))",
-        "model/test_kv_cache.py hf/test_generate_caches.py model",
+        "model/test_kv_cache.py hf/test_caches.py model",
     ),
     Mutant(
         "row-not-moved",
@@ -491,21 +491,21 @@ MUTANTS = [
         "every row of a batch is held to what belongs to the first",
         "return LogitsProcessorList([_for_text(processor, row) for processor in self.processors])",
         "return LogitsProcessorList([_for_text(processor, 0) for processor in self.processors])",
-        "hf/test_processors.py hf/test_batch_calls.py hf ecosystem/test_grammars.py",
+        "hf/test_processors.py hf/test_batch.py hf ecosystem/test_grammars.py",
     ),
     Mutant(
         "end-of-a-batch-off-by-one",
         "a criterion over all rows ends them one token late",
         "sequence.end_at(min(sequence.columns, self._columns))",
         "sequence.end_at(min(sequence.columns, self._columns + 1))",
-        "hf/test_batch_calls.py hf",
+        "hf/test_batch.py hf",
     ),
     Mutant(
         "cache-shifted-too-far",
         "the cache that a batch returns is shifted by one slot",
         "TreeCache(self.cache).shift(self.paddings, columns - 1)",
         "TreeCache(self.cache).shift([one + 1 for one in self.paddings], columns - 1)",
-        "hf/test_generate_caches.py hf/test_batch.py hf",
+        "hf/test_caches.py hf/test_batch.py hf",
     ),
     Mutant(
         "positions-unchecked",

@@ -1,4 +1,6 @@
-"""Several texts at once: rows of different lengths, padded on the left, accept different numbers of tokens."""
+"""Several texts at once: rows of different lengths, padded on the left, that accept different numbers of tokens; with
+criteria of the caller's own, scores and logits, and caches given and returned.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +9,33 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.batches import batch
+from support.architectures import VOCABULARY, model_of, named
+from support.batches import EOS, batch
 from support.releases import needs
 from support.runs import fix_costs
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
 
 import token_recycling as tr
 
 pytestmark = pytest.mark.core
 
 TREES = ["paper", 6, "chain:4"]
+ENDS = [5, 9, 14, 22, 33, 41, 60]
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "repetition penalty": {"repetition_penalty": 1.3},
-    "no repeated n-grams": {"no_repeat_ngram_size": 3},
-    "minimum": {"min_new_tokens": 9},
-    "bad words": {"bad_words_ids": [[3], [5, 9]]},
-    "sequence bias": {"sequence_bias": {(4,): 2.0}},
     "a set per row": {"prefix_allowed_tokens_fn": lambda row, ids: range(row * 12, row * 12 + 12)},
 }
-
-
-def equal(model, drafter, **arguments):
-    """Asserts that the accelerated call returns what the plain one does, and gives its statistics."""
-    wanted = model.generate(**arguments)
-    stats = tr.Stats()
-    ours = tr.generate(model, drafter=drafter, stats=stats, **arguments)
-    assert torch.equal(ours, wanted)
-    assert stats.steps, "the call was accelerated"
-    return stats
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_a_batch_equals_generate(ending, way):
     for seed, lengths in enumerate([[5], [4, 9], [1, 1, 1], [12, 3, 7], [2, 30, 1, 8], [6, 2, 9, 4, 7]]):
-        drafter = tr.make_drafter("recycling", tree=TREES[seed % len(TREES)])
-        equal(ending, drafter, **batch(lengths, seed, spare=seed % 2), max_new_tokens=20, **way)
-
-
-MODEL = tiny.llama(seed=5)
-MODEL.generation_config.pad_token_id = 0
+        drafter, stats = tr.make_drafter("recycling", tree=TREES[seed % len(TREES)]), tr.Stats()
+        arguments = {**batch(lengths, seed, spare=seed % 2), "max_new_tokens": 20, **way}
+        ours = tr.generate(ending, drafter=drafter, stats=stats, **arguments)
+        assert torch.equal(ours, ending.generate(**arguments))
+        assert stats.steps, "the call was accelerated"
 
 
 @pytest.mark.parametrize("cache_is_seen", [True, pytest.param(False, marks=needs(5, 17))])
@@ -61,11 +51,11 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     ids = torch.tensor([[5, 6], [5, 6], [9, 10], [5, 6]])
     arguments = {"max_new_tokens": 40, "eos_token_id": 8, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     arguments["return_dict_in_generate"] = cache_is_seen
-    wanted, stats = counting.generate(ids, **arguments), tr.Stats()
+    wanted = counting.generate(ids, **arguments)
     hook = counting.register_forward_pre_hook(
         lambda _, args, given: texts.append(len(given["input_ids"])), with_kwargs=True
     )
-    ours = tr.generate(counting, ids, drafter=drafter, stats=stats, **arguments)
+    ours = tr.generate(counting, ids, drafter=drafter, **arguments)
     hook.remove()
     if cache_is_seen:
         ours, wanted = ours.sequences, wanted.sequences
@@ -73,3 +63,119 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     assert ours.shape[1] > 12, "one text goes on for longer than the others"
     assert texts[-1] == (4 if cache_is_seen else 1)
     assert len(texts) < 8
+
+
+class Recording(StoppingCriteria):
+    """Answers from what it is shown, and remembers it."""
+
+    def __init__(self, answer):
+        self.answer, self.seen = answer, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        assert scores is None
+        self.seen.append(input_ids.tolist())
+        return self.answer(self, input_ids)
+
+
+def at_a_token(self, ids):
+    return ids[:, -1] % 9 == 2
+
+
+def when_all_have_said_it(self, ids):
+    """One answer for all, from a memory, as lm-eval does."""
+    self.done = getattr(self, "done", torch.zeros(len(ids), dtype=torch.bool)) | (ids[:, -1] % 9 == 2)
+    return bool(self.done.all())
+
+
+def after_seven_calls(self, ids):
+    return torch.full((len(ids),), len(self.seen) >= 7)
+
+
+def when_two_rows_agree(self, ids):
+    return ids[:, -1] == ids.roll(1, dims=0)[:, -1]
+
+
+@pytest.mark.parametrize("eos", [EOS, None])
+@pytest.mark.parametrize("answer", [at_a_token, when_all_have_said_it, after_seven_calls, when_two_rows_agree])
+def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer, eos):
+    """So that those which remember, compare texts or answer for all say what they say to `generate`."""
+    ending.generation_config.eos_token_id = eos
+    for seed, tree in enumerate(TREES):
+        inputs = {**batch([4, 9, 5], seed, spare=seed), "max_new_tokens": 24}
+        criteria, stats = [Recording(answer), Recording(answer)], tr.Stats()
+        wanted = ending.generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria[:1]))
+        how = {"drafter": f"recycling:tree={tree}", "stats": stats}
+        ours = tr.generate(ending, **inputs, **how, stopping_criteria=StoppingCriteriaList(criteria[1:]))
+        assert torch.equal(ours, wanted)
+        assert criteria[1].seen == criteria[0].seen
+        assert 0 < stats.tokens <= wanted[:, inputs["input_ids"].shape[1] :].numel()
+
+
+SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "n-grams": {"no_repeat_ngram_size": 2, "min_new_tokens": 6},
+    "watermark": {"watermarking_config": WatermarkingConfig(greenlist_ratio=0.5, bias=2.0, context_width=1)},
+}
+
+
+@pytest.mark.parametrize("way", PROCESSORS.values(), ids=PROCESSORS.keys())
+def test_scores_and_logits_of_a_batch_are_those_of_generate(ending, way):
+    """Also where a text has ended and `generate` goes on to score its padding."""
+    for seed, lengths in enumerate([[5, 9, 3], [6, 6, 6, 6], [7]]):
+        inputs = {**batch(lengths, seed, spare=1), "max_new_tokens": 16, "eos_token_id": ENDS, **SCORES, **way}
+        wanted, ours = ending.generate(**inputs), tr.generate(ending, drafter="recycling:tree=paper", **inputs)
+        assert torch.equal(ours.sequences, wanted.sequences)
+        for name in ("scores", "logits"):
+            assert len(getattr(ours, name)) == len(getattr(wanted, name))
+            ours_then, theirs_then = (torch.stack(getattr(output, name)) for output in (ours, wanted))
+            torch.testing.assert_close(ours_then, theirs_then, atol=1e-4, rtol=1e-4)
+        assert ours.stats.mat >= 1
+
+
+FAMILIES = [
+    named("llama"),
+    named("gemma3n_text", "window of 8, shared keys and values"),
+    *(pytest.param(named(*case), marks=pytest.mark.nightly) for case in (("deepseek_v3",), ("bloom",))),
+]
+
+
+def turned(inputs, text, seed):
+    """The next turn of a conversation with every text of a batch: two tokens each."""
+    text = torch.cat([text, torch.cat([tiny.prompt(seed * 10 + row, 2, VOCABULARY) for row in range(len(text))])], 1)
+    mask = torch.ones_like(text)
+    mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+    return {"input_ids": text, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case):
+    """One cache is continued by plain generate, one by ours, and one by both, by turns."""
+    model = model_of(case)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 17, 33, 60]
+    texts = []
+    for ours in ("", "012", "02", "1"):
+        inputs, cache = batch([5, 9, 3], 0), DynamicCache(config=model.config)
+        for turn in range(3):
+            stats = tr.Stats()
+            if str(turn) in ours:
+                text = tr.generate(model, **inputs, max_new_tokens=8, past_key_values=cache, stats=stats)
+                assert stats.steps
+            else:
+                text = model.generate(**inputs, max_new_tokens=8, past_key_values=cache)
+            assert cache.get_seq_length() == text.shape[1] - 1
+            inputs = turned(inputs, text, turn)
+        texts.append(text)
+    assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+def test_a_cache_that_holds_less_than_the_padding(ending):
+    """Of a text that begins after the cached slots nothing is held yet."""
+    inputs, answers = batch([9, 2], 0), []
+    for generate in (ending.generate, lambda **given: tr.generate(ending, **given)):
+        cache = DynamicCache(config=ending.config)
+        with torch.no_grad():
+            ending(**{name: tensor[:, :5] for name, tensor in inputs.items()}, past_key_values=cache)
+        answers.append(generate(**inputs, past_key_values=cache, max_new_tokens=12))
+        assert cache.get_seq_length() == answers[-1].shape[1] - 1
+    assert torch.equal(*answers)

@@ -1,17 +1,24 @@
-"""Caches that `generate` makes on request or is given: dynamic, static, sliding, quantised; what is left in them."""
+"""Caches that `generate` makes on request or is given, dynamic and static: texts are those of cold caches, and what is
+left in a cache is what `generate` leaves.
+"""
 
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support import tiny
 from support.architectures import VOCABULARY, chosen, model_of, named
 from support.batches import batch
+from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, skip_before
-from transformers import CompileConfig, StaticCache
+from transformers import CompileConfig, DynamicCache, StaticCache
 
 import token_recycling as tr
 
@@ -20,7 +27,6 @@ pytestmark = pytest.mark.core
 GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
 SPARSE_STATIC = (5, 22)
 """In 5.14 `generate` itself says something else with a static cache of a model with sparse attention."""
-STATIC = ["static", "sliding_window", "hybrid_chunked"]
 FAMILIES = [
     named("llama"),
     named("mistral", "window of 8"),
@@ -60,31 +66,19 @@ def assert_same_slots(ours, wanted, paddings):
                 torch.testing.assert_close(*states, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", STATIC)
-def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog, implementation):
-    ids, inputs = tiny.prompt(0, 8), batch([3, 8], 0)
+def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog):
+    """And returned as that of `generate`, where it is asked for."""
     model.generation_config.pad_token_id = 0
-    wanted = model.generate(ids, cache_implementation=implementation, **GREEDY)
-    wanted_batch = model.generate(**inputs, cache_implementation=implementation, **GREEDY)
-    tr.accelerate(model)
-    with caplog.at_level(logging.WARNING, logger="token_recycling"):
-        assert torch.equal(model.generate(ids, cache_implementation=implementation, **GREEDY), wanted)
-        assert model.acceleration.fallback is None
-        assert torch.equal(model.generate(**inputs, cache_implementation=implementation, **GREEDY), wanted_batch)
-        assert model.acceleration.fallback is None
-    notices = [record.getMessage() for record in caplog.records if record.name == "token_recycling"]
-    (said,) = [notice for notice in notices if not notice.startswith("compiling")]  # which may happen anywhere, once
-    assert "decode in a dynamic one" in said
-
-
-@pytest.mark.parametrize("case", chosen(FAMILIES))
-@pytest.mark.parametrize("lengths", [[5], [4, 9]])
-def test_a_returned_static_cache_is_that_of_generate(case, lengths):
-    model, inputs = of_family(case), batch(lengths, 1, spare=1 if len(lengths) > 1 else 0)
-    arguments = {**inputs, **GREEDY, "cache_implementation": "static", "return_dict_in_generate": True}
-    wanted, ours = model.generate(**arguments), tr.generate(model, **arguments)
-    assert torch.equal(ours.sequences, wanted.sequences)
-    assert_same_slots(ours.past_key_values, wanted.past_key_values, (inputs["attention_mask"] == 0).sum(dim=1).tolist())
+    for inputs in (batch([8], 0), batch([3, 8], 0, spare=1)):
+        arguments = {**inputs, **GREEDY, "cache_implementation": "static", "return_dict_in_generate": True}
+        wanted = model.generate(**arguments)
+        with caplog.at_level(logging.WARNING, logger="token_recycling"), tr.accelerated(model) as acceleration:
+            ours = model.generate(**arguments)
+        assert acceleration.fallback is None
+        assert torch.equal(ours.sequences, wanted.sequences)
+        paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
+        assert_same_slots(ours.past_key_values, wanted.past_key_values, paddings)
+    assert "decode in a dynamic one" in caplog.text
 
 
 @pytest.mark.parametrize("case", chosen(FAMILIES))
@@ -154,3 +148,64 @@ def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():
         assert torch.equal(ours, wanted)
         found = model.acceleration.fallback
         assert found is None if reason is None else reason in found
+
+
+CONTINUED = [named("llama"), named("gemma2", "window of 8"), next(c for c in RECURRENT if c.family == "qwen3_5_text")]
+DRAFTERS = st.sampled_from(["recycling:tree=8", "published", "suffix", "prompt_lookup", "plain"])
+
+
+@cache
+def family(place):
+    model = model_of(CONTINUED[place])
+    model.generation_config.eos_token_id = None
+    return model
+
+
+class OneCache(RuleBasedStateMachine):
+    """One cache continued by plain `generate`, by ours and by streams that are left, in any order: every output is that
+    of a cold cache, and the cache holds all tokens but the last.
+    """
+
+    @initialize(place=st.integers(0, len(CONTINUED) - 1), length=st.integers(1, 12))
+    def begin(self, place, length):
+        self.model, self.ids = family(place), tiny.prompt(length, length, VOCABULARY)
+        self.fast = [False] if CONTINUED[place] in RECURRENT else [False, True]
+        self.cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+
+    def call(self, generate, new, **more):
+        how = {"attention_mask": torch.ones_like(self.ids), "max_new_tokens": new, "do_sample": False, **more}
+        return generate(self.ids, **how)
+
+    def continued(self, wanted, ids):
+        assert torch.equal(ids, wanted[:, : ids.shape[1]])
+        assert int(self.cache.get_seq_length()) == ids.shape[1] - 1
+        self.ids = ids
+
+    @rule(new=st.integers(1, 12))
+    def plain(self, new):
+        wanted = self.call(self.model.generate, new)
+        self.continued(wanted, self.call(self.model.generate, new, past_key_values=self.cache))
+
+    @rule(new=st.integers(1, 12), drafter=DRAFTERS, fast=st.booleans())
+    def ours(self, new, drafter, fast):
+        wanted, how = self.call(self.model.generate, new), {"drafter": drafter, "fast": fast and self.fast[-1]}
+        generate = lambda ids, **given: tr.generate(self.model, ids, **how, **given)  # noqa: E731
+        self.continued(wanted, self.call(generate, new, past_key_values=self.cache))
+
+    @rule(steps=st.integers(1, 4), drafter=DRAFTERS, fast=st.booleans())
+    def stream_that_is_left(self, steps, drafter, fast):
+        wanted = self.call(self.model.generate, 40)
+        how = {"max_new_tokens": 40, "past_key_values": self.cache, "fast": fast and self.fast[-1]}
+        stream, tokens = tr.stream(self.model, self.ids, drafter, **how), []
+        for _, step in zip(range(steps), stream, strict=False):
+            tokens += step.tokens
+        stream.close()
+        self.continued(wanted, torch.cat([self.ids, torch.tensor([tokens])], dim=1))
+
+    @rule(tokens=st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=3))
+    def say(self, tokens):
+        self.ids = torch.cat([self.ids, torch.tensor([tokens])], dim=1)
+
+
+OneCache.TestCase.settings = settings(max_examples=8, stateful_step_count=8)
+TestOneCache = OneCache.TestCase
