@@ -38,14 +38,23 @@ def cold(chat, messages, **arguments):
 
 
 def test_every_answer_is_that_of_a_cold_cache(chat):
-    cached = []
+    cached, read = [], []
+    chat.model.register_forward_pre_hook(
+        lambda model, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
     for said in SAID:
         asked = [*chat.messages, {"role": "user", "content": said}]
         wanted = cold(chat, asked)
-        answer = chat.say(said)
+        pieces = []
+        read.clear()
+        answer = chat.say(said, pieces.append)
         assert chat.last is not None
         assert chat.last.tokens == wanted
-        assert answer == decoded(chat.tokenizer, wanted)
+        assert chat.last.stats.tokens == len(wanted)
+        assert "".join(pieces) == answer == decoded(chat.tokenizer, wanted)
+        assert len(pieces) > 1
+        asked_tokens = chat.last.arguments["input_ids"].shape[1]
+        assert not cached or read[0] < asked_tokens - cached[-1], "a turn reads what is new in it"
         assert chat.messages == [*asked, {"role": "assistant", "content": answer}]
         assert chat.model.generate(**chat.last.arguments)[0, -len(wanted) :].tolist() == wanted
         cached.append(chat.last.cached)
@@ -53,32 +62,6 @@ def test_every_answer_is_that_of_a_cold_cache(chat):
     assert cached[1] > 10
     assert sorted(cached) == cached
     assert chat.acceleration.fallback is None
-
-
-def test_a_turn_reads_what_is_new_in_it(chat):
-    read = []
-    hook = chat.model.register_forward_pre_hook(
-        lambda model, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    chat.say("add a, b " * 40)
-    assert read[0] > 100
-    read.clear()
-    chat.say("again")
-    hook.remove()
-    assert chat.last is not None
-    assert chat.last.cached > 100
-    assert max(read) < 100
-
-
-def test_answers_come_in_pieces_and_stats_are_of_the_turn(chat):
-    pieces = []
-    answer = chat.say("add a, b", pieces.append, max_new_tokens=30)
-    assert "".join(pieces) == answer
-    assert len(pieces) > 1
-    assert chat.last is not None
-    assert chat.last.stats.tokens == len(chat.last.tokens) == 30
-    chat.say("again")
-    assert chat.last.stats.tokens == len(chat.last.tokens) == 12
 
 
 def test_reset_begins_anew_and_what_was_learned_stays():
@@ -152,12 +135,12 @@ def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
 
 
 def test_what_a_conversation_needs_of_a_tokenizer(model):
-    with pytest.raises(ValueError, match=r"chat template.*`generate`"):
+    with pytest.raises(ValueError, match="chat template"):
         Conversation(model, tiny.tokenizer())
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system message') }}"
     chat = Conversation(tiny.llama(vocab_size=300), tokenizer)
-    with pytest.raises(ValueError, match="TemplateError: no system message"):
+    with pytest.raises(ValueError, match="no system message"):
         chat.say("hi")
     assert chat.messages == []
 
@@ -176,8 +159,7 @@ def exact_tokenizer():
 FAMILIES = [
     named("mistral", "window of 8"),
     named("phi3", "longrope, border at 32"),
-    named("deepseek_v32", "8 keys a query"),
-    *(case for case in RECURRENT if case.family in ("lfm2", "qwen3_5_text", "mamba")),
+    *(case for case in RECURRENT if case.family in ("qwen3_5_text", "mamba")),
 ]
 
 

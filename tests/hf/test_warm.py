@@ -18,9 +18,9 @@ def short(monkeypatch):
     monkeypatch.setattr(warm_module, "_ANSWER", 20)
 
 
-def warmed(model, tokenizer, spec="recycling", **how):
-    drafter = tr.make_drafter(spec)
-    return drafter, tr.warm(model, tokenizer, drafter, minutes=0.02, **how)
+def warmed(model, tokenizer, **how):
+    drafter = tr.make_drafter("recycling")
+    return drafter, tr.warm(model, tokenizer, drafter, minutes=0.001, **how)
 
 
 def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
@@ -33,18 +33,13 @@ def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
     matrix = drafter.prepare(TreeModel(model))
     np.testing.assert_array_equal(matrix.candidates, taught.matrix.candidates)
     np.testing.assert_array_equal(matrix.calibration, taught.matrix.calibration)
+    assert not len(taught.matrix.history), "its texts are no earlier outputs unless asked"
     text = tr.generate(model, ids, drafter=drafter, max_new_tokens=40, do_sample=False)
     assert text.tolist() == model.generate(ids, max_new_tokens=40, do_sample=False).tolist()
 
 
-@pytest.mark.parametrize("history", [False, True])
-def test_its_texts_are_no_earlier_outputs_unless_asked(loaded, tmp_path, history):
-    drafter, found = warmed(loaded.model, loaded.tokenizer, history=history, output=tmp_path / "own.matrix")
-    assert found.file == tmp_path / "own.matrix"
-    assert bool(len(drafter.matrix.history)) == history
-
-
-def test_a_model_that_chats_asks_and_answers(loaded, monkeypatch):
+def test_a_model_that_chats_asks_and_answers(loaded, monkeypatch, tmp_path):
+    """Its texts are earlier outputs here, in a file of the caller's."""
     monkeypatch.setattr(loaded.tokenizer, "chat_template", TEMPLATE, raising=False)
     calls, generate = [], warm_module.generate
 
@@ -53,20 +48,19 @@ def test_a_model_that_chats_asks_and_answers(loaded, monkeypatch):
         return generate(model, ids, **arguments)
 
     monkeypatch.setattr(warm_module, "generate", noted)
-    warmed(loaded.model, loaded.tokenizer)
-    (asked, drawn), (answered, greedy) = calls[:2]
+    drafter, found = warmed(loaded.model, loaded.tokenizer, history=True, output=tmp_path / "own.matrix")
+    assert found.file == tmp_path / "own.matrix"
+    assert len(drafter.matrix.history)
+    (asked, drawn), (answered, sampled) = calls[:2]
     begin, end = (loaded.tokenizer(part, add_special_tokens=False)["input_ids"] for part in ("ab", "cdef"))
-    assert (drawn, greedy) == (True, False)
-    assert asked == [begin] * warm_module._AT_ONCE
-    assert len(answered) == warm_module._AT_ONCE
+    assert (drawn, sampled) == (True, False)
+    assert asked == [begin] * len(answered)
     assert all(row[-len(end) :] == end for row in answered)
 
 
-def test_what_was_not_kept_is_asked_for(model):
+def test_what_is_refused(model, loaded):
     with pytest.raises(ValueError, match=r"not warmed .* run `token-recycling warm"):
         tr.generate(model, tiny.prompt(0, 9), drafter="recycling:warmed=true", max_new_tokens=3)
-
-
-def test_no_time_is_refused(loaded):
-    with pytest.raises(ValueError, match="minutes must be > 0, got 0"):
-        tr.warm(loaded.model, loaded.tokenizer, tr.make_drafter("recycling"), minutes=0)
+    for minutes, drafter in ((0, "recycling"), (1, "suffix")):
+        with pytest.raises(ValueError, match="got 0" if not minutes else "suffix"):
+            tr.warm(loaded.model, loaded.tokenizer, tr.make_drafter(drafter), minutes=minutes)
