@@ -15,11 +15,6 @@ BEGIN_ANEW = {"fuse", "lookahead", "plain", "prompt_lookup", "published", "recyc
 """The drafters of the package that can be reproducible."""
 
 
-@pytest.fixture
-def model():
-    return tiny.llama()
-
-
 def drafted(model, ids, drafter, **options):
     """Of every step the tree, its tokens, and the logits, to the bit."""
     torch.manual_seed(1)
@@ -29,30 +24,31 @@ def drafted(model, ids, drafter, **options):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_came_before_decides(model, name, tmp_path, monkeypatch):
-    made = example(name, model, tmp_path)
+    ids, made = tiny.prompt(0, 12).repeat(1, 2), example(name, model, tmp_path)
     if not made.traits.reproducible:
         assert name not in BEGIN_ANEW
         with pytest.raises(ValueError, match="reproducible=True"):
             tr.make_drafter(made, reproducible=True)
         return
     assert name in BEGIN_ANEW
-    ids = tiny.prompt(0, 12).repeat(1, 2)
     drafter = tr.make_drafter(made, reproducible=True)
     first = drafted(model, ids, drafter)
     for seed in range(3):
         drafted(model, tiny.prompt(seed, 20), drafter, do_sample=True)
     fix_costs(monkeypatch, (1, 64), (1.0, 50.0))
     assert drafted(model, ids, drafter) == first
-    assert (
-        drafted(tiny.llama(), ids, tr.make_drafter(example(name, model, tmp_path / "again"), reproducible=True))
-        == first
-    )
+    again = tr.make_drafter(example(name, model, tmp_path / "again"), reproducible=True)
+    assert drafted(tiny.llama(), ids, again) == first
 
 
 def test_what_came_before_decides_without(model):
-    ids = tiny.prompt(0, 12).repeat(1, 2)
-    drafter = tr.make_drafter("recycling")
-    assert drafted(model, ids, drafter) != drafted(model, ids, drafter)
+    """And a drafter begins with what it had learned when it was made reproducible."""
+    ids, made = tiny.prompt(0, 12).repeat(1, 2), tr.make_drafter("recycling")
+    untaught = drafted(model, ids, made)
+    drafter = tr.make_drafter(made, reproducible=True)
+    taught = drafted(model, ids, drafter)
+    assert drafted(model, ids, made) != untaught != taught
+    assert drafted(model, ids, drafter) == taught
 
 
 def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
@@ -66,35 +62,22 @@ def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
 
 
 def test_a_streamer_changes_no_pass(model):
+    tr.accelerate(model, reproducible=True)
     ids, shapes, forward = tiny.prompt(0, 50), [], model.forward
 
     def noted(*args, **kwargs):
-        shapes.append(tuple(kwargs["input_ids"].shape))
+        shapes[-1].append(tuple(kwargs["input_ids"].shape))
         return forward(*args, **kwargs)
-
-    tr.accelerate(model, reproducible=True)
-    model.forward = noted
-    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
-    model.generate(ids, **arguments)
-    without, shapes[:] = shapes[:], []
 
     class Streamer:
         put = end = staticmethod(lambda *_: None)
 
-    model.generate(ids, **arguments, streamer=Streamer())
-    assert shapes == without
-    assert len(without) > 2
-
-
-def test_a_drafter_that_has_learned_begins_with_that(model):
-    ids, made = tiny.prompt(0, 12), tr.make_drafter("recycling")
-    drafted(model, ids, made)
-    drafter = tr.make_drafter(made, reproducible=True)
-    first = drafted(model, ids, drafter)
-    for seed in range(3):
-        drafted(model, tiny.prompt(seed, 20), made)
-    assert drafted(model, ids, drafter) == first
-    assert first != drafted(model, ids, tr.make_drafter("recycling", reproducible=True))
+    model.forward = noted
+    for streamer in (None, Streamer()):
+        shapes.append([])
+        model.generate(ids, max_new_tokens=12, do_sample=False, streamer=streamer)
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0]) > 2
 
 
 def test_fast_steps_are_refused(model):
