@@ -1,9 +1,7 @@
 """Clients that send half of a request, or too many, and those that come meanwhile."""
 
-import asyncio
 import contextlib
 import itertools
-import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +11,7 @@ from starlette.responses import StreamingResponse
 from support import tiny
 from support.serving import serving, wait_for
 
-from token_recycling.serving.http_server import ConnectionLimits, QuietAccepting
+from token_recycling.serving.http_server import ConnectionLimits
 
 HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HALF_HEADERS, HALF_BODY = HEADERS, HEADERS + b'Content-Length: 100\r\n\r\n{"prompt": "'
@@ -71,13 +69,6 @@ def test_one_that_sends_slowly_is_given_up_too(server):
             sent += 1
     assert said.startswith(b"HTTP/1.1 408 ")
     assert sent < 40
-
-
-def test_a_connection_in_use_is_kept(server):
-    with httpx2.Client(timeout=5) as client:
-        for _ in range(3):
-            assert client.get(f"{server.url}/health").status_code == 200
-    assert server.client().completions.create(model="tiny", prompt="a", max_tokens=600).usage.completion_tokens == 600
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_HEADERS, HALF_BODY])
@@ -158,15 +149,3 @@ def test_limits_that_do_not_fit(monkeypatch):
     assert ConnectionLimits().most == 64
     with pytest.raises(ValueError, match="<= 64, got 65"):
         ConnectionLimits(most=65)
-
-
-def test_accept_errors_are_logged_once_a_second(caplog):
-    loop, handler = asyncio.new_event_loop(), QuietAccepting()
-    with contextlib.closing(loop), caplog.at_level(logging.ERROR, "asyncio"):
-        for _ in range(100):
-            handler(loop, {"message": "socket.accept() out of system resource", "exception": OSError(24, "files")})
-        handler(loop, {"message": "something else"})
-    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
-        "socket.accept() out of system resource",
-        "something else",
-    ]

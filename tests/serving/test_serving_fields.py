@@ -70,53 +70,54 @@ def test_what_would_change_the_answer_is_refused_by_name(server, path, name):
 # Choosing tokens, against a loop of one's own
 
 
-def continued(model, tokenizer, change, prompt=PROMPT, tokens=32):
-    """Greedy tokens where `change(logits, answer, prompt)` changes the logits."""
-    asked = tokenizer(prompt)["input_ids"]
-    answer = []
+def continued(model, tokenizer, change=lambda logits, answer, asked: None, tokens=32):
+    """Greedy text where `change(logits, answer, prompt)` changes the logits."""
+    asked, answer = tokenizer(PROMPT)["input_ids"], []
     for _ in range(tokens):
         with torch.no_grad():
-            logits = model(torch.tensor([asked + answer])).logits[0, -1]
-        answer.append(int(change(logits.clone(), answer, asked).argmax()))
+            logits = model(torch.tensor([asked + answer])).logits[0, -1].clone()
+        change(logits, answer, asked)
+        answer.append(int(logits.argmax()))
     return tokenizer.decode(answer)
 
 
-@pytest.mark.parametrize(("frequency", "presence"), [(1.5, 0), (0, 2), (0.3, -0.7), (-0.5, 0)])
-def test_penalties_are_added_for_what_the_answer_has(server, model, tokenizer, frequency, presence):
-    def penalised(logits, answer, asked):
+def penalised(frequency, presence):
+    """OpenAI's penalties: only for what the answer has, not for the prompt."""
+
+    def change(logits, answer, asked):
         for token in set(answer):
             logits[token] -= answer.count(token) * frequency + presence
-        return logits
 
-    wanted = continued(model, tokenizer, penalised)
-    assert wanted != continued(model, tokenizer, lambda logits, *_: logits)
-    said = completion(server, temperature=0, max_tokens=32, frequency_penalty=frequency, presence_penalty=presence)
+    return change
+
+
+def repeated(logits, answer, asked):
+    for token in {*asked, *answer}:
+        logits[token] *= 1.3 if logits[token] < 0 else 1 / 1.3
+
+
+def biased(logits, answer, asked):
+    for token in BIAS:
+        logits[token] += BIAS[token]
+
+
+BIAS = dict.fromkeys(range(0, 100, 3), 3.0) | {7: -100.0}
+CHANGES = [
+    ({"frequency_penalty": 1.5}, penalised(1.5, 0)),
+    ({"presence_penalty": 2}, penalised(0, 2)),
+    ({"frequency_penalty": 0.3, "presence_penalty": -0.7}, penalised(0.3, -0.7)),
+    ({"repetition_penalty": 1.3}, repeated),
+    ({"logit_bias": {str(token): value for token, value in BIAS.items()}}, biased),
+]
+
+
+@pytest.mark.parametrize(("asked", "change"), CHANGES)
+def test_logits_are_changed_as_defined(server, model, tokenizer, asked, change):
+    wanted = continued(model, tokenizer, change)
+    assert wanted != continued(model, tokenizer)
+    said = completion(server, temperature=0, max_tokens=32, **asked)
     assert said.choices[0].text == wanted
     assert said.usage.model_extra["speculation"]["accelerated"]
-
-
-def test_a_bias_is_added_to_logits(server, model, tokenizer):
-    plain = completion(server, temperature=0, max_tokens=32).choices[0].text
-    bias = dict.fromkeys(range(0, 100, 3), 3.0) | {tokenizer(plain[0])["input_ids"][0]: -100.0}
-
-    def biased(logits, *_):
-        for token, value in bias.items():
-            logits[token] += value
-        return logits
-
-    wanted = continued(model, tokenizer, biased)
-    given = {str(token): value for token, value in bias.items()}
-    assert wanted != plain
-    assert completion(server, temperature=0, max_tokens=32, logit_bias=given).choices[0].text == wanted
-    text = continued(model, tokenizer, biased, "user: import os\nassistant: ")
-    assert chat(server, temperature=0, max_tokens=32, logit_bias=given).choices[0].message.content == text
-
-
-def test_repetition_penalty_is_that_of_transformers(server, model, tokenizer):
-    ids = tokenizer(PROMPT, return_tensors="pt")
-    wanted = model.generate(**ids, max_new_tokens=32, do_sample=False, repetition_penalty=1.3, pad_token_id=0)
-    said = completion(server, temperature=0, max_tokens=32, repetition_penalty=1.3)
-    assert said.choices[0].text == tokenizer.decode(wanted[0, ids["input_ids"].shape[1] :])
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"min_p": 1.0}])
@@ -134,25 +135,26 @@ def test_nothing_is_cut_unless_asked(server, model, tokenizer):
         for token in tokenizer(completion(server, temperature=100, seed=seed, max_tokens=120).choices[0].text).input_ids
     }
     assert len(seen) > 100
-    given = completion(server, temperature=100, seed=0, max_tokens=40, top_k=50).choices[0].text
-    assert given != completion(server, temperature=100, seed=0, max_tokens=40, top_k=-1).choices[0].text
 
 
 # Several texts
 
 
-def test_choices_have_seeds_of_their_own(server):
-    several = completion(server, n=3, temperature=1.5, seed=5)  # of 16 tokens, as by OpenAI's default
-    alone = [completion(server, temperature=1.5, seed=seed).choices[0].text for seed in (5, 6, 7)]
-    assert [choice.text for choice in several.choices] == alone
-    assert [choice.index for choice in several.choices] == [0, 1, 2]
-    assert len(set(alone)) > 1
-    assert several.usage.completion_tokens == 48
-    assert several.usage.prompt_tokens == completion(server).usage.prompt_tokens
-    chats = chat(server, n=2, temperature=1.5, seed=5, max_tokens=9)
-    assert [choice.message.content for choice in chats.choices] == [
-        chat(server, temperature=1.5, seed=seed, max_tokens=9).choices[0].message.content for seed in (5, 6)
-    ]
+def test_choices_have_seeds_of_their_own_whole_and_streamed(server):
+    asked = {"prompt": [PROMPT, "import os"], "n": 2, "temperature": 1.5, "seed": 5}
+    several = completion(server, **asked)  # of 16 tokens, as by OpenAI's default
+    alone = [completion(server, **{**asked, "prompt": PROMPT, "n": 1, "seed": seed}).choices[0].text for seed in (5, 6)]
+    assert [choice.text for choice in several.choices[:2]] == alone
+    assert len({choice.text for choice in several.choices}) == 4
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert several.usage.completion_tokens == 64
+    parts = dict.fromkeys(range(4), "")
+    for event in streamed_completion(server, **asked):
+        for choice in event.choices:
+            parts[choice.index] += choice.text
+    assert list(parts.values()) == [choice.text for choice in several.choices]
+    chats = chat(server, n=2, temperature=1.5, seed=5, max_tokens=9).choices
+    assert chats[1].message.content == chat(server, temperature=1.5, seed=6, max_tokens=9).choices[0].message.content
 
 
 def test_prompts_may_be_several_and_token_ids(server, tokenizer):
@@ -160,23 +162,10 @@ def test_prompts_may_be_several_and_token_ids(server, tokenizer):
     wanted = [completion(server, prompt=prompt, temperature=0).choices[0].text for prompt in prompts]
     ids = tokenizer(prompts)["input_ids"]
     for given in (prompts, ids):
-        assert [choice.text for choice in completion(server, prompt=given, temperature=0).choices] == wanted
+        answer = completion(server, prompt=given, temperature=0)
+        assert [choice.text for choice in answer.choices] == wanted
+        assert answer.usage.prompt_tokens == sum(map(len, ids))
     assert completion(server, prompt=ids[1], temperature=0).choices[0].text == wanted[1]
-    both = completion(server, prompt=prompts, n=2, temperature=0)
-    assert [choice.text for choice in both.choices] == [wanted[0]] * 2 + [wanted[1]] * 2
-    assert both.usage.prompt_tokens == sum(map(len, ids))
-
-
-def test_a_stream_has_all_choices(server):
-    whole = completion(server, prompt=["a", "b"], n=2, temperature=1.5, seed=1)
-    parts = dict.fromkeys(range(4), "")
-    ends = {}
-    for event in streamed_completion(server, prompt=["a", "b"], n=2, temperature=1.5, seed=1):
-        for choice in event.choices:
-            parts[choice.index] += choice.text
-            ends[choice.index] = choice.finish_reason
-    assert list(parts.values()) == [choice.text for choice in whole.choices]
-    assert set(ends.values()) == {"length"}
 
 
 # Log-probabilities
@@ -211,22 +200,17 @@ def test_log_probabilities_are_the_models_own(server, model, tokenizer, how):
         assert max(top.values()) == pytest.approx(float(row.max()), abs=1e-4)
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 1.3])
-def test_the_penalty_of_length_is_that_of_transformers(factor):
-    ours = LengthDecay(2, factor, [3, 5], prompt_tokens=4)
-    theirs = ExponentialDecayLengthPenalty((2, factor), [3, 5], 4)
+def test_the_penalty_of_length_is_that_of_transformers_and_never_overflows():
     scores = torch.randn(1, 8, generator=torch.Generator().manual_seed(0))
-    for length in (4, 6, 7, 20):
-        ids = torch.zeros(1, length, dtype=torch.long)
-        assert torch.allclose(ours(ids, scores), theirs(ids, scores.clone()))
-
-
-def test_the_penalty_of_length_never_overflows():
-    scores = torch.ones(1, 8)
+    for factor in (0.5, 1.3):
+        ours = LengthDecay(2, factor, [3, 5], prompt_tokens=4)
+        theirs = ExponentialDecayLengthPenalty((2, factor), [3, 5], 4)
+        for length in (4, 6, 7, 20):
+            ids = torch.zeros(1, length, dtype=torch.long)
+            assert torch.allclose(ours(ids, scores), theirs(ids, scores.clone()))
     scores[0, 3] = float("-inf")
     found = LengthDecay(0, 100.0, [3, 5], prompt_tokens=0)(torch.zeros(1, 9000, dtype=torch.long), scores)
-    assert found[0, 5].isfinite()
-    assert found[0, 5] > 1e9
+    assert 1e9 < found[0, 5] < float("inf")
     assert found[0, 3] == float("-inf"), "a forbidden end stays forbidden"
 
 
