@@ -661,7 +661,7 @@ MUTANTS = [
         "an end of sequence at the last token counts as cut off",
         'return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"',
         'return "length" if full else "stop"',
-        "serving/test_serving_of_others.py serving",
+        "serving/test_serving_stops.py serving",
     ),
     Mutant(
         "logprobs-of-the-first-token",

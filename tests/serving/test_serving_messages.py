@@ -20,28 +20,24 @@ def events(server, **body):
     return read
 
 
-def test_a_message_is_the_text_of_the_chat(server):
+def test_a_message_is_the_text_of_the_chat_whole_and_streamed(server):
     answer = server.post("/v1/messages", ASKED).json()
     same = chat(server, temperature=0, max_tokens=12)
-    assert answer["content"] == [{"type": "text", "text": same.choices[0].message.content}]
+    text = same.choices[0].message.content
+    assert answer["content"] == [{"type": "text", "text": text}]
     assert (answer["type"], answer["role"], answer["stop_reason"]) == ("message", "assistant", "max_tokens")
     usage = answer["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == same.usage.prompt_tokens
     assert usage["output_tokens"] == 12
     blocks = [{"type": "text", "text": part, "cache_control": {"type": "ephemeral"}} for part in ("import ", "os")]
-    parts = [{"role": "user", "content": blocks}]
-    assert server.post("/v1/messages", {**ASKED, "messages": parts}).json()["content"] == answer["content"]
+    parts = {**ASKED, "messages": [{"role": "user", "content": blocks}]}
+    assert server.post("/v1/messages", parts).json()["content"] == answer["content"]
 
-
-def test_a_stream_is_the_message_in_pieces(server):
-    whole = server.post("/v1/messages", ASKED).json()
     first, *rest = events(server)
     assert (first["type"], first["message"]["content"]) == ("message_start", [])
-    assert (
-        "".join(event["delta"]["text"] for event in rest if event["type"] == "content_block_delta")
-        == (whole["content"][0]["text"])
-    )
-    kinds = [event["type"] for event in rest if event["type"] != "content_block_delta"]
+    deltas = [event for event in rest if event["type"] == "content_block_delta"]
+    assert "".join(event["delta"]["text"] for event in deltas) == text
+    kinds = [event["type"] for event in rest if event not in deltas]
     assert kinds == ["content_block_start", "content_block_stop", "message_delta", "message_stop"]
     assert rest[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
     assert rest[-2]["usage"]["output_tokens"] == 12
@@ -63,47 +59,29 @@ def test_tokens_are_counted_as_they_are_read(server):
 
 def test_what_claude_code_sends_is_a_chat():
     """Hints, system blocks, calls with their results, and tools that Anthropic runs."""
-    body = MessagesRequest.model_validate(
-        {
-            **ASKED,
-            "system": [
-                {"type": "text", "text": "You are Claude Code.", "cache_control": {"type": "ephemeral"}},
-                {"type": "text", "text": "\nBe brief."},
-            ],
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "list files"}]},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "thinking", "thinking": "well", "signature": ""},
-                        {"type": "text", "text": "Let me see."},
-                        {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}},
-                    ],
-                },
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": "t1",
-                            "content": [{"type": "text", "text": "README.md"}],
-                            "is_error": False,
-                        },
-                        {"type": "text", "text": "and?"},
-                    ],
-                },
-            ],
-            "tools": [
-                {"name": "Bash", "description": "Runs it.", "input_schema": {"type": "object", "properties": {}}},
-                {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
-            ],
-            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
-            "metadata": {"user_id": "me"},
-            "context_management": {"edits": []},
-            "betas": ["x"],
-        }
-    ).as_chat()
+    called = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}
+    thought = {"type": "thinking", "thinking": "well", "signature": ""}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "README.md"}]}
+    asked = {
+        **ASKED,
+        "system": [
+            {"type": "text", "text": "You are Claude Code.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "\nBe brief."},
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "list files"}]},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "Let me see."}, called]},
+            {"role": "user", "content": [result, {"type": "text", "text": "and?"}]},
+        ],
+        "tools": [
+            {"name": "Bash", "description": "Runs it.", "input_schema": {"type": "object", "properties": {}}},
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+        ],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "betas": ["x"],
+    }
+    body = MessagesRequest.model_validate(asked).as_chat()
     said = [(message.role, message.content) for message in body.messages]
     assert said == [
         ("system", "You are Claude Code.\nBe brief."),

@@ -93,6 +93,18 @@ def test_texts_of_one_beginning_read_it_once(model, tokenizer):
             hook.remove()
 
 
+def test_a_prompt_may_be_read_anew(server):
+    def cached(**more):
+        answer = server.complete(prompt="#print(index)\n" * 9, temperature=0, extra_body=more)
+        return answer.usage.prompt_tokens_details.cached_tokens, answer.choices[0].text
+
+    first, text = cached(cache_prompt=False)
+    assert (first, cached()) == (0, (0, text)), "nothing was kept"
+    assert cached(cache_prompt=False) == (0, text)
+    kept, again = cached(cache_prompt=True)
+    assert (kept > 30, again) == (True, text)
+
+
 @pytest.mark.parametrize("limit", [0.05, 0.2])
 def test_memory_stays_under_the_limit(model, tokenizer, limit):
     with serving(model, tokenizer, cache=limit) as server:

@@ -1,62 +1,91 @@
-"""Stop strings: wherever they come from they end a text, cost little, and leave nothing for others to find."""
+"""Where a text ends: stop strings and ids, the model's own end, and what of it is shown. Nothing is left for others."""
 
 import json
 
 import pytest
-from support.openai_answers import chat, completion
+from support.openai_answers import chat, completion, streamed_completion
 from support.serving import serving
 from transformers.generation import stopping_criteria
 
 PROMPT = "for index in"
+GREEDY = {"temperature": 0, "max_tokens": 40}
 
 
 @pytest.fixture(scope="module")
-def whole(server):
-    return completion(server, temperature=0, max_tokens=24).choices[0].text
+def said(server, tokenizer):
+    """The text that the model says by itself, its tokens, and the places of two tokens that are new there."""
+    steps = server.steps(prompt=PROMPT, **GREEDY)
+    tokens = [token for name, data in steps if name == "step" for token in data["tokens"]]
+    new = [place for place, token in enumerate(tokens) if place > 3 and token not in tokens[:place]]
+    return tokenizer.decode(tokens), tokens, new
 
 
 @pytest.fixture(scope="module")
-def stop(whole):
+def stop(said):
     """A string of the text, of which a single character stands before it too."""
-    return next(
-        whole[at : at + 3]
-        for at in range(3, 20)
-        if whole.index(whole[at : at + 3]) == at and set(whole[at : at + 3]) & set(whole[:at])
-    )
+    parts = [said[0][at : at + 3] for at in range(3, 30)]
+    return next(part for part in parts if set(part) & set(said[0][: said[0].index(part)]))
 
 
-def test_one_string_in_a_configuration_is_one_stop_string(server, whole, stop):
-    said = completion(server, temperature=0, max_tokens=24, generation_config=json.dumps({"stop_strings": stop}))
-    assert said.choices[0].text == whole[: whole.index(stop)]
-    assert said.choices[0].finish_reason == "stop"
-
-
-def test_so_is_one_of_the_models_own(model, tokenizer, whole, stop, monkeypatch):
-    monkeypatch.setattr(model.generation_config, "stop_strings", stop)
-    with serving(model, tokenizer) as server:
-        assert completion(server, temperature=0, max_tokens=24).choices[0].text == whole[: whole.index(stop)]
-
-
-def test_they_end_every_kind_of_answer(server, whole, stop):
-    (*_, (name, end)) = events = server.steps(prompt=PROMPT, temperature=0, max_tokens=24, stop=stop)
+def test_a_stop_string_ends_every_kind_of_answer(server, said, stop):
+    """From a field or a configuration, where one string is one stop string."""
+    wanted = said[0][: said[0].index(stop)]
+    for more in ({"stop": [stop]}, {"generation_config": json.dumps({"stop_strings": stop})}):
+        choice = completion(server, **GREEDY, **more).choices[0]
+        assert (choice.text, choice.finish_reason) == (wanted, "stop")
+    (*_, (name, end)) = events = server.steps(prompt=PROMPT, **GREEDY, stop=stop)
     shown = "".join("".join(data["texts"]) for kind, data in events if kind == "step") + end["text"]
-    assert (name, end["finish_reason"], shown) == ("end", "stop", whole[: whole.index(stop)])
+    assert (name, end["finish_reason"], shown) == ("end", "stop", wanted)
     text = chat(server, temperature=0, max_tokens=24).choices[0].message.content
     configuration = json.dumps({"stop_strings": text[9:12], "do_sample": False, "max_new_tokens": 24})
     answer = server.post("/v1/responses", {"input": "import os", "generation_config": configuration}).json()
-    said = answer["output"][0]["content"][0]["text"]
-    assert said == text[: text.index(text[9:12])]
+    assert answer["output"][0]["content"][0]["text"] == text[: text.index(text[9:12])]
 
 
-def test_a_special_token_may_be_one(server, tokenizer):
+def test_a_stop_string_of_the_model_ends_texts_too(model, tokenizer, said, stop, monkeypatch):
+    monkeypatch.setattr(model.generation_config, "stop_strings", stop)
+    with serving(model, tokenizer) as server:
+        assert completion(server, **GREEDY).choices[0].text == said[0][: said[0].index(stop)]
+
+
+def test_a_special_token_may_be_a_stop_string(server, tokenizer):
     special = {"logit_bias": {str(tokenizer.eos_token_id): 100}, "generation_config": '{"eos_token_id": 299}'}
-    assert completion(server, temperature=0, max_tokens=24, **special).usage.completion_tokens == 24
-    said = completion(server, temperature=0, max_tokens=24, stop=tokenizer.eos_token, **special)
-    assert (said.choices[0].text, said.choices[0].finish_reason, said.usage.completion_tokens) == ("", "stop", 1)
+    assert completion(server, **GREEDY, **special).usage.completion_tokens == 40
+    ended = completion(server, **GREEDY, stop=tokenizer.eos_token, **special)
+    assert (ended.choices[0].text, ended.choices[0].finish_reason, ended.usage.completion_tokens) == ("", "stop", 1)
 
 
-def test_nothing_of_them_is_kept(server, stop):
+def test_no_stop_string_is_kept(server, stop):
     """transformers keeps a table for each list of stop strings, which tells whether somebody asked for it."""
     before = list(stopping_criteria.STOP_STRING_EMBEDDING_CACHE)
-    assert completion(server, max_tokens=24, temperature=0, stop=[stop]).choices[0].finish_reason == "stop"
+    assert completion(server, **GREEDY, stop=[stop]).choices[0].finish_reason == "stop"
     assert list(stopping_criteria.STOP_STRING_EMBEDDING_CACHE) == before
+
+
+def test_ids_end_the_text_and_are_not_shown(server, said, tokenizer):
+    _, tokens, (place, *_) = said
+    wanted = tokenizer.decode(tokens[:place])
+    asked = {**GREEDY, "stop_token_ids": [299, tokens[place]]}
+    answer = completion(server, **asked)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (wanted, "stop")
+    assert answer.usage.completion_tokens == place + 1
+    parts = streamed_completion(server, **asked)
+    assert "".join(event.choices[0].text for event in parts if event.choices) == wanted
+    last = completion(server, **{**asked, "max_tokens": place + 1})
+    assert last.choices[0].finish_reason == "stop", "the last token allowed ends it: it was not cut off"
+
+
+def test_the_models_own_end_may_be_ignored_or_put_off(server, said):
+    text, tokens, (place, later, *_) = said
+    ends = {"generation_config": json.dumps({"eos_token_id": tokens[place]})}
+
+    def asked(**more):
+        answer = completion(server, **GREEDY, **ends, **more)
+        return answer.usage.completion_tokens, answer.choices[0].finish_reason, answer.choices[0].text
+
+    assert asked()[:2] == asked(ignore_eos=False)[:2] == (place + 1, "stop")
+    assert asked(ignore_eos=True) == (40, "length", text)
+    assert asked(ignore_eos=True, stop_token_ids=[tokens[later]])[:2] == (later + 1, "stop")
+    assert asked(min_tokens=place)[0] == place + 1
+    put_off = asked(min_tokens=place + 1)
+    assert (put_off[0] >= place + 2, put_off[2] != text) == (True, True)

@@ -86,6 +86,27 @@ FORMS = [
 ]
 
 
+SAME = [
+    ({"guided_json": json.dumps(SCHEMA)}, {"response_format": FORMS[1]}),
+    ({"structured_outputs": {"json": SCHEMA}}, {"guided_json": SCHEMA}),
+    ({"guided_regex": "[ab]{3}"}, {"response_format": {"type": "regex", "value": "[ab]{3}"}}),
+    ({"structured_outputs": {"grammar": 'root ::= "x" [yz]'}}, {"guided_grammar": 'root ::= "x" [yz]'}),
+    ({"structured_outputs": {"json_object": True}}, {"response_format": FORMS[0]}),
+    ({"structured_outputs": {"choice": ['a "b"', "c\\d"]}}, {"guided_choice": ['a "b"', "c\\d"]}),
+]
+
+
+@pytest.mark.parametrize(("asked", "same"), SAME)
+def test_forms_of_other_servers_are_those_of_response_format(server, asked, same):
+    texts = [completion(server, max_tokens=60, seed=3, **body).choices[0].text for body in (asked, same, {})]
+    assert texts[0] == texts[1] != texts[2]
+    form = next(iter(asked.values()))
+    if "choice" in form:
+        assert texts[0] in form["choice"]
+    if form == "[ab]{3}":
+        assert len(texts[0]) == 3
+
+
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_answers_have_the_form(server, temperature):
     for seed in range(3):
