@@ -1,7 +1,5 @@
 """Many texts at once: each answer is the one that is given alone, and each request ends for itself."""
 
-import asyncio
-import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +17,10 @@ from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
-from token_recycling.serving.app import warm_up
 from token_recycling.serving.decoder import WorkerPool
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.sampling import AdditivePenalties
-from token_recycling.serving.service import Service
-from token_recycling.serving.settings import Isolation, Settings
+from token_recycling.serving.settings import Isolation
 
 PROMPTS = ["import os\n", "for index in", "def add(a, b):\n", "x", "print(index)\n    print(index)\n"]
 
@@ -174,30 +170,20 @@ def test_metrics_say_how_many_run_and_wait(slow):
         assert server.metrics()["token_recycling_sequences_running"] == 0
 
 
-def test_keys_take_turns():
+def test_keys_take_turns_and_what_was_given_up_takes_none():
     worker, order, held = WorkerPool(1), [], threading.Event()
     worker.submit(held.wait)
     wait_for(lambda: worker.running)
-    tasks = [worker.submit(order.append, key + str(n), key=key) for key, n in [*(("a", n) for n in range(3)), ("b", 0)]]
-    assert worker.waiting == 4
+    asked = [*(("a", n) for n in range(4)), ("b", 0)]
+    tasks = [worker.submit(order.append, key + str(n), key=key) for key, n in asked]
+    assert worker.waiting == 5
+    assert tasks.pop(1).cancel()
     held.set()
     for task in tasks:
         task.result(5)
-    assert order == ["a0", "b0", "a1", "a2"]
-
-
-def test_what_was_given_up_takes_no_turn():
-    worker, order, held = WorkerPool(1), [], threading.Event()
-    worker.submit(held.wait)
-    wait_for(lambda: worker.running)
-    given_up, other = worker.submit(order.append, "given up"), worker.submit(order.append, "other")
-    assert given_up.cancel()
-    held.set()
-    other.result(5)
-    assert order == ["other"]
+    assert order == ["a0", "b0", "a2", "a3"]
     with pytest.raises(ZeroDivisionError):
         worker.submit(lambda: 1 // 0).result(5)
-    wait_for(lambda: not worker.running)
 
 
 def test_what_a_key_learned_is_of_no_use_to_another_beside_it(model, monkeypatch):
@@ -248,17 +234,6 @@ def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
         server.complete(max_tokens=60)
         wait_for(lambda: threads)
         assert (copied, "decoding" in threads) == ({"decoding"}, False)
-
-
-def test_so_are_those_that_ask_for_another_way_of_decoding(model, monkeypatch):
-    """transformers' own draws from the generator of the whole process: no seed would hold."""
-    monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
-    service = Service(Loaded(model, tiny.tokenizer()), Settings(concurrency=2))
-    with contextlib.closing(service), pytest.raises(RuntimeError, match=r"prompt lookup.*--concurrency"):
-        asyncio.run(warm_up(service))
-    service = Service(Loaded(model, tiny.tokenizer()), Settings())
-    with contextlib.closing(service):
-        asyncio.run(warm_up(service))
 
 
 def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
