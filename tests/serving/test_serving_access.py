@@ -12,7 +12,7 @@ from support import tiny
 from support.serving import keys, serving
 
 from token_recycling.serving.access import LocalNamesMiddleware
-from token_recycling.serving.http_server import ConnectionLimits, check_tls
+from token_recycling.serving.http_server import check_tls
 
 
 @pytest.fixture(scope="module")
@@ -96,16 +96,6 @@ def test_the_health_check_of_the_container_works_with_and_without_tls(model, cer
                 running.service.closing = closing
                 found = subprocess.run([sys.executable, script, str(running.port)], timeout=60, check=False)
                 assert found.returncode == closing
-
-
-def test_the_command_has_options_for_it(certificate, served):
-    options = ["--allow-host", "one.example", "--allow-host", "two.example"]
-    options += ["--tls-certificate", certificate[0], "--tls-key", certificate[1], "--grace", 3]
-    options += ["--max-connections", 9, "--max-connections-per-address", 4, "--header-timeout", 2, "--body-timeout", 7]
-    server, service, _ = served(*options)
-    assert service.settings.allow_hosts == ("one.example", "two.example")
-    assert server.limits == ConnectionLimits(9, 4, 2, 7)
-    assert (server.grace, server.config.is_ssl) == (3, True)
 
 
 def test_files_that_are_no_certificate(certificate, tmp_path):

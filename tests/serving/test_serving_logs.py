@@ -9,7 +9,7 @@ from support import tiny
 from support.serving import keys, serving, wait_for
 from support.speaking import speaking_llama
 
-from token_recycling.serving.metrics import JsonLines, log_json_lines
+from token_recycling.serving.metrics import JsonLines
 
 SECRET = "a secret that is in no log"
 
@@ -37,53 +37,24 @@ def test_answers_and_generations_are_events_without_texts(access):
         assert word not in logged
 
 
-def test_histograms_are_by_key():
+def test_seconds_are_counted_by_key_and_are_those_of_the_whole_stream(access):
     with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob", "metrics")) as server:
         for user in ("ann", "ann", "bob"):
-            server.post("/v1/completions", {"prompt": "for index in", "max_tokens": 8}, f"secret-{user}")
+            asked = {"prompt": "for index in", "max_tokens": 200, "stream": True}
+            server.post("/v1/completions", asked, f"secret-{user}")
         server.wait_until_idle()
+        wait_for(lambda: [record.getMessage() for record in access.records].count("answer") == 3)
         metrics = server.metrics("secret-metrics")
     latencies = ("request_latency_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds")
     for name in ("generation_mat", "step_seconds", *latencies):
-        assert metrics[f'token_recycling_{name}_count{{key="ann"}}'] == 2
-        assert metrics[f'token_recycling_{name}_count{{key="bob"}}'] == 1
-
-
-def test_the_seconds_of_a_stream_are_those_of_the_whole_request(access):
-    with serving(speaking_llama(), tiny.tokenizer()) as server:
-        server.post("/v1/completions", {"prompt": "for index in", "max_tokens": 200, "stream": True})
-        server.wait_until_idle()
-        wait_for(lambda: {"answer", "generation"} <= {record.getMessage() for record in access.records})
-        metrics = server.metrics()
-    events = [(record.getMessage(), record.fields) for record in access.records if hasattr(record, "fields")]
-    (answered,) = [fields for name, fields in events if name == "answer" and fields["path"] == "/v1/completions"]
-    (generated,) = [fields for name, fields in events if name == "generation"]
-    assert answered["seconds"] >= generated["prefill_seconds"] + generated["decode_seconds"]
-    first, latency, token = (
-        metrics[f'token_recycling_{name}_seconds_sum{{key=""}}']
-        for name in ("time_to_first_token", "request_latency", "time_per_output_token")
-    )
+        for user, count in (("ann", 2), ("bob", 1)):
+            assert metrics[f'token_recycling_{name}_count{{key="{user}"}}'] == count
+    latency, first, token = (metrics[f'token_recycling_{name}_sum{{key="bob"}}'] for name in latencies)
     assert 0 < first < latency
     assert 0 < token < latency / 100
-
-
-def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd):
-    root, own, other = (logging.getLogger(name) for name in ("", "token_recycling", "transformers"))
-    before = [(logger, logger.handlers[:], logger.propagate) for logger in (root, own, other)]
-    try:
-        log_json_lines()
-        try:
-            raise ValueError("something\nin two lines")
-        except ValueError:
-            own.exception("it failed")
-        logging.getLogger("somebody.else").warning("of somebody else")
-    finally:
-        for logger, handlers, propagate in before:
-            logger.handlers[:], logger.propagate = handlers, propagate
-    first, second = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    assert (first["level"], first["event"]) == ("error", "it failed")
-    assert "in two lines" in first["trace"]
-    assert second["logger"] == "somebody.else"
+    events = [record for record in access.records if record.fields.get("path") != "/metrics"]
+    generated, answered = (record.fields for record in events[-2:])
+    assert answered["seconds"] >= generated["prefill_seconds"] + generated["decode_seconds"]
 
 
 def test_unknown_paths_are_not_logged_as_they_came(access):

@@ -8,8 +8,7 @@ import openai
 import pytest
 import torch
 from support import architectures, tiny
-from support.runs import fix_costs, fix_work
-from support.serving import keys, matrix_path, serving, wait_for
+from support.serving import matrix_path, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
 import token_recycling as tr
@@ -184,26 +183,6 @@ def test_keys_take_turns_and_what_was_given_up_takes_none():
     assert order == ["a0", "b0", "a2", "a3"]
     with pytest.raises(ZeroDivisionError):
         worker.submit(lambda: 1 // 0).result(5)
-
-
-def test_what_a_key_learned_is_of_no_use_to_another_beside_it(model, monkeypatch):
-    """Drafts and steps of a key are those of a server where the other has said nothing."""
-    fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
-    fix_work(monkeypatch)
-    settings = {"keys": keys("a", "b"), "isolation": Isolation.per_key, "concurrency": 3}
-
-    def seen(server):
-        return [
-            {**data, "seconds": None}
-            for name, data in server.steps("secret-b", prompt="import os\n", max_tokens=40, temperature=0)
-            if name == "step"
-        ]
-
-    with serving(model, tiny.tokenizer(), **settings) as clean:
-        wanted = seen(clean)
-    with serving(model, tiny.tokenizer(), **settings) as server:
-        at_once(*[lambda: server.complete("secret-a", prompt="import os\n", max_tokens=40, temperature=0)] * 2)
-        assert seen(server) == wanted
 
 
 def test_a_drafter_in_use_is_not_dropped(model):

@@ -21,46 +21,29 @@ def server(model):
         yield running
 
 
-# The files
+def test_only_its_files_are_served_with_headers_that_keep_all_else_out(server):
+    for name in ("", *FILES):
+        answer = httpx2.get(f"{server.url}/{name and 'playground/'}{name}")
+        assert answer.status_code == 200
+        file = FILES[name or "index.html"]
+        assert answer.text == file.read_text(encoding="utf-8")
+        assert answer.headers["content-type"].startswith(playground._KINDS[file.suffix])
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    for name in ("__init__.py", "nothing.js", "..%2Fapp.py", "%2Fetc%2Fpasswd"):
+        answer = httpx2.get(f"{server.url}/playground/{name}")
+        assert (answer.status_code, "error" in answer.json()) == (404, True)
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/playground/{name}" for name in FILES)])
-def test_every_file_is_served_with_headers_that_keep_all_else_out(server, path):
-    answer = httpx2.get(server.url + path)
-    assert answer.status_code == 200
-    name = path.rpartition("/")[2] or "index.html"
-    assert answer.text == FILES[name].read_text(encoding="utf-8")
-    assert answer.headers["content-type"].startswith(playground._KINDS[FILES[name].suffix])
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert answer.headers["x-content-type-options"] == "nosniff"
-
-
-@pytest.mark.parametrize("name", ["__init__.py", "nothing.js", "..%2Fapp.py", "%2Fetc%2Fpasswd"])
-def test_no_other_file_is_served(server, name):
-    answer = httpx2.get(f"{server.url}/playground/{name}")
-    assert answer.status_code == 404
-    assert "error" in answer.json()
-
-
-# What the page is told
-
-
-def test_the_page_is_told_what_there_is(server, model):
+def test_the_page_is_told_what_there_is_only_with_a_key(server, model):
     about = httpx2.get(f"{server.url}/v1/token_recycling/about").json()
-    assert (about["model"], about["dtype"], about["device"]) == ("tiny", "float32", "cpu")
     assert about["max_new_tokens"] == model.config.max_position_embeddings
-    assert about["chat"] is False
-    assert about["isolation"] == "shared"
-    assert about["drafter_name"] == "recycling"
+    assert (about["chat"], about["isolation"], about["drafter_name"]) == (False, "shared", "recycling")
     assert [one["spec"] for one in about["drafters"]] == ["recycling:tree=4", "published"]
     tree = next(option for option in about["drafters"][0]["options"] if option["name"] == "tree")
-    assert tree["kind"] == "int"
-    assert tree["default"] == "4"
-
-
-def test_it_is_told_only_with_a_key_while_the_page_needs_none(model):
+    assert (tree["kind"], tree["default"]) == ("int", "4")
     with serving(model, tiny.tokenizer(), keys=keys("ann"), max_new_tokens=7) as running:
         assert httpx2.get(running.url).status_code == 200
         assert httpx2.get(f"{running.url}/v1/token_recycling/about").status_code == 401
@@ -97,19 +80,13 @@ def test_options_change_what_is_drafted(server):
 REFUSED = {
     "suffix": "suffix",
     "recycling": "recycling",
-    "published:tree=/etc/passwd": "tree",
     "recycling:tree=4,tree=/etc/passwd": "/etc/passwd",
     "recycling:tree=4,k=3,k=4": "k",
     "recycling:tree=4,k": "NAME=VALUE",
     "recycling:tree=4,suffix=maybe": "maybe",
-    "recycling:tree=4,memory=much": "much",
     "recycling:tree=4,memory=-2": "-2.0",
-    "published:k=2": "k",
-    "published:k=99999999": "99999999",
-    "recycling:tree=4,tree=129": "129",
-    "recycling:tree=4,memory=1e300": "1e+300",
     "recycling:tree=4,memory=nan": "nan",
-    "recycling:tree=4,history=1048577": "1048577",
+    "published:k=99999999": "99999999",
     "published:update=best": "best",
 }
 
@@ -144,22 +121,3 @@ def test_an_operator_may_offer_more_than_a_request_may_ask_for():
     assert offered.make("suffix:num_tokens=200,num_tokens=150").num_tokens == 150
     with pytest.raises(ApiError, match="num_tokens must be <= 200 in a request, got 201"):
         offered.make("suffix:num_tokens=200,num_tokens=201")
-
-
-OFFERED = {
-    "those that need no option": ([], list(DEFAULT_OFFERS), True),
-    "the own one with its options": (["--drafter", "suffix:factor=2"], ["suffix:factor=2", *DEFAULT_OFFERS], True),
-    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS), True),
-    "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
-    "none": (["--offer", "none"], [], True),
-    "no options with keys": (["--api-key", "ann:one"], list(DEFAULT_OFFERS), False),
-    "no options from elsewhere": (["--host", "0.0.0.0"], list(DEFAULT_OFFERS), False),
-}
-
-
-@pytest.mark.parametrize("name", OFFERED)
-def test_the_command_says_what_is_offered(served, tmp_path, name):
-    options, specs, free = OFFERED[name]
-    _, service, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
-    assert [one["spec"] for one in service.offered.described()] == specs
-    assert any(one["options"] for one in service.offered.described()) == (free and bool(specs))

@@ -1,0 +1,134 @@
+"""The command `serve`: its options, what of them it refuses, and its end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from support import tiny
+from support.commandline import run
+from support.serving import matrix_path, serving
+from support.speaking import chatty, speaking_llama
+
+from token_recycling.recycling.matrix_file import read_matrix_file
+from token_recycling.serving.errors import ApiError
+from token_recycling.serving.http_server import ConnectionLimits
+from token_recycling.serving.settings import DEFAULT_OFFERS, Isolation
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    speaking_llama().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    (folder / "template.jinja").write_text(chatty(tiny.tokenizer()).chat_template)
+    return folder
+
+
+@pytest.mark.nightly
+def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
+    code = "from token_recycling.cli.app import app; app()"
+    options = ["--port", "0", "--matrix", matrix_path(tmp_path), "--name", "small", "--drafter", "recycling:tree=4"]
+    options += ["--chat-template", folder / "template.jinja", "--api-key-file", tmp_path / "keys"]
+    (tmp_path / "keys").write_text("# who may\nann:one\n\n")
+    (tmp_path / "keys").chmod(0o440)  # as LoadCredential of systemd has it
+    environment = {**ENVIRONMENT, "TOKEN_RECYCLING_API_KEYS": "bob:two"}
+    command = [sys.executable, "-c", code, "serve", folder, *options]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        lines = iter(server.stderr.readline, "")
+        assert f"chmod 600 {tmp_path / 'keys'}" in next(lines)
+        said = [next(lines) for _ in range(4)]
+        assert "isolation per-key, since API keys are configured" in said[0]
+        assert "4 batch slots: memory fits 4 sequences of up to " in said[1]
+        assert "tools are described in the prompt: the chat template shows none" in said[2]
+        url = said[3].split(" at ")[1].split(";")[0]
+        body = {"messages": [{"role": "user", "content": "import os"}], "model": "small", "max_tokens": 8}
+        for key in ("one", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = httpx2.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60)
+            assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        assert list(lines) == []
+    kept = matrix_path(tmp_path).with_name("learned.matrix.keys")
+    assert sorted(file.name for file in kept.iterdir()) == ["ann", "bob"]
+    assert read_matrix_file(kept / "ann")[0]["shares"].any()
+
+
+OFFERED = {
+    "those that need no option": ([], list(DEFAULT_OFFERS), True),
+    "the own one with its options": (["--drafter", "suffix:factor=2"], ["suffix:factor=2", *DEFAULT_OFFERS], True),
+    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS), True),
+    "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
+    "none": (["--offer", "none"], [], True),
+    "no options with keys": (["--api-key", "ann:one"], list(DEFAULT_OFFERS), False),
+    "no options from elsewhere": (["--host", "0.0.0.0"], list(DEFAULT_OFFERS), False),
+}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_which_drafters_are_offered(served, tmp_path, name):
+    options, specs, free = OFFERED[name]
+    _, service, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
+    assert [one["spec"] for one in service.offered.described()] == specs
+    assert any(one["options"] for one in service.offered.described()) == (free and bool(specs))
+
+
+def test_options_reach_the_server(served):
+    options = ["--allow-host", "one.example", "--allow-host", "two.example", "--grace", 3, "--reproducible"]
+    options += ["--max-connections", 9, "--max-connections-per-address", 4, "--header-timeout", 2, "--body-timeout", 7]
+    server, service, _ = served(*options, "--name", "one", "--name", "two/three")
+    assert service.settings.allow_hosts == ("one.example", "two.example")
+    assert (service.settings.reproducible, service.settings.isolation) == (True, Isolation.per_request)
+    assert (server.limits, server.grace) == (ConnectionLimits(9, 4, 2, 7), 3)
+    for name in ("one", "two/three", None):
+        service.check_model(name)
+    with pytest.raises(ApiError, match="two/three"):
+        service.check_model("four")
+
+
+REFUSED = {
+    "two keys without names": (["--api-key", "one", "--api-key", "two"], "default"),
+    "two drafters": (["--drafter", "recycling", "--drafter", "suffix"], "--drafter"),
+    "per-key without keys": (["--isolation", "per-key"], "API key"),
+    "an unknown drafter": (["--drafter", "crystal"], "crystal"),
+    "an unknown drafter to offer": (["--offer", "marble"], "marble"),
+    "no such template": (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
+    "no such file of keys": (["--api-key-file", "nowhere.keys"], "nowhere.keys"),
+    "an address of another machine": (["--host", "192.0.2.1"], "192.0.2.1"),
+    "nothing to begin with": (["--isolation", "per-request", "--matrix", "nowhere.matrix"], "nowhere.matrix"),
+    "a timeout of nothing": (["--timeout", "0"], "--timeout"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_options_are_refused_in_one_line(folder, name):
+    options, word = REFUSED[name]
+    result = run("serve", folder, "--port", 0, *options)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert word in result.stderr.splitlines()[-1]
+
+
+def test_a_port_that_is_taken(folder):
+    with serving(speaking_llama(), tiny.tokenizer()) as server:
+        result = run("serve", folder, "--port", server.url.rsplit(":", 1)[1])
+    assert result.exit_code == 2
+    assert "cannot listen on" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "token-recycling.service"])
+def test_every_option_that_deployments_name_exists(name):
+    lines = (ROOT / "deploy" / name).read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#"))
+    options = set(re.findall(r"--[a-z][a-z-]+", text[re.search('token-recycling serve|"serve"', text).start() :]))
+    known = run("serve", "--help").stdout
+    assert options
+    assert [option for option in options if option not in known] == []
