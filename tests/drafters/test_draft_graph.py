@@ -20,47 +20,42 @@ def nested(graph):
     return written(0)
 
 
+@pytest.mark.parametrize(
+    ("rules", "layers"),
+    [
+        (Rules(depth=2, k=2, nodes=99), [[1, 2]]),
+        # Of 1 (0.6) and 2 (0.4) only 1 is likely enough to be followed.
+        (Rules(depth=2, k=2, nodes=99, theta_prob=0.5), [[1]]),
+        # 4 has 0.1 where its sibling has 0.9, below 0.3 of it; 5 has 0.3 where its sibling has 0.7.
+        (Rules(depth=3, k=2, nodes=99, theta_sib=0.3), [[1, 2], [3, 3, 5]]),
+        (Rules(depth=3, k=2, nodes=99, theta_sib=0.5), [[1, 2], [3, 3]]),
+        # Where one token must recur, the second 3 is merged with the first; 1 3 and 2 3 end alike in no more than one.
+        (Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1), [[1, 2], [3, 5]]),
+        (Rules(depth=4, k=2, nodes=99, theta_sib=0.5, tau=2), [[1, 2], [3, 3], [6]]),
+        # With room for two, those are 1 (0.6) and 3 below it (0.54): neither 2 (0.4) nor 3 need be read.
+        (Rules(depth=3, k=2, nodes=2), [[1]]),
+        (Rules(depth=3, k=2, nodes=1), []),
+    ],
+)
+def test_which_nodes_are_followed(rules, layers):
+    assert grown(FORK, rules)[1].layers == layers
+
+
 def test_a_tree_has_the_likeliest_children_of_every_node():
-    graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99))
+    graph, _ = grown(FORK, Rules(depth=2, k=2, nodes=99))
     assert nested(graph) == "0(1(3 4) 2(3 5))"
-    assert reader.layers == [[1, 2]]
     assert graph.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.06, 0.28, 0.12])
 
 
-def test_a_node_below_theta_prob_is_a_leaf():
-    """Of 1 (0.6) and 2 (0.4) only 1 is followed; both are drafted."""
-    graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99, theta_prob=0.5))
-    assert reader.layers == [[1]]
-    assert nested(graph) == "0(1(3 4) 2)"
-
-
-def test_a_node_far_below_its_best_sibling_is_a_leaf():
-    """4 has 0.1 where its sibling has 0.9, below 0.3 of it; 5 has 0.3 where its sibling has 0.7."""
-    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3))
-    assert reader.layers == [[1, 2], [3, 3, 5]]
-    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.5))
-    assert reader.layers == [[1, 2], [3, 3]]
-
-
-def test_a_graph_drafts_what_recurs_once():
-    """Both branches come to 3. The second 3 is merged with the first, and what follows it is copied."""
+def test_what_follows_a_merged_node_is_copied():
+    """Both branches come to 3. A copy is as likely as its path: 0.4 * 0.7 * 0.8."""
     graph, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
-    assert reader.layers == [[1, 2], [3, 5]]
     assert reader.parents == [[0, 0], [1, 2]]
     assert [graph.tokens[node] for node in graph.merged] == [3]
     assert nested(graph).startswith("0(1(3(6 7) 4) 2(3(*6 *7) 5(")
-    # A copy is as likely as its path: 0.4 * 0.7 * 0.8.
     draft = graph.unrolled(99)
     (copy,) = [node for node in graph.copied if draft.tokens[node] == 6]
     assert draft.probabilities[copy] == pytest.approx(0.4 * 0.7 * 0.8)
-
-
-def test_two_tokens_must_recur_for_tau_2():
-    """1 3 and 2 3 end alike in one token only; one step further, 3 6 recurs."""
-    graph, reader = grown(FORK, Rules(depth=4, k=2, nodes=99, theta_sib=0.5, tau=2))
-    assert reader.layers == [[1, 2], [3, 3], [6]]
-    (merged,) = graph.merged
-    assert (graph.tokens[merged], graph.tokens[graph.parents[merged]]) == (6, 3)
 
 
 def test_the_text_before_the_root_counts_for_tau():
@@ -90,14 +85,6 @@ def least(token, known):
     """The second candidate after a token whose table has one: the first of equally unlikely ones."""
     row = Told({token: {known: 0.9}}).rows[token]
     return int(row.softmax(-1).topk(2).indices[1])
-
-
-def test_what_cannot_be_among_them_is_not_followed():
-    """With room for two, those are 1 (0.6) and 3 below it (0.54): neither 2 (0.4) nor 3 need be read."""
-    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=2))
-    assert reader.layers == [[1]]
-    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=1))
-    assert reader.layers == []
 
 
 def test_ids_beyond_the_targets_are_never_drafted():
