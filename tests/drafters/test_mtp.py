@@ -70,8 +70,7 @@ def best_paths(probabilities, k, nodes):
     return set(sorted(found, key=lambda path: -found[path])[:nodes])
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
-@pytest.mark.parametrize("piece", [512, 4], ids=["whole", "in pieces"])
+@pytest.mark.parametrize(("case", "piece"), [(FAMILIES[0], 4), *((case, 512) for case in FAMILIES)], ids=str)
 def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piece, monkeypatch):
     """Across their windows, after rejections and after tokens that stood beside the chain; and prompts in pieces."""
     monkeypatch.setattr(mtp, "_PIECE", piece)
@@ -93,18 +92,18 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piec
     assert k == 1 or max(lengths) > 0, "and something is accepted"
 
 
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("case", FAMILIES[2:], ids=str)
 def test_texts_are_those_of_the_target(case):
     """Greedy, sampled and in a padded batch."""
     model = model_of(case)
     check_texts(model, Mtp(layers_of(case, model), tree=6), tiny.prompt(3, 7, VOCABULARY), counted="draft_forwards")
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_text_may_be_shorter_than_there_are_layers(length):
-    for case in (FAMILIES[1], FAMILIES[3]):
-        model = model_of(case)
-        drafter = Mtp(layers_of(case, model), tree=6)
+@pytest.mark.parametrize("case", FAMILIES[1::2], ids=str)
+def test_a_text_may_be_shorter_than_there_are_layers(case):
+    model = model_of(case)
+    drafter = Mtp(layers_of(case, model), tree=6)
+    for length in (1, 2, 3):
         check_same(model, drafter, tiny.prompt(3, length, VOCABULARY), max_new_tokens=9, do_sample=False)
 
 
@@ -168,24 +167,18 @@ def test_layers_are_found_in_the_files_of_the_target(tmp_path):
     assert found == wanted
 
 
-def refusal(model, drafter):
-    with pytest.raises(ValueError, match=r"target|layers|MTP") as refused:
-        tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
-    return str(refused.value)
-
-
-def test_a_target_without_layers_is_refused():
-    assert "num_mtp_layers" in refusal(tiny.llama(), Mtp())
-    assert "the 2 MTP layers of DeepseekV3" in refusal(model_of(FAMILIES[0]), Mtp())
-    layers = assistants.mtp(tiny.llama(hidden_size=16))
-    assert "32, got 16" in refusal(tiny.llama(), Mtp(layers))
-
-
-def test_layers_with_a_state_over_the_text_are_refused():
+def test_a_target_without_layers_that_fit_is_refused():
     (case,) = (one for one in RECURRENT if one.family == "bailing_hybrid")
-    model = model_of(case)
-    model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
-    assert "linear_attention" in refusal(model, Mtp(assistants.mtp(model, 1)))
+    hybrid = model_of(case)
+    hybrid.config.mtp_layer_types, hybrid.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
+    for model, drafter, said in (
+        (tiny.llama(), Mtp(), "num_mtp_layers"),
+        (model_of(FAMILIES[0]), Mtp(), "the 2 MTP layers of DeepseekV3"),
+        (tiny.llama(), Mtp(assistants.mtp(tiny.llama(hidden_size=16))), "32, got 16"),
+        (hybrid, Mtp(assistants.mtp(hybrid, 1)), "linear_attention"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
 
 
 def test_layers_of_another_model_are_copied_and_take_what_is_the_targets(counting):

@@ -18,7 +18,7 @@ from token_recycling.drafters._shared.training.continuations import Continuation
 from token_recycling.drafters._shared.training.declaration import Schedule
 from token_recycling.drafters._shared.training.loop import CheckpointError, Shuffled, Task, fit
 from token_recycling.drafters._shared.training.saved import TrainedPartError, check_model, load_part, save_part
-from token_recycling.model.inspection import weights_fingerprint
+from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
 
 continuations = partial(texts.continuations, tr.generate)
 
@@ -47,6 +47,7 @@ def test_pieces_of_a_document_stand_together_and_depend_on_the_seed():
 
 
 def test_greedy_texts_are_those_of_generate(model, tmp_path):
+    """Up to the end of sequence, or of the context."""
     model.generation_config.eos_token_id = [5, 11]
     made = continuations(model, prompts(5), tmp_path / "texts", max_new_tokens=20, batch=3)
     model.generation_config.pad_token_id = 0
@@ -55,6 +56,8 @@ def test_greedy_texts_are_those_of_generate(model, tmp_path):
         assert text.tolist() == wanted.tolist()
         assert length == len(prompt)
     assert any(len(text) < length + 20 for text, length in zip(made.texts, made.prompt_lengths, strict=True))
+    small = tiny.llama(max_position_embeddings=12)
+    assert max(map(len, continuations(small, prompts(2), tmp_path / "ended", max_new_tokens=64).texts)) == 12
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -79,21 +82,9 @@ def test_an_interrupted_run_goes_on(model, tmp_path, monkeypatch, temperature):
     assert reported == [(4, 6), (6, 6)]
     assert [text.tolist() for text in made.texts] == [text.tolist() for text in wanted.texts]
     assert made.prompt_lengths == wanted.prompt_lengths
-
-
-def test_sampled_texts_depend_on_the_seed_alone(model, tmp_path):
-    made = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        torch.manual_seed(len(made))
-        found = continuations(model, prompts(3), tmp_path / name, max_new_tokens=8, temperature=1.0, seed=seed)
-        made.append([text.tolist() for text in found.texts])
-    assert made[0] == made[1] != made[2]
-
-
-def test_a_text_ends_where_the_context_does(tmp_path):
-    model = tiny.llama(max_position_embeddings=12)
-    made = continuations(model, prompts(2), tmp_path / "texts", max_new_tokens=64)
-    assert max(map(len, made.texts)) == 12
+    torch.manual_seed(1)  # of which sampled texts do not depend
+    again = continuations(model, prompts(6), tmp_path / "again", **how)
+    assert [text.tolist() for text in again.texts] == [text.tolist() for text in wanted.texts]
 
 
 def test_a_file_of_other_texts_is_refused(model, tmp_path):
@@ -109,14 +100,6 @@ def test_a_file_of_other_texts_is_refused(model, tmp_path):
     path.write_bytes(b"no texts")
     with pytest.raises(ContinuationsError, match=str(path)):
         continuations(model, prompts(2), path)
-
-
-def test_the_last_texts_are_held_out():
-    texts = Continuations([torch.tensor([number]) for number in range(10)], [1] * 10)
-    train, held_out = texts.split(0.2)
-    assert [int(text) for text in train.texts] == list(range(8))
-    assert [int(text) for text in held_out.texts] == [8, 9]
-    assert held_out.prompt_lengths == [1, 1]
 
 
 # the loop
@@ -160,15 +143,12 @@ def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
         fit(known, Schedule(2), path)
 
 
-def test_a_loss_that_is_no_number_ends_the_training():
-    with pytest.raises(FloatingPointError, match="lower the rate"):
-        fit(Task(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0), Schedule(2))
-
-
 @pytest.mark.parametrize(
     ("make", "value"),
     [
         (lambda: Schedule(0), "0"),
+        (lambda: SpecDecTraining(depth=-1), "-1"),
+        (lambda: SpecDecTraining(rejection_weight=0.0), "0.0"),
         (lambda: Schedule(1, rate=0.0), "0.0"),
         (lambda: Schedule(1, warmup=1.0), "1.0"),
         (lambda: Schedule(1, clip=0.0), "0.0"),
@@ -180,6 +160,11 @@ def test_a_loss_that_is_no_number_ends_the_training():
 def test_what_makes_no_plan_is_refused(make, value):
     with pytest.raises(ValueError, match=value):
         make()
+
+
+def test_a_loss_that_is_no_number_ends_the_training():
+    with pytest.raises(FloatingPointError, match="lower the rate"):
+        fit(Task(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0), Schedule(2))
 
 
 # files of trained parts
@@ -194,7 +179,9 @@ def test_a_part_is_read_as_it_was_saved(model, tmp_path):
     check_model(tmp_path, facts, model.to(torch.bfloat16))
 
 
-def test_a_part_of_another_model_is_refused(model, tmp_path):
+def test_a_part_of_another_model_or_a_damaged_one_is_refused(model, tmp_path):
+    with pytest.raises(FileNotFoundError, match="token-recycling train some-kind"):
+        load_part(tmp_path, "some_kind")
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
     _, facts = load_part(tmp_path, "kind")
     for other, words in (
@@ -204,31 +191,14 @@ def test_a_part_of_another_model_is_refused(model, tmp_path):
     ):
         with pytest.raises(TrainedPartError, match=words):
             check_model(tmp_path, facts, other)
-
-
-def test_a_damaged_part_is_refused(model, tmp_path):
-    with pytest.raises(FileNotFoundError, match="token-recycling train some-kind"):
-        load_part(tmp_path, "some_kind")
-    save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
-    (tmp_path / "kind.safetensors").write_bytes(b"none")
-    with pytest.raises(TrainedPartError, match=str(tmp_path / "kind.safetensors")):
-        load_part(tmp_path, "kind")
-    (tmp_path / "kind.json").write_text("[]")
-    with pytest.raises(TrainedPartError, match="version 1"):
-        load_part(tmp_path, "kind")
-    (tmp_path / "kind.json").write_text("{")
-    with pytest.raises(TrainedPartError, match=str(tmp_path / "kind.json")):
-        load_part(tmp_path, "kind")
-
-
-def test_a_fingerprint_may_leave_out_the_type(model):
-    """Rows of a benchmark state the type beside it, so that those of one model in two types can be compared."""
-    model.to(torch.bfloat16)
-    narrow = weights_fingerprint(model), weights_fingerprint(model, typed=False)
-    model.to(torch.float32)
-    wide = weights_fingerprint(model), weights_fingerprint(model, typed=False)
-    assert narrow[0] != wide[0]
-    assert narrow[1] == wide[1]
+    for name, content, words in (
+        ("kind.safetensors", b"none", "kind.safetensors"),
+        ("kind.json", b"[]", "version 1"),
+        ("kind.json", b"{", "kind.json"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TrainedPartError, match=words):
+            load_part(tmp_path, "kind")
 
 
 # what a method declares
