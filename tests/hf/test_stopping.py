@@ -20,6 +20,8 @@ from transformers.generation import ConfidenceCriteria, stopping_criteria
 import token_recycling as tr
 
 NEW = 32
+PLACES = range(0, NEW, 3)
+"""Where texts end."""
 SCORED = {"return_dict_in_generate": True, "output_scores": True}
 TESTED = {"MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria", "ConfidenceCriteria"}
 
@@ -30,7 +32,7 @@ def test_every_criterion_of_transformers_is_here():
         for name, value in vars(stopping_criteria).items()
         if isinstance(value, type) and issubclass(value, StoppingCriteria) and value is not StoppingCriteria
     }
-    assert found == TESTED, f"transformers has {', '.join(sorted(found))}: test what is new, remove what is gone"
+    assert found == TESTED, "test what is new, remove what is gone"
 
 
 @dataclass
@@ -80,7 +82,7 @@ def ended(model, ids, following, **arguments):
 def test_lengths(writer):
     ids = tiny.prompt(4, 6, 300)
     following = endless(writer, ids)
-    for length in range(1, 13):
+    for length in range(1, 13, 2):
         by_new, drafter = ended(writer, ids, following, max_new_tokens=length)
         by_all, _ = ended(writer, ids, following, max_length=6 + length)
         assert torch.equal(by_new, by_all)
@@ -90,41 +92,41 @@ def test_lengths(writer):
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_ends_of_sequence(writer, sample):
-    """Each token of a text in turn as its end, alone and among others; tokens of the prompt alone end nothing."""
+    """Tokens of a text as its end, alone and among others; tokens of the prompt alone end nothing."""
     ids = tiny.prompt(5, 7, 300)
     sampling = {"do_sample": sample}
     torch.manual_seed(0)
     following = endless(writer, ids, **sampling)
     others, cut, lengths = sorted(set(range(300)) - set(following[0].tolist())), 0, set()
-    for place in range(NEW):
+    for place in PLACES:
         end = int(following[0, 7 + place])
         eos = [*others[:2], end] if place % 2 else end
         ours, drafter = ended(writer, ids, following, eos_token_id=eos, max_new_tokens=NEW, **sampling)
         assert end in ours[0, 7:]
         cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
-    assert cut > NEW / 4
-    assert len(lengths) > NEW / 2
+    assert cut > len(PLACES) / 4
+    assert len(lengths) > len(PLACES) / 2
     prompt = sorted(set(ids[0].tolist()) - set(following[0, 7:].tolist()))
     ours, _ = ended(writer, ids, following, eos_token_id=prompt, max_new_tokens=NEW, **sampling)
     assert ours.shape[1] == 7 + NEW
 
 
 def test_stop_strings_across_tokens(writer, tokenizer, readable):
-    """Every piece of the text from within one token into within another one, one to four tokens on."""
+    """Pieces of the text from within one token into within another one, one to four tokens on."""
     ids = tiny.prompt(6, 5, 300)
     following = endless(writer, ids, **readable)
     tokens = [tokenizer.decode([token]) for token in following[0, 5 : 5 + NEW].tolist()]
     cut, lengths = 0, set()
-    for place in range(NEW - 4):
-        span = tokens[place : place + 2 + place % 3]
+    for place in PLACES[:-2]:
+        span = tokens[place : place + 2 + place % 4]
         stop = span[0][-1:] + "".join(span[1:-1]) + span[-1][:1]
         stopping = {"stop_strings": [stop, "never said"], "tokenizer": tokenizer}
         ours, drafter = ended(writer, ids, following, max_new_tokens=NEW, **stopping, **readable)
         assert stop in tokenizer.decode(ours[0, 5:])
         assert ours.shape[1] < 5 + NEW
         cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
-    assert cut > NEW / 4
-    assert len(lengths) > NEW / 4
+    assert cut > len(PLACES) / 4
+    assert len(lengths) > len(PLACES) / 4
     assert max(map(len, tokens)) > 1, "some stop strings end within a token"
 
 
@@ -133,19 +135,19 @@ def test_time(writer, monkeypatch):
     ids = tiny.prompt(7, 4, 300)
     following = endless(writer, ids)
     cut = 0
-    for seconds in range(1, 20):
+    for seconds in range(1, 20, 2):
         clock = iter(range(10**6))
         monkeypatch.setattr(stopping_criteria, "time", SimpleNamespace(time=lambda clock=clock: next(clock)))
         ours, drafter = ended(writer, ids, following, max_new_tokens=NEW, max_time=float(seconds))
         assert ours.shape[1] == 4 + seconds + 1
         cut += drafter.cut
-    assert cut > 5
+    assert cut > 2
 
 
 def test_confidence(writer):
     """Reads the scores, which must be there for the newest token and all before it."""
     cut, lengths = 0, set()
-    for seed in range(8):
+    for seed in range(6):
         ids = tiny.prompt(seed, 4, 300)
         plain = endless(writer, ids, **SCORED)
         threshold = float(torch.cat(plain.scores).softmax(-1).max(-1).values.quantile(0.2))
@@ -153,7 +155,7 @@ def test_confidence(writer):
         ours, drafter = ended(writer, ids, plain.sequences, max_new_tokens=NEW, **stopping, **SCORED)
         cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
     assert cut > 1
-    assert len(lengths) > 3
+    assert len(lengths) > 2
 
 
 def test_rows_of_a_batch_end_on_their_own(writer, tokenizer, readable):
