@@ -53,12 +53,6 @@ def most_rows(model, ids, drafter):
     return rows.most
 
 
-def test_the_watch_sees_logits(model):
-    with Rows() as rows:
-        model(tiny.prompt(0, 700, VOCABULARY))
-    assert rows.most == 700
-
-
 def test_logits_that_nobody_wants_are_not_made(model):
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8") <= 9
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "plain") == 1

@@ -48,7 +48,6 @@ def same(model, drafter=DRAFTER, **arguments):
     if "past_key_values" in wanted:  # mamba's output has none
         padding = (arguments["attention_mask"] == 0).sum(dim=1).tolist()
         assert_same(ours.past_key_values, wanted.past_key_values, padding)
-    return stats
 
 
 def assert_same(ours, theirs, padding):
@@ -64,7 +63,7 @@ def assert_same(ours, theirs, padding):
                 torch.testing.assert_close(state, wanted, atol=3e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("lengths", [[9], [12, 12], [5, 12, 9], [1, 3]], ids=str)
+@pytest.mark.parametrize("lengths", [[9], [5, 12, 9], [1, 3]], ids=str)
 def test_texts_and_caches_are_those_of_generate(model, lengths):
     same(model, **prompts(lengths), eos_token_id=ENDS, pad_token_id=0)
     same(model, Garbage(), **prompts(lengths, seed=5))
@@ -79,15 +78,13 @@ def test_a_text_that_ends_with_its_first_token_leaves_the_others(model):
         assert torch.equal(tr.generate(model, drafter=DRAFTER, **arguments), model.generate(**arguments))
 
 
-def test_a_model_that_does_not_read_on_says_so():
+def test_states_that_cannot_be_continued_are_refused():
+    """Of a family that does not read on, and of an unknown number of tokens."""
     model = hybrid("jamba")
     cache = DynamicCache(config=model.config)
     list(tr.stream(model, tiny.prompt(0, 6, 96), DRAFTER, max_new_tokens=4, past_key_values=cache))
     with pytest.raises(tr.UnsupportedModelError, match="14 tokens, got one of 9"):
         tr.stream(model, tiny.prompt(0, 14, 96), DRAFTER, past_key_values=cache)
-
-
-def test_states_that_were_not_counted_here_are_refused():
     model = hybrid("mamba2")
     cache = model(input_ids=tiny.prompt(0, 6, 96)).cache_params
     with pytest.raises(tr.UnsupportedModelError, match="unknown number of tokens"):
@@ -118,16 +115,12 @@ def whole(model):
     model.compile(backend="eager")
 
 
-def wrapped(model):
-    model.model = torch.compile(model.model, backend="eager")
-
-
 def one_layer(model):
     model.model.layers[0].forward = torch.compile(model.model.layers[0].forward, backend="eager")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("compiled", [whole, wrapped, one_layer])
+@pytest.mark.parametrize("compiled", [whole, one_layer])
 def test_a_compiled_hybrid_is_left_to_transformers(compiled):
     model = tr.accelerate(hybrid("lfm2"), DRAFTER)
     model.generate(**prompts([5]), max_new_tokens=2)
