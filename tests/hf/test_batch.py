@@ -21,21 +21,6 @@ pytestmark = pytest.mark.core
 
 TREES = ["paper", 6, "chain:4"]
 ENDS = [5, 9, 14, 22, 33, 41, 60]
-WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "repetition penalty": {"repetition_penalty": 1.3},
-    "a set per row": {"prefix_allowed_tokens_fn": lambda row, ids: range(row * 12, row * 12 + 12)},
-}
-
-
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_a_batch_equals_generate(ending, way):
-    for seed, lengths in enumerate([[5], [4, 9], [1, 1, 1], [12, 3, 7], [2, 30, 1, 8], [6, 2, 9, 4, 7]]):
-        drafter, stats = tr.make_drafter("recycling", tree=TREES[seed % len(TREES)]), tr.Stats()
-        arguments = {**batch(lengths, seed, spare=seed % 2), "max_new_tokens": 20, **way}
-        ours = tr.generate(ending, drafter=drafter, stats=stats, **arguments)
-        assert torch.equal(ours, ending.generate(**arguments))
-        assert stats.steps, "the call was accelerated"
 
 
 @pytest.mark.parametrize("cache_is_seen", [True, pytest.param(False, marks=needs(5, 17))])

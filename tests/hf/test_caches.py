@@ -30,11 +30,9 @@ SPARSE_STATIC = (5, 22)
 FAMILIES = [
     named("llama"),
     named("mistral", "window of 8"),
-    named("gemma2", "window of 8"),
     named("llama4_text", "chunks of 8, temperature step at 16"),
     named("deepseek_v3"),
     named("deepseek_v32", "8 keys a query"),
-    named("bloom"),
 ]
 
 

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.releases import HERE, needs, skip_before
+from support.releases import HERE, skip_before
 from transformers import StoppingCriteriaList
-from transformers.generation.continuous_batching import ContinuousMixin
-from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 import token_recycling as tr
 
@@ -135,19 +133,6 @@ def test_a_way_past_our_loop_is_noted_and_said_once(model, caplog, way, reason):
     assert sum(reason in record.getMessage() for record in caplog.records) == 1
 
 
-@needs(5, 23)
-def test_transformers_hands_calls_to_no_other_method():
-    """A new way of transformers must be noted: the methods of its modes, and those that make a manager."""
-    methods = {name for name in GENERATION_MODES_MAPPING.values() if "/" not in name}
-    assert methods == {"_sample", "_beam_search", "_assisted_decoding"}
-    assert {name for name in vars(ContinuousMixin) if not name.startswith("_")} == {
-        "init_continuous_batching",  # which the next two call
-        "continuous_batching_context_manager",
-        "generate_batch",
-        "destroy_cached_continuous_batching_manager",
-    }
-
-
 # A model as it was
 
 
@@ -242,24 +227,6 @@ def by_streamer(model):
     tr.generate(model, IDS, drafter="plain", fast=True, streamer=Interrupting(), **GREEDY)
 
 
-def by_streamer_of_an_accelerated_model(model):
-    tr.accelerate(model, "plain", fast=True)
-    try:
-        model.generate(IDS, streamer=Interrupting(), **GREEDY)
-    finally:
-        tr.decelerate(model)
-
-
-def by_drafter(model):
-    class Failing(tr.Drafter):
-        def draft(self, context):
-            if len(context.tokens) > 8:
-                raise Interrupted
-            return tr.make_drafter("plain").draft(context)
-
-    tr.generate(model, IDS, drafter=Failing(), fast=True, **GREEDY)
-
-
 def by_the_models_forward(model):
     """Within the text: a call that begins with a hook in the model is refused."""
     steps = tr.stream(model, IDS, "plain", fast=True, max_new_tokens=20)
@@ -283,9 +250,7 @@ def by_leaving_a_stream(model):
     steps.throw(Interrupted)
 
 
-@pytest.mark.parametrize(
-    "end", [by_streamer, by_streamer_of_an_accelerated_model, by_drafter, by_the_models_forward, by_leaving_a_stream]
-)
+@pytest.mark.parametrize("end", [by_streamer, by_the_models_forward, by_leaving_a_stream])
 def test_the_next_fast_call_works_at_once(model, end):
     """While the traceback of the one that failed is held, and without a garbage collection."""
     wanted = model.generate(IDS, **GREEDY)

@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 from support import tiny
-from support.architectures import model_of, named
-from support.recurrent_architectures import RECURRENT
-from support.releases import skip_before
-from support.speaking import TEMPLATE, chatty, speaking_llama
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, StoppingCriteriaList
+from support.speaking import chatty, speaking_llama
+from transformers import StoppingCriteriaList
 
 from token_recycling import Conversation, make_drafter
 from token_recycling._util.text_stream import decoded
@@ -143,38 +139,3 @@ def test_what_a_conversation_needs_of_a_tokenizer(model):
     with pytest.raises(ValueError, match="no system message"):
         chat.say("hi")
     assert chat.messages == []
-
-
-def exact_tokenizer():
-    """One character is one token, so that answers are read as they were written, and 96 tokens are enough."""
-    characters = {chr(32 + place): place for place in range(95)}
-    made = Tokenizer(models.WordLevel({**characters, "\n": 95}, unk_token=" "))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    made.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
-    tokenizer.chat_template = TEMPLATE.replace("\n", "\\n")
-    return tokenizer
-
-
-FAMILIES = [
-    named("mistral", "window of 8"),
-    named("phi3", "longrope, border at 32"),
-    *(case for case in RECURRENT if case.family in ("qwen3_5_text", "mamba")),
-]
-
-
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_families(case):
-    """Windows, borders, and states over the text that cannot be cut."""
-    if case.family == "phi3":
-        skip_before(5, 0)
-    if case in RECURRENT:
-        skip_before(5, 14)
-    model = model_of(case)
-    model.generation_config.eos_token_id = None
-    chat = Conversation(model, exact_tokenizer(), **GREEDY)
-    for said in ("abc", "de", "f"):
-        wanted = cold(chat, [*chat.messages, {"role": "user", "content": said}])
-        chat.say(said)
-        assert chat.last is not None
-        assert chat.last.tokens == wanted
