@@ -51,7 +51,7 @@ MUTANTS = [
         "one token more than max_new_tokens",
         "self._end >= self.max_length",
         "self._end > self.max_length",
-        "loop/test_text.py hf/test_equality.py loop",
+        "loop/test_text.py hf/test_fuzzing.py loop",
     ),
     Mutant(
         "draws-not-given-back",
@@ -79,7 +79,7 @@ MUTANTS = [
         "the third emitted token of a step is accepted unseen",
         "for child in children[node] if drafted[child] == token]\n        if finished",
         "for child in children[node] if drafted[child] == token or len(emitted) == 3]\n        if finished",
-        "loop/test_accept.py loop hf/test_equality.py",
+        "loop/test_accept.py loop hf/test_fuzzing.py",
     ),
     Mutant(
         "acceptance-of-orphans",
@@ -285,14 +285,14 @@ MUTANTS = [
         "grouped queries are masked by the rows of other nodes",
         "mask.repeat(1, 1, times, 1)",
         "mask.repeat_interleave(times, 2)",
-        "model/test_attention.py hf/test_equality.py model",
+        "model/test_architectures.py hf/test_fuzzing.py model",
     ),
     Mutant(
         "wrong-slot-kept",
         "the cache keeps the first slots of a tree, whichever were accepted",
         "slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))",
         "slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + place, 1))",
-        "model/test_kv_cache.py hf/test_equality.py model",
+        "model/test_kv_cache.py hf/test_caches.py model",
     ),
     Mutant(
         "index-keys-not-moved",

@@ -66,10 +66,3 @@ def test_what_is_built_as_an_encoder_is_refused(family):
     assert tr.check(model_of(case)).supported
     found = tr.check(model_of(replace(case, config={**case.config, "is_decoder": False})))
     assert "built as an encoder" in str(found.reason)
-
-
-def test_a_model_is_looked_at_again_where_layers_within_it_differ_in_size():
-    model = model_of(next(case for case in FURTHER if case.family == "gemma4"))
-    assert tr.check(model) == tr.check(model)
-    model.config.text_config.layer_types = ["full_attention"] * 2
-    assert tr.check(model).how == "one mask"
