@@ -129,7 +129,7 @@ MUTANTS = [
         "scores are warped before the processors warp them",
         "scores = self.processors(self.sequence.padded, raw)",
         "scores = self.processors(self.sequence.padded, self.warp(raw))",
-        "hf/test_fuzzing.py drafters/test_every_drafter.py hf loop",
+        "hf/test_processors.py drafters/test_every_drafter.py hf loop",
     ),
     Mutant(
         "penalty-a-token-late",
