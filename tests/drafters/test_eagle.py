@@ -114,15 +114,6 @@ def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):
     assert stats.drafter_statistics["draft_forwards"] == 5 * 3
 
 
-def test_nothing_is_read_below_the_last_layer(counting, tmp_path):
-    """Neither of a given tree nor of one that grows, and nothing where no token may follow."""
-    folder = counting_head(tmp_path, counting)
-    for options, passes in (({"tree": "0 1 2"}, 1), ({"tree": 3, "depth": 2}, 2), ({"tree": "0 1 00 10"}, 2)):
-        stats = tr.Stats()
-        tr.generate(counting, torch.tensor([[1, 2]]), drafter=Eagle(folder, **options), max_new_tokens=9, stats=stats)
-        assert stats.drafter_statistics["draft_forwards"] <= passes * (stats.steps - 1)
-
-
 # budgets
 
 
@@ -134,18 +125,6 @@ def test_drafting_and_verification_end_where_they_do_not_pay(counting, tmp_path,
     cheap, folder = (1.0, 1.01, 1.02, 1.03), counting_head(tmp_path, counting)
     for price, seconds, layers in ((0.01, cheap, {3}), (0.01, (1.0, 90.0), {0}), (3.0, cheap, {0, 1})):
         assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
-
-
-@pytest.mark.measured
-def test_what_a_pass_of_the_head_takes_is_learned(deep, tmp_path):
-    folder, _ = head_in(tmp_path, EAGLE_3)
-    drafter = Eagle(folder)
-    before = drafter.overhead.step
-    tr.generate(deep, tiny.prompt(2, 9), drafter=drafter, max_new_tokens=16)
-    assert drafter.overhead.step != before
-    fixed = Eagle(folder, tree=4)
-    tr.generate(deep, tiny.prompt(2, 9), drafter=fixed, max_new_tokens=16)
-    assert fixed.overhead.step == before
 
 
 # what is known of a prompt

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import tiny
-from support.eagle_heads import EAGLE_1, EAGLE_3, IDS, outputs_of, own_states, tensors_of, written
+from support.eagle_heads import EAGLE_1, EAGLE_3, outputs_of, own_states, tensors_of, written
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations, continuations
@@ -48,42 +48,6 @@ def test_passes_are_those_of_a_draft(config, deep, tmp_path):
                 found = outputs_of(config, tensors, rows, own, torch.arange(len(rows)))[-1:]
                 assert torch.allclose(passes[number][place], found[0], atol=1e-4)
                 own = torch.cat([own, found])
-
-
-def test_the_loss_of_version_3_is_over_its_own_tokens(deep, tmp_path):
-    """At places where the target's choice is one of them, each pass one place later, 0.8 times the one before."""
-    head = load_head(written(tmp_path, EAGLE_3, tensors_of(EAGLE_3))).head
-    texts = Continuations([tiny.prompt(2, 9)[0], tiny.prompt(3, 6)[0]], [3, 2])
-    batch = examples(deep, head, texts)
-    batch = batch._replace(states=batch.states.float(), logits=batch.logits.float())
-    said, wanted = torch.isin(batch.logits.argmax(-1), IDS), 0.0
-    assert 0 < said.float().mean() < 1
-    with torch.no_grad():
-        for number, outputs in enumerate(unrolled(deep, head, batch, 2)):
-            losses = []
-            for row, length in enumerate((9, 6)):
-                for place in range(length - 1 - number):
-                    at = place + 1 + number
-                    if said[row, at]:
-                        shares = batch.logits[row, at, IDS].softmax(-1)
-                        logs = head.logits(outputs[row, place], deep.lm_head).log_softmax(-1)
-                        losses.append(-(shares * logs).sum())
-            wanted += 0.8**number * torch.stack(losses).mean()
-        loss = training_loss(deep, head, batch, EagleTraining(version=3, unrolled=2))
-    assert loss.item() == pytest.approx(float(wanted), rel=1e-4)
-
-
-def test_the_loss_of_version_1_is_of_states_and_tokens(deep, tmp_path):
-    head = load_head(written(tmp_path, EAGLE_1, tensors_of(EAGLE_1))).head
-    batch = examples(deep, head, Continuations([tiny.prompt(2, 9)[0]], [3]))
-    batch = batch._replace(states=batch.states.float(), logits=batch.logits.float())
-    with torch.no_grad():
-        (outputs,) = unrolled(deep, head, batch, 1)
-        of_states = torch.nn.functional.smooth_l1_loss(outputs[0], batch.states[0, 1:])
-        logs = deep.lm_head(outputs[0]).log_softmax(-1)
-        of_tokens = -(batch.logits[0, 1:].softmax(-1) * logs).sum(-1).mean()
-        loss = training_loss(deep, head, batch, EagleTraining(version=1))
-    assert loss.item() == pytest.approx(float(of_states + 0.1 * of_tokens), rel=1e-4)
 
 
 def test_a_head_may_say_the_most_frequent_tokens(deep):
@@ -139,17 +103,3 @@ def test_a_head_trained_on_a_model_that_counts_foresees_it(version, deep_countin
     drafter = Eagle(tmp_path / "head", tree="chain:2")
     tr.generate(model, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=30, stats=stats)
     assert stats.mat > 1.5
-
-
-def test_acceptance_counts_what_the_target_said(counting):
-    """By depth and rank, after the right tokens: a head that has learned nothing, against its own passes."""
-    text = torch.tensor([1, 2, 3, 4, 5, 6])
-    head = new_head(counting, Continuations([], []), EagleTraining(version=1))
-    texts = Continuations([text], [3])
-    measured = acceptance(counting, head, texts, depths=4, ranks=16)
-    assert [sum(ranks) for ranks in measured] == pytest.approx([1, 1, 1, 1]), "some rank is right"
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        first = next(unrolled(counting, head, examples(counting, head, texts), 1))
-        order = head.logits(first, counting.lm_head)[0].argsort(descending=True)
-    ranks = [order[place].tolist().index(int(text[place + 2])) for place in (1, 2, 3)]
-    assert measured[0] == pytest.approx([ranks.count(rank) / 3 for rank in range(16)])

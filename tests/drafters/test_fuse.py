@@ -52,16 +52,6 @@ def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first,
         assert tokens[0] == tokens[1]
 
 
-def test_more_than_two_and_fused_ones_can_be_fused(model):
-    drafter = tr.make_drafter(
-        "fuse:fuse(recycling(tree=9)+suffix,nodes=8)+prompt_lookup+published(tree=chain:4),nodes=12"
-    )
-    assert [part.name for part in drafter.drafters] == ["fuse", "prompt_lookup", "published"]
-    stats = check_same(model, drafter, tiny.prompt(1, 6).repeat(1, 3), max_new_tokens=40)
-    assert stats.mat > 1.5
-    assert max(stats.nodes) <= 13
-
-
 def test_two_together_accept_more_than_either(model):
     """A draft model that is often right, and what the text says again; all have room for the same number of nodes."""
 
@@ -123,19 +113,6 @@ def test_every_part_sees_all_that_was_verified(counting):
     (step,) = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=3)
     assert one.steps == two.steps == [step]
     assert sorted(step.draft.tokens[1:].tolist()) == [5, 6, 9]
-
-
-def test_recycling_learns_from_what_others_propose(counting):
-    """Token 9 was never said: another drafter proposed it, and what the target says after it is known."""
-    recycling = tr.make_drafter("recycling:tree=4,k=2")
-    drafter = Fuse([recycling, Scripted("0 1", (1, 6))], nodes=9)
-    list(tr.stream(counting, torch.tensor([3]), drafter, max_new_tokens=2))
-    assert recycling.matrix.candidates[9].tolist() == [10, 11]
-
-
-def test_nothing_proposed_is_plain_decoding(model):
-    stats = check_same(model, Fuse(["plain", "plain"]), tiny.prompt(0, 4), max_new_tokens=6)
-    assert (stats.steps, stats.plain_steps) == (6, 1)
 
 
 # How it is written

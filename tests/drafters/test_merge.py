@@ -18,7 +18,7 @@ from token_recycling.drafters._pruning import prune
 from token_recycling.drafters.fuse import merge as fusing
 from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, kept_first, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
-from token_recycling.trees.templates import parse_paths, root_only
+from token_recycling.trees.templates import parse_paths
 
 ROOT = 5
 
@@ -62,18 +62,6 @@ def test_two_drafts_are_merged_by_hand():
     )
 
 
-def test_a_drafter_without_confidence_is_half_as_sure_of_each_further_candidate():
-    merged = merge_drafts([draft("0 1 2 00", [7, 8, 9, 6]), TWO])
-    assert merged.confidences[:, 0].tolist() == [0.5, 0.5, 0.25, 0.125, 0.5, 0, 0]
-
-
-def test_of_equal_siblings_the_first_counts():
-    merged = merge_drafts([draft("0 1 2", [7, 8, 7], [0.6, 0.3, 0.1]), Draft(root_only(), torch.tensor([ROOT]))])
-    assert paths(merged) == [(7,), (8,)]
-    assert merged.ranks[:, 0].tolist() == [0, 0, 1]
-    assert merged.confidences[1, 0] == pytest.approx(0.6)
-
-
 @given(st.lists(drafts(), min_size=2, max_size=4), st.integers(0, 20), st.integers(0, 10**6))
 def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
     for one in proposed:
@@ -106,24 +94,6 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
 # Weighing
 
 
-def test_chances_are_means_of_those_who_speak():
-    """Of 7 only one thinks anything, the other says 8 there; below 7 the other says nothing at all."""
-    values = FuseCalibration.empty(2).values_of(merge_drafts([ONE, TWO])).values
-    eight = (0.2 + 0.5) / 2
-    assert values.tolist() == pytest.approx([1, 0.6 / 2, eight, 0.3 * 0.5, eight * 0.7, eight * 0.1], abs=1e-6)
-
-
-def test_siblings_share_what_is_certain():
-    values = (
-        FuseCalibration.empty(2).values_of(merge_drafts([draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0]), root()])).values
-    )
-    assert values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
-
-
-def root():
-    return Draft(root_only(), torch.tensor([ROOT]))
-
-
 def test_who_is_right_is_learned():
     """One is sure and always wrong, two is unsure and always right: the order turns."""
     merged = merge_drafts([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
@@ -147,16 +117,6 @@ def test_agreement_is_learned_apart_from_what_each_says_alone():
         calibration.learn(against, calibration.values_of(against), [7 if turn % 4 == 0 else 8 if turn % 4 == 1 else 9])
     assert calibration.values_of(agreed).values[1] > 0.85
     assert calibration.values_of(against).values[1] == pytest.approx(0.25, abs=0.1)
-
-
-def test_only_what_could_have_followed_the_text_is_counted():
-    """After 8 9 the draft has nothing; of 7's children nothing is learned."""
-    merged, calibration = merge_drafts([ONE, TWO]), FuseCalibration.empty(2)
-    calibration.learn(merged, calibration.values_of(merged), [8, 9, 4])
-    assert calibration.joint[:, 1].sum() == 4
-    assert calibration.joint[:, 0].sum() == 2
-    assert calibration.alone[0, :, 1].sum() == 2
-    assert calibration.alone[1, :, 1].sum() == 3
 
 
 # Choosing

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Text, drafted, fits, texts
 
-from token_recycling import Draft, Step, Tree
+from token_recycling import Draft, Tree
 from token_recycling.drafters._shared.expand import Rules, draw, grow
 from token_recycling.loop import accept
 from token_recycling.loop.accept import accept_siblings, accept_walk
@@ -141,27 +141,6 @@ def without_renewing_q(target, tokens, sources, generator):
 def test_the_check_finds_a_wrong_acceptance(monkeypatch, wrong):
     monkeypatch.setattr(accept, "accept_siblings", wrong)
     assert fits(texts(DRAFTS["a drawn tree"], accept_walk)) < 1e-6
-
-
-def published(draft, logits, append, selector):
-    """As the authors of Graph-structured Speculative Decoding accept sampled drafts: every node by itself with
-    min(1, p/q), the longest accepted path, then a token of the target without a residual.
-    """
-    tree, tokens = draft.tree, draft.tokens.tolist()
-    accepted = [True] * len(tree)
-    for node in range(1, len(tree)):
-        p = selector.distribution(logits[tree.parents[node]])
-        q = (draft.sampled_from or {}).get(node, p)  # of a copy nothing better is known here
-        accepted[node] = bool(torch.rand(()) * q[tokens[node]] < p[tokens[node]])
-    whole = [lineage for lineage in tree.lineages if all(accepted[node] for node in lineage)]
-    path = list(max(whole, key=len))
-    emitted = []
-    for node in path[1:]:
-        emitted.append(tokens[node])
-        if append(tokens[node]):
-            return Step(draft, logits, path, emitted, True)
-    emitted.append(selector(logits[path[-1]]))
-    return Step(draft, logits, path, emitted, append(emitted[-1]))
 
 
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 5))

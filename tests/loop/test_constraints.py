@@ -106,29 +106,8 @@ def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another
     assert dict(grammar_statistics.probabilities(whole, []))[0] > 0.8
 
 
-def test_the_token_that_was_merged_first_takes_the_whole_of_what_is_forced():
-    # AB is forced; token 0 is A, token 4 is both, and 5 and 6 go on.
-    whole = State(type("Forced", (_Place,), {"forced": "AB"})([{0: 0, 4: 0, 5: 0, 6: 0}], 0), 2)
-    whole._after = {0: _forced("B"), 4: _forced(""), 5: _forced(""), 6: _forced("")}
-    probabilities = dict(GrammarStatistics().probabilities(whole, []))
-    assert probabilities[4] > 0.8
-    assert max(probabilities[0], probabilities[5], probabilities[6]) < 0.1
-
-
 def _forced(said):
     return State(type("Forced", (_Place,), {"forced": said})([{3: 0}], 0), 2)
-
-
-def test_what_often_follows_where_many_tokens_may_is_a_candidate():
-    many, grammar_statistics = state_of([dict.fromkeys(range(60), 0)]), GrammarStatistics()
-    assert many.few is None
-    assert grammar_statistics.probabilities(many, []) == []
-    for token in (9, 9, 9, 4):
-        grammar_statistics.learn(many, token)
-    probabilities = dict(grammar_statistics.probabilities(many, [(4, 0.1)]))
-    assert probabilities[9] > 0.2
-    assert probabilities[4] > 0.1
-    assert sum(probabilities.values()) < 1
 
 
 def test_habits_are_bounded_and_forget():

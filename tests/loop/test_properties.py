@@ -52,18 +52,6 @@ def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft, se
     assert (step.beyond is not None) == (room <= longest)
 
 
-@given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(0, 6))
-def test_a_cut_draft_accepts_as_much_of_the_same_text(draft, seed, depth):
-    said = following(seed)
-
-    def accepted(draft):
-        text = []
-        logits = torch.zeros(len(draft.tree), 1)
-        return accept_walk(draft, logits, lambda token: text.append(token) or False, lambda _: said[len(text)]).tokens
-
-    assert accepted(draft.cut(depth)) == accepted(draft)[: depth + 1]
-
-
 @given(trees(), st.sampled_from([("full", 0), ("sliding", 3), ("chunked", 4)]), st.integers(0, 9), st.integers(0, 9))
 def test_a_node_sees_its_own_line_within_reach_and_nothing_else(tree, reach, length, hole):
     """Of `length` slots of text and `hole` slots of no text after them, as in the shorter rows of a batch."""
@@ -207,15 +195,3 @@ def test_no_draft_has_positions_that_the_model_lacks_where_the_sequence_may_beco
         assert length + len(said) + step.draft.tree.depth <= POSITIONS
         said += step.tokens
     assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)
-
-
-@settings(max_examples=20)
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, POSITIONS)), min_size=2, max_size=4),
-    SHAPES,
-    st.integers(0, 99),
-)
-def test_the_longest_row_of_a_batch_reaches_the_limit_too(prompts, shapes, seed):
-    new = POSITIONS + 1 - max(length for _, length in prompts)
-    rows = together(GPT2, prompts, 0, new, Garbage(shapes, seed, VOCABULARY))
-    assert rows == [alone(GPT2, prompt, length, POSITIONS + 1 - length)[:new] for prompt, length in prompts]

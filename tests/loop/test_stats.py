@@ -42,17 +42,6 @@ def test_accepted_and_discarded_nodes_are_counted(
     assert json.loads(json.dumps(stats.as_dict()))["discarded_tokens"] == discarded
 
 
-def test_a_cold_matrix_learns_on_the_way(counting):
-    """15 steps of one token see 15 new rows; row 15 is still zero, which happens to be right; then all is known."""
-    stats = run(counting, "published", 15 + 3 * 4, tree="chain:2", k=4)
-    assert dict(stats.lengths) == {1: 15, 3: 4}
-    assert stats.mat == pytest.approx(27 / 19)
-    assert (stats.drafted, stats.discarded) == (2 * 19, 2 * 19 - 2 * 4)
-    assert stats.acceptance_by_depth == pytest.approx({1: 4 / 19, 2: 4 / 19})
-    # Rank 0 is tried 19 times below the root and 4 times below an accepted node.
-    assert stats.acceptance_by_rank == pytest.approx({0: 8 / 23})
-
-
 def test_runs_are_added_up(counting):
     drafter = learned(counting, "0 1 2 00 10")
     parts = [run(counting, drafter, 9), run(counting, drafter, 6), run(counting, learned(counting, "chain:4"), 10)]

@@ -9,7 +9,6 @@ from token_recycling.recycling.calibration import (
     calibrated,
     cell_of,
     count,
-    match_kind,
     new_calibration,
 )
 from token_recycling.recycling.growth import count_chosen
@@ -73,8 +72,3 @@ def test_calibration_changes_what_grows():
         count(matrix.calibration, unsupported(0.8 * 0.35, 1), True)
     assert grower.paths(grower.grow(2, depth=1)) == [(11,), (10,)]
     close(grower.children(), {11: (50 + 0.28 * 4) / 54, 10: 0.48 * 4 / 54})
-
-
-def test_matches_are_told_apart_by_length():
-    lengths = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 500]
-    assert [match_kind(length) for length in lengths] == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]

@@ -95,23 +95,6 @@ def test_a_name_that_was_replaced_is_replaced_again():
     assert answering.draft(room=30)[:8] == edited[27:35]
 
 
-def test_a_replacement_that_does_not_hold_is_given_up():
-    file = [token for part in range(7) for token in (*FILE[8 * part : 8 * part + 8], 50)]
-    edited = [*FILE[:8], 60, *file[9:]]
-    answering = Answering(ASKED, file)
-    answering.say(*edited[:11])
-    assert 60 in answering.draft()
-    answering.say(*edited[11:29])
-    assert answering.draft() == edited[29:41]
-
-
-def test_a_text_of_its_own_leaves_the_prediction():
-    answering = Answering(ASKED, FILE)
-    answering.say(*range(500, 540))
-    assert not answering.drafted() & set(FILE)
-    assert answering.recycler.predicted(answering.text) == 0
-
-
 def test_tokens_that_a_prediction_had_are_counted():
     answering = Answering(ASKED, FILE)
     answering.say(*FILE[:20], 900, *FILE[21:40], ends=True)

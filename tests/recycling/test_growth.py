@@ -25,9 +25,7 @@ def test_a_longer_context_counts_two_fifths_against_the_shorter_ones():
         close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
 
 
-@pytest.mark.parametrize(
-    ("repeated", "weight"), [(1, 0.1), (2, 0.15), (3, 0.25), (4, 0.35), (5, 0.5), (8, 0.6), (16, 0.8)]
-)
+@pytest.mark.parametrize(("repeated", "weight"), [(1, 0.1), (3, 0.25), (5, 0.5), (16, 0.8)])
 def test_the_suffix_counts_the_more_the_longer_the_match(repeated, weight):
     again = list(range(20, 20 + repeated))
     text = [*again, 7, 8, *again]
@@ -38,20 +36,6 @@ def test_the_suffix_counts_the_more_the_longer_the_match(repeated, weight):
     grower = Grower(grower.matrix, text, suffix=False)
     grower.grow(1)
     close(grower.children(), {10: 0.4})
-
-
-def test_the_suffix_of_a_drafted_path_is_followed_too():
-    grower = Grower(matrix_of({(5,): {20: 0.9}}), [20, 21, 22, 23, 5], suffix=True)
-    assert grower.paths(grower.grow(3)) == [(20,), (20, 21), (20, 21, 22)]
-    assert Grower(grower.matrix, [20, 21, 22, 23, 5]).grow(3) == 2
-
-
-def test_a_drafted_path_has_its_own_contexts():
-    rows = {(5,): {10: 0.9}, (4, 5): {10: 0.9}, (10,): {1: 0.9}, (5, 10): {2: 0.9}, (4, 5, 10): {3: 0.9}}
-    grower = Grower(matrix_of(rows, orders=3), [4, 5])
-    assert grower.paths(grower.grow(1)) == [(10,)]
-    close(grower.children(1), {3: 0.4 * 0.9, 1: 0.6 * 0.6 * 0.72, 2: 0.6 * 0.4 * 0.9})
-    assert grower.growing.mixture.recent[:4].tolist() == [10, 5, 4, -1]
 
 
 # Growth against a search over all trees
@@ -164,9 +148,3 @@ def test_where_a_candidate_is_missing_so_is_all_below_it():
     # Beside 10 was 11, and beside 11 was 10.
     assert grower.paths(made) == [(10,), (11,), (10, 20), (10, 11), (11, 10)]
     assert grower.growing.parents[:made].tolist() == [-1, 0, 0, 1, 1, 2]
-
-
-@given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 4))
-def test_filled_templates_are_well_formed(drawn, root, seed, depth):
-    grower = Grower(chain_of_rows(drawn, seed), [root])
-    well_formed(grower, grower.fill("0 1 2 00 01 02 10 11 20 000 001 010 100 0000 0010", depth), depth)

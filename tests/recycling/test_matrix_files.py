@@ -276,12 +276,6 @@ def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
     assert refusals > 4 * len(whole)
 
 
-def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path):
-    for memory in (0.1, 10.0):
-        taught(memory=memory).save(tmp_path / str(memory))
-    assert (tmp_path / "10.0").stat().st_size == (tmp_path / "0.1").stat().st_size
-
-
 def test_a_fingerprint_names_the_meaning_of_ids(tokenizer):
     before = fingerprint(tokenizer)
     assert before == fingerprint(tiny.tokenizer())

@@ -33,9 +33,7 @@ def with_past(history, rows, **sizes):
 # Texts
 
 
-@pytest.mark.parametrize(
-    ("repeated", "weight"), [(1, 0.1), (2, 0.15), (3, 0.25), (4, 0.35), (5, 0.5), (8, 0.6), (16, 0.8), (32, 0.8)]
-)
+@pytest.mark.parametrize(("repeated", "weight"), [(1, 0.1), (3, 0.25), (5, 0.5), (16, 0.8), (32, 0.8)])
 def test_the_past_counts_the_more_the_longer_the_match(repeated, weight):
     again = list(range(20, 20 + repeated))
     matrix = with_past([*again, 7, BREAK], {(again[-1],): {10: 0.5}}, vocab_size=60)
@@ -68,33 +66,6 @@ def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next():
     assert mixed(matrix, [5, 39, 38]) == {}
 
 
-def test_the_candidates_beside_are_those_of_the_longest_context():
-    matrix = matrix_of({(4, 5): {11: 0.5, 12: 0.25}, (5,): {10: 0.5}}, orders=2)
-    close(mixed(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
-    close(mixed(matrix, [3, 5, 39]), {10: 0.05})
-
-
-def test_they_fade_behind_the_row_of_the_newest_token():
-    matrix = matrix_of({(5,): {6: 0.5, 10: 0.5}, (6,): {20: 0.5}})
-    close(mixed(matrix, [5, 6]), {20: 0.4, 10: 0.2 * 0.05})
-
-
-def test_what_follows_those_beside_follows_the_newest_token():
-    """39 came where 10 and 11 were predicted: what would have followed these is known from contexts of three tokens."""
-    beside = {(5,): {10: 0.5, 11: 0.25}}
-    after = {(4, 5, 10): {20: 0.5, 21: 0.25}, (4, 5, 11): {20: 1.0}}
-    matrix = matrix_of({**after, **beside}, orders=3)
-    matrix.shares[[10, 11]] = 0  # as if nothing but the contexts had been seen
-    wanted = {10: 0.05, 11: 0.025, 20: 0.3 * 0.5 * 0.5 + 0.3 * 0.25, 21: 0.3 * 0.5 * 0.25}
-    close(mixed(matrix, [4, 5, 39]), ordered(wanted))
-    # What follows the newest token itself counts as its rows, of two and three tokens, and not so.
-    one, two = {20: 0.3 * 0.25, 21: 0.0, 11: 0.025}, {20: 0.5, 21: 0.25, 11: 0.0}
-    close(
-        mixed(matrix, [4, 5, 10]),
-        {token: 0.6 * (0.2 * one[token] + 0.8 * two[token]) + 0.4 * two[token] for token in two},
-    )
-
-
 # The calibration
 
 
@@ -102,7 +73,7 @@ def cell(share, rank, text=0, history=0):
     return cell_of(np.float32(share), rank, text * 4 + history, 4 * MATCHES + 7)
 
 
-@pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (2, 1), (3, 2), (5, 2), (7, 2), (8, 3), (20, 3)])
+@pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (3, 2), (8, 3)])
 def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind):
     again = list(range(20, 20 + repeated))
     matrix = with_past([*again, 7], {(0,): {10: 0.5}})

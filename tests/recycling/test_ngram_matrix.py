@@ -22,17 +22,6 @@ def close(row, wanted):
     assert list(row.values()) == pytest.approx(list(wanted.values()), abs=BIT)
 
 
-def test_before_the_beginning_of_a_text_there_is_no_context():
-    matrix = NgramMatrix(50, k=1, orders=4)
-    learn(matrix, ([5], {1: 1.0}), ([5, 6], {2: 1.0}), ([0, 6], {3: 1.0}))
-    assert matrix.ngrams == 2
-    close(found(matrix, 5), {1: 1.0})
-    close(found(matrix, 5, 6), {2: 1.0})
-    close(found(matrix, 0, 6), {3: 1.0})
-    assert matrix.look_up(-1, 5) == []
-    assert matrix.look_up(0, 5) == []
-
-
 def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones():
     matrix = NgramMatrix(50, k=2, orders=2, memory=0.0002)
     places = len(matrix.rows.keys)
@@ -126,12 +115,3 @@ def test_a_token_that_no_logit_stands_for_is_skipped():
     learn(matrix, ([5, 10], {1: 0.9, 2: 0.1}), ([5, 99_999], {1: 0.9, 2: 0.1}))
     assert all(np.array_equal(old, new) for old, new in zip(before, matrix.rows, strict=True))
     assert matrix.look_up(10) == matrix.look_up(99_999) == matrix.look_up(5, 10) == matrix.look_up(-1) == []
-
-
-def test_a_row_foresees_the_token_that_it_has_first():
-    matrix = NgramMatrix(50, k=2, orders=2, memory=0.1)
-    learn(matrix, ([4, 5], {7: 0.6, 8: 0.4}))
-    ngrams = np.array([[5, 4], [5, 4], [5, 4], [5, 9], [6, 5]])
-    chosen = np.array([7, 8, ABSENT, 7, 7])
-    # A second candidate, an unknown token, another context and one that was never seen are not predicted.
-    assert matrix.predicts(ngrams, chosen).tolist() == [True, False, False, False, False]

@@ -104,12 +104,6 @@ def test_the_longest_match_is_found_and_its_newest_places_first(text, compared):
     assert sorted(places.tolist()) == wanted
 
 
-def test_of_many_places_the_newest_are_looked_at():
-    text = np.array([9, 1, 2, 3, 4, *[1, 2, 3] * 5, 9, 1, 2, 3])
-    index = SuffixIndex(text).arrays
-    assert [length for _, length in (longest_match(index, text[-8:], walked) for walked in (2, 6, 7))] == [3, 3, 4]
-
-
 def test_places_are_counted_anew_before_their_numbers_end(monkeypatch):
     monkeypatch.setattr(module, "_RENUMBERED", 40)
     generator = np.random.default_rng(0)

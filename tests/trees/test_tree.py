@@ -23,10 +23,6 @@ def test_the_template_is_that_of_the_paper():
     assert paper() is tree
 
 
-def test_ranks_past_nine_are_written_with_points():
-    assert parse_paths("0 0.12 12.").paths == ((), (0,), (12,), (0, 12))
-
-
 @pytest.mark.parametrize("text", ["a", "0 0x", "0 -1", ".", "0 ²"])
 def test_words_that_are_no_paths_are_refused(text):
     with pytest.raises(ValueError, match="rank path"):
