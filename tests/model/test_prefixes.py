@@ -20,9 +20,8 @@ from token_recycling.model.self_test import ready
 
 FAMILIES = [
     named("llama", ""),
-    named("mistral", "window of 8"),
     named("deepseek_v32", "8 keys a query"),
-    *(case for case in RECURRENT if case.family in ("lfm2", "qwen3_5_text", "mamba")),
+    *(case for case in RECURRENT if case.family in ("qwen3_5_text", "mamba")),
 ]
 
 
@@ -80,32 +79,12 @@ def of(*tokens):
     return torch.tensor(tokens)
 
 
-def test_the_last_token_of_a_text_is_always_read(target):
-    kept = PrefixCache(target, 10**8)
-    kept.keep(of(1, 2, 3), read(target, of(1, 2, 3)), "")
-    assert kept.take(of(1, 2, 3), "")[1] == 2
-    assert kept.take(of(1), "")[1] == 0
-
-
 def test_keys_are_apart(target):
     kept = PrefixCache(target, 10**8)
     kept.of("a").keep(of(1, 2, 3, 4), read(target, of(1, 2, 3)))
     assert kept.of("a").take(of(1, 2, 3, 4))[1] == 3
     assert kept.of("b").take(of(1, 2, 3, 4))[1] == 0
     assert kept.of("").take(of(1, 2, 3, 4))[1] == 0
-
-
-def test_a_beginning_is_held_once(target):
-    kept, text = PrefixCache(target, 10**8), torch.arange(30)
-    kept.keep(text, read(target, text), "")
-    once = kept.nbytes
-    for last in range(5):
-        branch = torch.cat([text[:20], of(last, last, last)])
-        kept.keep(branch, read(target, branch), "")
-    assert len(kept) == 30 + 5 * 3
-    assert kept.nbytes == once // 30 * len(kept)
-    kept.keep(text[:25], read(target, text[:25]), "")
-    assert len(kept) == 45
 
 
 def test_what_was_used_least_recently_makes_room(target):
@@ -148,7 +127,7 @@ def test_an_entry_that_cannot_fit_evicts_nothing(target):
     assert [small.take(one, "")[1] for one in (other, longer)] == [9, 20]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), max_size=12), st.integers(1, 40))
 def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, room):
     """Against a list of all texts, with a limit that drops some and without."""
@@ -168,6 +147,7 @@ def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, ro
                 for layer, own in zip(cached.layers, wanted.layers, strict=True):
                     torch.testing.assert_close(layer.keys, own.keys, atol=1e-5, rtol=1e-5)
                     torch.testing.assert_close(layer.values, own.values, atol=1e-5, rtol=1e-5)
+        assert len(whole) == 1 + len({(*one[:end],) for one in kept for end in range(1, len(one) + 1)}), "each once"
         for cached in (whole, limited):
             cached.keep(ids, read(target, ids), "")
             assert limited.nbytes <= limited.limit
