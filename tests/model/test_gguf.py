@@ -1,6 +1,5 @@
 """A GGUF file is a model: the one that transformers reads from it, unpacked once, whole or not at all."""
 
-import contextlib
 import json
 import resource
 import shutil
@@ -71,19 +70,16 @@ def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
     assert ours.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
-def test_it_is_unpacked_once(file):
+def test_it_is_unpacked_once_and_another_file_of_the_same_name_anew(file):
     folder = loading.unpacked(file)
     (folder / "mark").touch()
     assert loading.unpacked(file) == folder
     assert (folder / "mark").exists()
     assert loading.is_unpacked(file)
-
-
-def test_another_file_of_the_same_name_is_another_model(file):
-    first = loading.unpacked(file)
     written(file)
     assert not loading.is_unpacked(file)
-    assert loading.unpacked(file) != first
+    assert loading.unpacked(file) != folder
+    assert loading.title(str(file)) == "tiny.Q8_0", "which tells no path"
 
 
 def test_generation_ends_where_a_turn_does(tmp_path):
@@ -104,38 +100,24 @@ def test_nothing_beside_the_file_has_a_say(file):
 # What cannot be unpacked
 
 
-@pytest.mark.parametrize("share", [0.001, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.001, 0.99])
 def test_a_file_that_is_cut_off(file, share):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
     refused(file, f"cannot read {file}.*download the file again")
 
 
-def retyped(file, number):
-    """The file with a tensor of another type of ggml's."""
-    content = bytearray(file.read_bytes())
-    name = b"blk.0.attn_q.weight"
-    place = content.index(name) + len(name) + 4 + 2 * 8
-    struct.pack_into("<I", content, place, number)
-    file.write_bytes(content)
-
-
 @pytest.mark.parametrize(("number", "named"), [(999, "999"), (KINDS.Q8_1, "Q8_1")])
 def test_a_quantisation_that_is_not_read(file, number, named):
-    retyped(file, number)
+    """The file with a tensor of another type of ggml's."""
+    content, name = bytearray(file.read_bytes()), b"blk.0.attn_q.weight"
+    struct.pack_into("<I", content, content.index(name) + len(name) + 4 + 2 * 8, number)
+    file.write_bytes(content)
     refused(file, f"cannot read {file}: .*{named}")
 
 
 def test_an_architecture_that_is_not_read(tmp_path):
-    file = written(tmp_path / "tiny.gguf", architecture="rwkv6")
-    for ask in (loading.unpacked, loading._gguf_configuration):
-        with pytest.raises(ValueError, match="rwkv6 is not supported"):
-            ask(file)
-
-
-def another_kind(folder):
-    (folder / "zip.gguf").write_bytes(b"PK")
-    return "zip.gguf"
+    refused(written(tmp_path / "tiny.gguf", architecture="rwkv6"), "rwkv6 is not supported")
 
 
 def one_part(folder):
@@ -145,19 +127,15 @@ def one_part(folder):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return "part.gguf"
 
 
-def two_files(folder):
-    (folder / "models").mkdir()
-    for name in "ab":
-        (folder / "models" / f"{name}.gguf").touch()
-    return "models"
-
-
-def another_file(folder):
-    (folder / "notes.txt").touch()
-    return "notes.txt"
+MAKE = {
+    "zip.gguf": lambda folder: (folder / "zip.gguf").write_bytes(b"PK"),
+    "part.gguf": one_part,
+    ".": lambda folder: [(folder / f"{name}.gguf").touch() for name in "ab"],
+    "notes.txt": lambda folder: (folder / "notes.txt").touch(),
+    "nowhere.gguf": lambda folder: None,
+}
 
 
 def test_without_the_package(file, monkeypatch):
@@ -168,18 +146,19 @@ def test_without_the_package(file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("make", "value"),
+    ("name", "value"),
     [
-        (another_kind, "zip.gguf is no GGUF file"),
-        (one_part, "3 parts"),
-        (two_files, "a.gguf, b.gguf"),
-        (another_file, "notes.txt is a file"),
-        (lambda folder: "nowhere.gguf", "'.*nowhere.gguf'"),
+        ("zip.gguf", "zip.gguf is no GGUF file"),
+        ("part.gguf", "3 parts"),
+        (".", "a.gguf, b.gguf"),
+        ("notes.txt", "notes.txt is a file"),
+        ("nowhere.gguf", "'.*nowhere.gguf'"),
     ],
 )
-def test_what_is_no_model_is_refused(tmp_path, make, value):
+def test_what_is_no_model_is_refused(tmp_path, name, value):
+    MAKE[name](tmp_path)
     with pytest.raises(ValueError, match=value):
-        tr.load(tmp_path / make(tmp_path))
+        tr.load(tmp_path / name)
     assert kept() == []
 
 
@@ -195,31 +174,17 @@ def test_a_folder_with_one_file_is_that_file(file):
     assert loading.resolved(str(folder)) == str(folder)
 
 
-def test_the_title_of_a_model_tells_no_path(file, tmp_path, monkeypatch):
-    assert loading.title(str(file)) == "tiny.Q8_0"
-    (tmp_path / "model-1.5").mkdir()
-    assert loading.title(str(tmp_path / "model-1.5")) == "model-1.5"
-    monkeypatch.chdir(tmp_path)
-    assert loading.title(".") == tmp_path.name
-    assert loading.title("org/model") == "org/model"
-
-
 # Disks and other processes
 
 
-@contextlib.contextmanager
-def files_of_at_most(size):
+def test_a_disk_that_gets_full(file):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        yield
+        with pytest.raises(ValueError, match="free some disk, or set TOKEN_RECYCLING_CACHE"):
+            loading.unpacked(file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_disk_that_gets_full(file):
-    with files_of_at_most(20_000), pytest.raises(ValueError, match=r"free some disk, or set TOKEN_RECYCLING_CACHE"):
-        loading.unpacked(file)
     assert kept() == []
     assert loading.unpacked(file).is_dir(), "there is room again"
 

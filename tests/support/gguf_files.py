@@ -10,19 +10,6 @@ import gguf
 import torch
 from transformers import LlamaForCausalLM
 
-_OF_A_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-
 
 def write_gguf(
     model: LlamaForCausalLM,
@@ -60,6 +47,7 @@ def write_gguf(
     writer.add_eos_token_id(0)
     for call, value in values.items():
         getattr(writer, call)(value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -68,19 +56,11 @@ def write_gguf(
                 tensor = _interleaved(tensor, heads)
         data = tensor.float().contiguous().numpy()
         of = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(_name(name), gguf.quantize(data, of), raw_dtype=of)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), gguf.quantize(data, of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _name(name: str) -> str:
-    base = name.removesuffix(".weight")
-    if base in _OTHERS:
-        return f"{_OTHERS[base]}.weight"
-    layer, part = base.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{_OF_A_LAYER[part]}.weight"
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
