@@ -64,13 +64,17 @@ def test_files_go_through_the_chat_template_as_in_compare(tiny_model_dir, texts,
     assert found[0]["prompt_tokens"] == through["prompts"][0]["stats"]["prompt_tokens"] - 2
 
 
-def test_bench_writes_rows_and_a_report(tiny_model_dir, texts, tmp_path, report):
-    output = tmp_path / "out"
-    result = run("bench", tiny_model_dir, "--data", texts, "--limit", 2, "--output", output, *SMALL)
+def test_bench_writes_rows_and_a_report(tiny_model_dir, texts, tmp_path, report, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copytree(tiny_model_dir, tmp_path / "small")
+    GenerationConfig(eos_token_id=256, repetition_penalty=1.3).save_pretrained(model)
+    result = run("bench", model, "--data", texts, "--limit", 2, *SMALL, "--json")
     assert result.exit_code == 0, result.stderr
-    assert f"wrote {output / 'report.md'}" in result.stderr
-    assert report == [output]
-    found = rows(output)
+    assert "left out of the model's own generation configuration: repetition_penalty=1.3\n" in result.stderr
+    folder, counts = Path("results") / "small", {"rows": 8, "failures": 0, "different_outputs": 0}
+    assert report == [folder]
+    assert json.loads(result.stdout) == {"folder": str(folder), "written": [str(folder / "report.md")], **counts}
+    found = rows(folder)
     assert [(one["mode"], one["method"], one["prompt"]) for one in found] == [
         (mode, method, prompt)
         for mode, baseline in (("generate", "generate"), ("replay", "plain"))
@@ -79,27 +83,6 @@ def test_bench_writes_rows_and_a_report(tiny_model_dir, texts, tmp_path, report)
     ]
     assert found[1]["identical"] is True
     assert found[0]["environment"]["dtype"] == "float32"
-
-
-def test_bench_as_json_and_in_the_default_folder(tiny_model_dir, texts, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = run_json("bench", tiny_model_dir, "--data", texts, "--no-replay", *SMALL)
-    folder = Path("results") / Path(tiny_model_dir).name
-    assert found == {
-        "folder": str(folder),
-        "rows": 6,
-        "failures": 0,
-        "different_outputs": 0,
-        "written": [str(folder / "report.md")],
-    }
-
-
-def test_bench_names_what_it_leaves_out(tiny_model_dir, texts, tmp_path):
-    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
-    GenerationConfig(eos_token_id=256, repetition_penalty=1.3).save_pretrained(model)
-    result = run("bench", model, "--data", texts, "--limit", 1, "--no-replay", "--output", tmp_path / "out", *SMALL)
-    assert result.exit_code == 0
-    assert "left out of the model's own generation configuration: repetition_penalty=1.3\n" in result.stderr
 
 
 def test_bench_goes_on_where_it_stopped(tiny_model_dir, texts, tmp_path, monkeypatch):
@@ -162,24 +145,39 @@ def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir, texts, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "word"),
     [
-        ((), ["--data", "spec_bench"]),
-        (("--data", "nothing.jsonl"), ["spec_bench or mbpp", "nothing.jsonl"]),
-        (("--data", "{texts}", "--method", "nothing"), ["generate", "oracle", "'nothing'"]),
-        (("--data", "{texts}", "--method", "assisted:model={texts}"), ["config.json"]),
-        (("--data", "{texts}", "--method", "plain", "--method", "plain"), ["once", "plain"]),
-        (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay", "--batch"]),
-        (("--data", "{texts}", "--repeats", "0"), ["--repeats"]),
-        (("--data", "{texts}", "--chat"), ["--raw"]),
-        (("--scenario", "{texts}/a.py"), ["a.py"]),
-        (("--data", "{texts}", "--device", "nowhere"), ["nowhere"]),
+        ((), "spec_bench"),
+        (("--data", "nothing.jsonl"), "nothing.jsonl"),
+        (("--data", "{texts}", "--method", "nothing"), "'nothing'"),
+        (("--data", "{texts}", "--method", "assisted:model={texts}"), "config.json"),
+        (("--data", "{texts}", "--method", "plain", "--method", "plain"), "plain"),
+        (("--data", "{texts}", "--batch", "2", "--replay"), "--replay"),
+        (("--data", "{texts}", "--repeats", "0"), "--repeats"),
+        (("--data", "{texts}", "--chat"), "--raw"),
+        (("--scenario", "{texts}/a.py"), "a.py"),
     ],
 )
-def test_bench_refuses_in_one_line(tiny_model_dir, texts, tmp_path, options, words):
+def test_bench_refuses_in_one_line(tiny_model_dir, texts, tmp_path, options, word):
     given = [option.format(texts=texts) for option in options]
-    assert_refused(run("bench", tiny_model_dir, *given, "--output", tmp_path / "out"), *words)
+    assert_refused(run("bench", tiny_model_dir, *given, "--output", tmp_path / "out"), word)
     assert not (tmp_path / "out").exists()
+
+
+WRONG = {
+    "limit: many": "many",
+    "- a": "list",
+    "data: [x": "YAML",
+    "data: [x]\nruns: [a]": "runs",
+    "data: [x]\nmethods: ['suffix:nope=1']": "nope",
+    "data: [x]\nrepeats: 0": "0",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_scenario_is_refused(tiny_model_dir, tmp_path, text):
+    (tmp_path / "own.yaml").write_text(text)
+    assert_refused(run("bench", tiny_model_dir, "--scenario", tmp_path / "own.yaml"), WRONG[text])
 
 
 def test_a_scenario_has_runs_in_folders_of_their_own(tiny_model_dir, texts, tmp_path, report):
@@ -202,21 +200,3 @@ def test_a_scenario_has_runs_in_folders_of_their_own(tiny_model_dir, texts, tmp_
     assert all(row["max_new_tokens"] == 4 for own in found.values() for row in own)
     assert "6 of 6" not in result.stderr
     assert "4 of 4 prompts are measured" in run(*asked, "--max-new-tokens", 4).stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("nope: 1", "nope"),
-        ("limit: many", "many"),
-        ("- a", "list"),
-        ("data: [x", "YAML"),
-        ("data: [x]\nruns: [a]", "runs"),
-        ("data: [x]\nmethods: [plain, plain]", "plain"),
-        ("data: [x]\nmethods: ['suffix:nope=1']", "nope"),
-        ("data: [x]\nrepeats: 0", "0"),
-    ],
-)
-def test_a_wrong_scenario_is_refused(tiny_model_dir, tmp_path, text, value):
-    (tmp_path / "own.yaml").write_text(text)
-    assert_refused(run("bench", tiny_model_dir, "--scenario", tmp_path / "own.yaml"), value)

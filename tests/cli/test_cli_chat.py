@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from support.commandline import CONTEXT, assert_refused, interrupt, run
+from support.commandline import CONTEXT, interrupt, run
 from support.speaking import TEMPLATE
 
 from token_recycling import Conversation
@@ -52,30 +52,31 @@ def terminal(monkeypatch):
     return typed
 
 
-def test_lines_of_a_pipe_are_turns_and_no_prompts_are_printed(chatty_dir):
-    result = run("chat", chatty_dir, *FEW, input="ab\n\n  \ncd\n")
+ONCE = "ab\n/reset\nab\n"
+TURNS = [
+    ("ab\n\n  \ncd\n", [("ab", "cd")], {}),
+    ("a\\\nb\n", [("a\nb",)], {}),
+    ("a\\\nb", [("a\nb",)], {}),
+    ("/usr/bin\n", [("/usr/bin",)], {}),
+    (ONCE, [("ab",), ("ab",)], {}),
+    (ONCE, [("ab",), ("ab",)], {"system": "be brief"}),
+]
+
+
+@pytest.mark.parametrize(("typed", "conversations", "options"), TURNS)
+def test_lines_of_a_pipe_are_turns_and_no_prompts_are_printed(chatty_dir, typed, conversations, options):
+    """Empty lines are none; a backslash goes on; a path is no command; /reset begins anew."""
+    given = [part for name, value in options.items() for part in (f"--{name}", value)]
+    result = run("chat", chatty_dir, *FEW, *given, input=typed)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout == "".join(f"{answer}\n" for answer in answers(chatty_dir, "ab", "cd"))
+    wanted = [answer for said in conversations for answer in answers(chatty_dir, *said, **options)]
+    assert result.stdout == "".join(f"{answer}\n" for answer in wanted)
     assert result.stderr == ""
-
-
-def test_a_line_that_ends_in_a_backslash_goes_on(chatty_dir):
-    (wanted,) = answers(chatty_dir, "a\nb")
-    assert run("chat", chatty_dir, *FEW, input="a\\\nb\n").stdout == f"{wanted}\n"
-    assert run("chat", chatty_dir, *FEW, input="a\\\nb").stdout == f"{wanted}\n"
-
-
-def test_reset_and_system(chatty_dir):
-    (once,) = answers(chatty_dir, "ab", system="be brief")
-    options = (*FEW, "--system", "be brief")
-    assert run("chat", chatty_dir, *options, input="ab\n/reset\nab\n").stdout == f"{once}\n{once}\n"
-    assert answers(chatty_dir, "ab") != [once]
 
 
 def test_exit_ends_and_help_says_so(chatty_dir):
     result = run("chat", chatty_dir, *FEW, input="/help\n/exit\nab\n")
-    assert result.exit_code == 0
-    assert result.stdout == f"{command.HELP}\n"
+    assert (result.exit_code, result.stdout) == (0, f"{command.HELP}\n")
 
 
 def test_stats_compare_with_plain_decoding(chatty_dir):
@@ -115,11 +116,6 @@ def test_a_full_conversation_can_be_reset(chatty_dir):
     assert "/reset" in result.stderr
 
 
-def test_a_path_is_no_command(chatty_dir):
-    (answer,) = answers(chatty_dir, "/usr/bin")
-    assert run("chat", chatty_dir, *FEW, input="/usr/bin\n").stdout == f"{answer}\n"
-
-
 def test_a_terminal_has_prompts_and_ctrl_d_ends(chatty_dir, terminal):
     prompts = terminal("a\\", "b", KeyboardInterrupt(), "/nothing")
     result = run("chat", chatty_dir, *FEW)
@@ -147,19 +143,3 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chatty_dir, terminal, monke
 def test_ctrl_c_ends_a_pipe(chatty_dir, monkeypatch):
     interrupt(monkeypatch, 3)
     assert run("chat", chatty_dir, "--max-new-tokens", 40, input="ab\nab\n").exit_code == 130
-
-
-def test_fast_makes_captured_steps(chatty_dir):
-    plain, fast = (
-        run("chat", chatty_dir, "--max-new-tokens", 8, "--fast", how, input="ab\n/stats\n") for how in ("off", "on")
-    )
-    assert fast.exit_code == 0
-    assert fast.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
-    assert "constant shapes" in fast.stdout
-    assert "constant shapes" not in plain.stdout
-
-
-def test_refusals(tiny_model_dir, chatty_dir):
-    assert_refused(run("chat", tiny_model_dir, input="ab\n"), "chat template", "`generate`")
-    assert_refused(run("chat", chatty_dir, "--top-k", 3, input="ab\n"), "--temperature > 0")
-    assert_refused(run("chat", chatty_dir, "--drafter", "guess", input="ab\n"), "'guess'")

@@ -1,6 +1,7 @@
 """`token-recycling compare`, and how steps are told apart in a text."""
 
 import json
+import re
 import shutil
 from itertools import chain
 
@@ -25,33 +26,16 @@ def prompt_folder(tmp_path):
 
 
 def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder):
-    result = run("compare", tiny_model_dir, "--prompts", prompt_folder, "--max-new-tokens", 30, "--limit", 2)
+    result = run("compare", tiny_model_dir, "--prompts", prompt_folder, "--max-new-tokens", 12, "--limit", 2)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[-1] == "identical: yes"
-    assert any(line.startswith("1 of 2: a.py") for line in lines)
-    assert any(line.startswith("2 of 2: b.py") for line in lines)
-    assert "c.py" not in result.stdout
-    assert lines[lines.index(f"> {PROMPT}") + 3].startswith("▏")
-    table = [line.split() for line in lines]
-    head = table.index(["prompt", "tokens", "generate", "lookup", "accelerated", "speedup", "MAT", "identical"])
-    rows = {row[0]: row for row in table[head + 1 :] if len(row) >= 8}
+    assert re.findall(r"\d of \d: ([a-z.]+)", result.stdout) == ["a.py", "b.py"]
+    rows = {line.split()[0]: line.split() for line in lines if line.split()}
     assert [rows[name][-1] for name in ("a.py", "b.py", "all")] == ["yes"] * 3
-    assert rows["all"][1:3] == ["2", "60"]
-    (speedup,) = [line for line in lines if line.startswith("speedup:")]
-    assert "over generate" in speedup
-    assert "over lookup" in speedup
-    (model,) = [line for line in lines if line.startswith("model:")]
-    assert "float32, cpu" in model
-
-
-def test_compare_tries_bfloat16_where_nothing_else_was_asked_for(tiny_model_dir, prompt_folder):
-    asked = ("compare", tiny_model_dir, "--prompts", prompt_folder / "b.py", "--max-new-tokens", 8)
-    result = run(*asked)
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("bfloat16:")]
+    assert rows["all"][1:3] == ["2", "24"]
+    (line,) = [line for line in lines if line.startswith("bfloat16:")]
     assert float(line.split()[1]) > 0
-    assert run_json(*asked)["summary"]["bfloat16"] > 0
-    assert "bfloat16" not in run_json(*asked, "--dtype", "float32")["summary"]
 
 
 def test_weights_of_16_bits_are_said_to_be_computed_in_float32(tiny_model_dir, tmp_path, monkeypatch):
@@ -69,12 +53,6 @@ def test_weights_of_16_bits_are_said_to_be_computed_in_float32(tiny_model_dir, t
     assert said not in run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 2).stderr
 
 
-def test_prompts_of_several_places_are_added(tiny_model_dir, prompt_folder):
-    places = ("--prompts", prompt_folder / "b.py", "--prompts", prompt_folder / "a.py")
-    found = run_json("compare", tiny_model_dir, *places, "--max-new-tokens", 4)
-    assert [row["name"] for row in found["prompts"]] == ["b.py", "a.py"]
-
-
 def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
     folder = tmp_path / "silent"
     shutil.copytree(tiny_model_dir, folder)
@@ -88,11 +66,9 @@ def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
     assert set(silent["speedup"].values()) == {None}
     assert found["summary"]["generate"] == speaking["generate"]
     assert found["summary"]["unanswered"] == 1
-    text = run("compare", folder, PROMPT, "--max-new-tokens", 6)
-    assert text.exit_code == 0
-    assert "no answer: the model ends the text at once" in text.stdout
-    assert "tokens/s," not in text.stdout
-    assert "speedup:" not in text.stdout
+    text = run("compare", folder, PROMPT, "--max-new-tokens", 6).stdout
+    assert "no answer: the model ends the text at once" in text
+    assert "speedup:" not in text
 
 
 def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
@@ -110,7 +86,6 @@ def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
     assert summary["prompt_lookup"] is None
     assert summary["speedup"]["prompt_lookup"] is None
     assert summary["speedup"]["generate"] > 0
-    assert " - " in run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10).stdout
 
 
 def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
@@ -135,12 +110,6 @@ def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
     assert summary["accelerated"]["tokens_per_second"] == pytest.approx(decoded)
     assert summary["identical"] is True
     assert summary["prompts"] == 3
-
-
-def test_compare_takes_captured_steps(tiny_model_dir):
-    found = run_json("compare", tiny_model_dir, "--max-new-tokens", 12, "--fast", "on", PROMPT)
-    assert found["prompts"][0]["stats"]["path"].startswith("fast")
-    assert found["summary"]["identical"]
 
 
 def test_compare_starts_cold_and_stays_hot(tiny_model_dir):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "models" / "target"
 
 
 def run(name, *arguments):
@@ -21,38 +22,28 @@ def run(name, *arguments):
     return done.stdout
 
 
-@pytest.mark.nightly
 def test_accelerate_generate_prints_the_same_text_and_what_it_was_worth():
     output = run("accelerate_generate.py", "--max-new-tokens", "48")
     assert "identical to plain generate: yes" in output
-    tokens, steps, mat = re.search(r"(\d+) tokens in (\d+) steps: ([\d.]+) tokens a step", output).groups()
-    assert int(tokens) <= 48
-    assert int(steps) < int(tokens)
-    assert float(mat) == pytest.approx(int(tokens) / int(steps), abs=0.005)
-    assert output.startswith("class Stack:")
+    tokens, steps = map(int, re.search(r"(\d+) tokens in (\d+) steps", output).groups())
+    assert steps < tokens <= 48
 
 
-@pytest.mark.nightly
 def test_stream_steps_shows_every_token_and_one_tree():
-    output = run("stream_steps.py", str(MODEL), "--max-new-tokens", "60")
+    output = run("stream_steps.py", str(ROOT / "models" / "target"), "--max-new-tokens", "60")
     steps, tree = output.split("\nThe tree of the step")
     lengths = [int(line.split()[1]) for line in steps.splitlines()]
-    assert 1 <= sum(lengths) <= 60
-    assert max(lengths) > 1
+    assert 1 < max(lengths) <= sum(lengths) <= 60
     marked = [line for line in tree.splitlines() if re.match(r"[ │├└─]*\* '", line)]
     assert len(marked) == max(lengths), "one token for each accepted node, the root among them"
 
 
-@pytest.mark.nightly
 def test_keep_the_matrix_starts_where_the_last_run_ended(tmp_path):
-    matrix = tmp_path / "kept.safetensors"
-    first = run("keep_the_matrix.py", "--matrix", str(matrix), "--max-new-tokens", "24")
-    second = run("keep_the_matrix.py", "--matrix", str(matrix), "--max-new-tokens", "24")
-    assert first.startswith("before  ")
+    asked = ("keep_the_matrix.py", "--matrix", str(tmp_path / "kept.safetensors"), "--max-new-tokens", "24")
+    first, second = run(*asked), run(*asked)
     assert " 0 rows filled" in first.splitlines()[0]
     kept = re.search(r"after .* ([\d,]+) rows filled", first).group(1)
     assert f" {kept} rows filled" in second.splitlines()[0]
-    for output in (first, second):
-        assert output.count("identical: yes") == 3
+    assert (first + second).count("identical: yes") == 6
     cold, hot = zip(*re.findall(r"cold ([\d.]+), hot ([\d.]+)", second), strict=True)
     assert sum(map(float, hot)) > sum(map(float, cold)), "a hot start accepts more than a cold one"

@@ -1,0 +1,126 @@
+"""What commands refuse: one line that names the value, and the status 2."""
+
+import shutil
+
+import pytest
+import torch
+from support.commandline import CONTEXT, assert_refused, run
+from support.speaking import TEMPLATE
+from transformers import T5Config, T5ForConditionalGeneration
+
+from token_recycling import AdjacencyMatrix
+
+G, C = ("generate", "MODEL", "hi"), ("compare", "MODEL", "hi")
+REFUSED = [
+    # Prompts
+    (("generate", "MODEL", " \n"), "empty"),
+    (("generate", "MODEL"), "empty"),
+    (("generate", "MODEL", "-"), "standard input"),
+    (("generate", "MODEL", "a\udcff"), "argument 1 is not text in UTF-8"),
+    (("generate", "MODEL", "x" * CONTEXT), f"context of {CONTEXT}"),
+    ((*G, "--file", "also"), "cannot be combined"),
+    (("generate", "MODEL", "--file", "nowhere.txt"), "there is no file or folder nowhere.txt"),
+    (("generate", "MODEL", "--file", "."), "folder"),
+    ((*G, "--chat"), "chat template"),
+    (("compare", "MODEL", "--prompts", "EMPTY"), "no prompt files"),
+    (("compare", "MODEL", "--prompts", "BAD/latin.py"), "UTF-8"),
+    ((*C, "--limit", 0), "--limit"),
+    (("chat", "MODEL"), "chat template"),
+    # Options
+    ((*G, "--drafter", "guess"), "'guess'"),
+    ((*G, "--drafter", "recycling:size=3"), "no option 'size'"),
+    ((*G, "--drafter", "recycling:k=many"), "got 'many'"),
+    ((*G, "--drafter", "published:update=newest"), "newest"),
+    ((*G, "--drafter", "recycling:tree=oak"), "oak"),
+    ((*G, "--drafter", "published:k=2,tree=paper"), "k=2"),
+    ((*G, "--drafter", "suffix", "--drafter=plain"), "2 times"),
+    ((*C, "--drafter", "suffix", "--drafter=plain"), "2 times"),
+    (("chat", "CHAT", "--drafter", "guess"), "'guess'"),
+    ((*G, "--dtype", "int3"), "int3"),
+    ((*G, "--device", "abacus"), "abacus"),
+    ((*G, "--device", "cpu:1"), "cpu:1"),
+    ((*G, "--max-new-tokens", "0"), "--max-new-tokens"),
+    ((*G, "--temperature", "-1"), "--temperature"),
+    ((*G, "--top-k", "5"), "--temperature > 0"),
+    (("chat", "CHAT", "--top-k", "3"), "--temperature > 0"),
+    ((*G, "--fast"), "--fast"),
+    ((*G, "--fast", "on", "--reproducible"), "reproducible"),
+    ((*G, "--reproducible", "--matrix", "BAD/matrix"), "--reproducible and --matrix cannot be combined"),
+    ((*G, "--reproducible", "--drafter", "layer_skip"), "layer_skip"),
+    ((*G, "--matrix", "EMPTY"), "folder"),
+    ((*G, "--matrix", "BAD/matrix"), "BAD/matrix"),
+    ((*G, "--matrix", "BAD/none", "--drafter", "plain"), "got plain"),
+    (("drafters", "sufix"), "'sufix'"),
+    (("warm", "MODEL", "--minutes", 0), "--minutes must be > 0, got 0"),
+    (("warm", "MODEL", "--output", "."), "folder ."),
+    (("warm", "MODEL", "--drafter", "suffix"), "drafter suffix"),
+    *(((name, "MODEL", "--device", "cpu", "--device-map", "auto"), "'cpu' and 'auto'") for name in ("warm", "serve")),
+    # Models
+    (("generate",), ""),
+    (("generate", "./nowhere", "hi"), "./nowhere"),
+    (("generate", "pyproject.toml", "hi"), "is a file"),
+    (("generate", "EMPTY", "hi"), "config.json"),
+    (("check", "EMPTY"), "config.json"),
+    (("check", "BAD"), "BAD"),
+    (("generate", "WEIGHTLESS", "hi"), "WEIGHTLESS"),
+    (("generate", "T5", "hi"), "T5"),
+    (("serve", "BAD/bad.gguf", "--port", 0), "bad.gguf is no GGUF file"),
+    (("compare", "BAD/bad.gguf", "hi"), "bad.gguf is no GGUF file"),
+    # Matrices
+    (("matrix", "BAD/none"), "there is no matrix file"),
+    (("matrix", "FOREIGN", "--token", "abc"), "--model"),
+    (("matrix", "FOREIGN", "--token", "257"), "0 to 256"),
+    (("matrix", "FOREIGN", "--model", "MODEL"), "tokenizer 0123456789abcdef"),
+    (("matrix", "BAD/matrix"), "BAD/matrix"),
+    # Commands
+    (("generat",), "Did you mean 'generate'?"),
+    (("train", "medus"), "Did you mean 'medusa'?"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tiny_model_dir, tmp_path_factory):
+    """What stands for folders and files in the table."""
+    root = tmp_path_factory.mktemp("refused")
+    for name in ("EMPTY", "BAD"):
+        (root / name).mkdir()
+    copies = "WEIGHTLESS", "CHAT", "T5"
+    for name in copies:
+        shutil.copytree(tiny_model_dir, root / name)
+    (root / "WEIGHTLESS" / "model.safetensors").unlink()
+    (root / "CHAT" / "chat_template.jinja").write_text(TEMPLATE)
+    small = {"vocab_size": 257, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    T5ForConditionalGeneration(T5Config(**small, decoder_start_token_id=0)).save_pretrained(root / "T5")
+    AdjacencyMatrix(257, 2).save(root / "FOREIGN", "0123456789abcdef")
+    (root / "BAD" / "matrix").write_bytes((root / "FOREIGN").read_bytes()[:40])
+    (root / "BAD" / "latin.py").write_bytes(b"\xff\xfe")
+    (root / "BAD" / "bad.gguf").write_bytes(b"PK and nothing")
+    (root / "BAD" / "config.json").write_text("{")
+    return {"MODEL": tiny_model_dir, **{name: str(root / name) for name in ("EMPTY", "BAD", "FOREIGN", *copies)}}
+
+
+@pytest.mark.parametrize(("arguments", "word"), REFUSED)
+def test_it_is_refused_in_one_line(places, arguments, word):
+    def placed(one):
+        name, *rest = str(one).split("/")
+        return "/".join([places.get(name, name), *rest])
+
+    assert_refused(run(*map(placed, arguments)), placed(word))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
+@pytest.mark.parametrize(("build", "words"), [(None, ("without CUDA", "pip install torch")), ("13.0", ("nvidia-smi",))])
+def test_a_device_that_is_not_available_says_why(tiny_model_dir, monkeypatch, build, words):
+    monkeypatch.setattr(torch.version, "cuda", build)
+    for command in (["generate", tiny_model_dir, "hi"], ["check", tiny_model_dir, "--self-test"]):
+        assert_refused(run(*command, "--device", "cuda"), "'cuda'", *words)
+
+
+def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):
+    import huggingface_hub
+
+    def no_network(self, name, timeout):
+        raise OSError(f"cannot be reached\nfor {name} within {timeout} s")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_network)
+    assert_refused(run("generate", "somebody/some-model", "hi"), "somebody/some-model", "cannot be reached")
