@@ -1,4 +1,4 @@
-"""The report: what is compared with what, which rows are read, its findings, tables and files, from rows alone."""
+"""The report: what is compared with what, which rows are read, its findings and files, from rows alone."""
 
 import json
 import re
@@ -7,9 +7,9 @@ import sys
 
 import pytest
 from support.commandline import assert_refused, run, run_json
-from support.measured import ENVIRONMENT, METHODS, failed, only, row, summary_of, whole_run, write
+from support.measured import ENVIRONMENT, failed, only, row, summary_of, whole_run, write
 
-from token_recycling.bench.report import findings, jobs, page, tables, words
+from token_recycling.bench.report import findings, jobs, page, tables
 from token_recycling.bench.report.summary import read, summarize
 
 HOSTILE = '<script>alert("1")</script> a|b *c*'
@@ -30,7 +30,7 @@ def run_of(seconds, mode="generate", baseline="generate"):
     ]
 
 
-# comparisons
+# Comparisons
 
 
 def test_the_baseline_is_generate_or_else_plain_decoding_or_the_one_asked_for():
@@ -38,28 +38,23 @@ def test_the_baseline_is_generate_or_else_plain_decoding_or_the_one_asked_for():
     assert list(speedups(only(rows)).items()) == [("generate", 1), ("ours", 3), ("plain", 1.5)]
     assert speedups(only(rows[:2])) == {"plain": 1, "ours": 2}
     assert speedups(only(rows, "ours"))["plain"] == 0.5
-    assert only(rows[:1]).baseline is None
     assert speedups(only(rows[:1])) == {}
     with pytest.raises(ValueError, match="'nothing'"):
         summarize(rows, "nothing")
 
 
-def test_only_rows_under_the_same_conditions_are_compared():
+def test_only_rows_under_the_same_conditions_are_compared(tmp_path):
     rows = [row("generate", total_seconds=[4.0]), row()]
     rows += [row(mode="replay"), row("plain", mode="replay", total_seconds=[8.0])]
     rows += [row(mode="batch", batch=2), row("generate", mode="batch", batch=2, total_seconds=[1.0])]
     found = {(c.mode, c.batch): speedups(c).get("recycling") for c in summarize(rows).comparisons}
     assert found == {("generate", 1): 2.0, ("replay", 1): 4.0, ("batch", 2): 0.5}
-
-
-def test_runs_in_subfolders_are_compared_by_run(tmp_path):
     for dtype, seconds in (("bfloat16", 2.5), ("float32", 4.0)):
         own = {**ENVIRONMENT, "dtype": dtype}
         write(tmp_path / dtype, [row("generate", total_seconds=[seconds], environment=own), row(environment=own)])
-    found = read(tmp_path)
-    assert {each.run: speedups(each)["recycling"] for each in found.main} == {"bfloat16": 1.25, "float32": 2.0}
-    assert findings.warnings(found) == []
-    assert "## float32, Generated output" in page.markdown(found, page.sections_of(found))
+    runs = read(tmp_path)
+    assert {each.run: speedups(each)["recycling"] for each in runs.main} == {"bfloat16": 1.25, "float32": 2.0}
+    assert findings.warnings(runs) == []
 
 
 def test_failures_are_counted_and_change_nothing_else():
@@ -67,31 +62,12 @@ def test_failures_are_counted_and_change_nothing_else():
     rows.append(failed("ours", "a/3", "E: got 7"))
     ours = only(rows).figures.loc["ours"]
     assert (ours["prompts"], ours["failures"], ours["speedup"], ours["mat"]) == (1, 2, 1.0, 2.0)
-    assert tables.failure_table(summary_of(*rows)).frame.to_numpy().tolist() == [
-        ["E: got 12", "label of ours", "2", "2"]
-    ]
+    table = tables.failure_table(summary_of(*rows)).frame
+    assert table.to_numpy().tolist() == [["E: got 12", "label of ours", "2", "2"]]
     assert tables.failure_table(summary_of(*rows[:3])) is None
 
 
-def test_methods_and_categories_keep_their_order():
-    rows = [row("b", "x/1"), row("generate", "x/1"), row("a", "x/1"), row("a", "x/2"), row("b", "x/2")]
-    assert list(summary_of(*rows).methods) == ["generate", "b", "a"]
-    rows = [row(prompt=f"{name}/1") for name in ("letters", "rag", "mbpp", "mt_bench", "poems")]
-    assert only(rows).categories == ["mt_bench", "rag", "mbpp", "letters", "poems"]
-
-
-def test_the_clock_can_be_processor_time():
-    rows = [row("generate", processor_seconds=[6.0]), row()]
-    assert speedups(summarize(rows).comparisons[0])["recycling"] == 1.0
-    found = summarize(rows, clock="processor")
-    assert speedups(found.comparisons[0])["recycling"] == 4.0
-    assert "by processor time" in words.title(found)
-    del rows[1]["processor_seconds"]
-    with pytest.raises(ValueError, match="processor_seconds"):
-        summarize(rows, clock="processor")
-
-
-# reading
+# Reading
 
 
 def test_a_folder_without_measurements_is_refused(tmp_path):
@@ -105,22 +81,18 @@ def test_a_folder_without_measurements_is_refused(tmp_path):
         read(tmp_path)
 
 
-def test_an_interrupted_last_line_is_left_out_with_a_warning(tmp_path):
-    write(tmp_path, [row(prompt="a/1"), row(prompt="a/2")])
+def test_of_rows_measured_twice_the_later_counts_and_an_incomplete_one_is_left_out(tmp_path):
+    write(tmp_path, [row(steps=5), row(prompt="set/2"), row(steps=10), row(prompt="set/3")])
     whole = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(whole[:-30])
     found = read(tmp_path)
-    assert list(found.rows["prompt"]) == ["a/1"]
-    assert "incomplete" in findings.warnings(found)[0]
-
-
-def test_of_rows_measured_twice_the_later_counts(tmp_path):
-    found = read(write(tmp_path, [row(steps=5), row(prompt="set/2"), row(steps=10)]))
     assert list(found.rows["steps"]) == [10, 5]
-    assert "1 rows were measured again" in findings.warnings(found)[0]
+    said = " ".join(findings.warnings(found))
+    assert "incomplete" in said
+    assert "1 rows were measured again" in said
 
 
-# findings
+# Findings
 
 
 def fastest(*rows):
@@ -133,18 +105,10 @@ def test_the_fastest_method_comes_with_its_interval_and_its_lead():
     assert re.fullmatch(r"4\.00 \(3\.[89]\d to 4\.[01]\d\)", found["speedup"])
     assert re.fullmatch(r"2\.00 \(1\.9\d to 2\.0\d\) times label of slow", found["ahead of the next"])
     assert (found["prompts"], found["tokens"], found["MAT"]) == ("20", "200", "2.00")
-
-
-def test_a_lead_that_hangs_on_one_prompt_is_not_decided():
-    (found,) = fastest(*run_of({"steady": [1.0] * 20, "lucky": [0.1] + [1.04] * 19}))
-    low, high = map(float, re.search(r"\((.*) to (.*)\) times", found["ahead of the next"]).groups())
-    assert found["fastest"] == "label of lucky"
-    assert low < 1 < high
-
-
-def test_of_one_prompt_no_interval_is_known():
-    (found,) = fastest(*run_of({"fast": [1.0]}))
-    assert found["speedup"] == "4.00"
+    (lucky,) = fastest(*run_of({"steady": [1.0] * 20, "lucky": [0.1] + [1.04] * 19}))
+    low, high = map(float, re.search(r"\((.*) to (.*)\) times", lucky["ahead of the next"]).groups())
+    assert low < 1 < high, "a lead that hangs on one prompt is not decided"
+    assert fastest(*run_of({"fast": [1.0]}))[0]["speedup"] == "4.00", "of one prompt no interval is known"
 
 
 def test_every_mode_has_its_fastest_and_an_oracle_is_never_it():
@@ -153,19 +117,19 @@ def test_every_mode_has_its_fastest_and_an_oracle_is_never_it():
     assert [each["fastest"] for each in fastest(*rows)] == ["label of theirs", "label of ours"]
     table = tables.speedup_table(summary_of(*rows).main[0]).frame
     assert list(table["speedup"]) == ["8.00", "**4.00**", "1.00"]
-    assert findings.findings_table(summary_of(row("ours"))) is None
 
 
 def test_findings_name_what_is_slower_and_what_differs():
-    rows = [
-        row("generate", total_seconds=[4.0]),
-        row("ours", identical=True),
-        row("slow", total_seconds=[5.0], identical=False),
-    ]
+    slow = row("slow", total_seconds=[5.0], identical=False)
+    rows = [row("generate", total_seconds=[4.0]), row("ours", identical=True), slow]
     slower, differing = findings.findings(summary_of(*rows))
     assert slower.endswith("slower than label of generate: label of slow.")
     assert differing.startswith("1 of 2 ")
     assert findings.findings(summary_of(*rows[:2]))[0].startswith("All 1 ")
+
+
+NEAR = {"turn": 0, "place": 3, "margin": 0.00001, "expected": 1, "got": 2}
+LATER = {**ENVIRONMENT, "date": "2026-12-01"}
 
 
 @pytest.mark.parametrize(
@@ -178,138 +142,12 @@ def test_findings_name_what_is_slower_and_what_differs():
         ([row("generate"), row(identical=False)], "margin above 0.001"),
         ([row("generate", total_seconds=[1.12]), row(tokens=103, steps=100, total_seconds=[10.3])], "(1.12, MAT 1.03)"),
         ([row("generate"), row(environment={**ENVIRONMENT, "threads": 8})], "threads: 2 or 8"),
+        ([row("generate"), row(identical=False, divergence=NEAR, environment=LATER)], None),
     ],
 )
 def test_warnings(rows, warning):
-    assert any(warning in line for line in findings.warnings(summary_of(*rows)))
-
-
-def test_nothing_is_warned_of_without_reason():
-    near = {"turn": 0, "place": 3, "margin": 0.00001, "expected": 1, "got": 2}
-    rows = [row("generate"), row(identical=False, divergence=near)]
-    rows += [row("plain", mode="replay"), row(mode="replay", environment={**ENVIRONMENT, "date": "2026-12-01"})]
-    assert findings.warnings(summary_of(*rows)) == []
-
-
-# tables
-
-
-def cells(table):
-    return [list(table.frame), *table.frame.to_numpy().tolist()]
-
-
-def test_the_first_table_is_the_papers():
-    rows = [
-        row("generate", "mt_bench/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
-        row("generate", "qa/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
-        row("ours", "mt_bench/1", total_seconds=[1.0], seconds=[0.4]),
-        row("ours", "qa/1", total_seconds=[3.0], seconds=[0.4]),
-    ]
-    assert cells(tables.speedup_table(only(rows))) == [
-        ["method", "MT", "QA", "speedup", "95% CI", "MAT", "tokens/s"],
-        ["label of generate", "1.00", "**1.00**", "**1.00**", "-", "1.00", "9.0"],
-        ["label of ours", "**2.00**", "0.67", "**1.00**", "0.67 to 2.00", "**2.00**", "**22.5**"],
-    ]
-
-
-# files
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A report of a whole run, one of whose methods has a hostile name and fails with a hostile message."""
-    rows = whole_run(prompts=1, tokens=40)
-    for each in rows:
-        if each["method"] == "suffix":
-            each["label"] = HOSTILE
-    rows.append(failed("suffix", "mbpp/999", f"RuntimeError: {HOSTILE}", label=HOSTILE, category="mbpp"))
-    folder = write(tmp_path_factory.mktemp("report"), rows)
-    page.write(folder)
-    return folder
-
-
-def test_the_page_names_every_plot_and_every_method_and_is_escaped(folder):
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    named = re.findall(r"!\[.*?\]\((plots/.*?)\)", text)
-    assert sorted(named) == sorted(f"plots/{file.name}" for file in (folder / "plots").iterdir())
-    for label, *_ in METHODS.values():
-        assert tables.escaped(label) in text or label == METHODS["suffix"][0]
-    assert tables.escaped(HOSTILE) in text
-    assert "<script>" not in text.replace("\\<", "")
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)
-
-
-def test_the_same_rows_give_the_same_files(tmp_path):
-    """So a run that was interrupted and resumed ends with the report that it would have had."""
-    wanted = ("plain", "recycling")
-    rows = [each for each in whole_run(prompts=1, tokens=20) if each["mode"] == "replay" and each["method"] in wanted]
-    first, again = (page.write(write(tmp_path / name, rows))[1] for name in ("first", "again"))
-    assert len(first) == 4
-    for one, other in zip(first, again, strict=True):
-        assert one.relative_to(tmp_path / "first") == other.relative_to(tmp_path / "again")
-        assert one.read_bytes() == other.read_bytes()
-
-
-# the command
-
-
-def test_the_command_prints_the_report_and_writes_it(tmp_path):
-    write(tmp_path, [row("generate", total_seconds=[4.0]), row("plain"), row("ours")])
-    found = run("report", tmp_path)
-    assert found.exit_code == 0, found.stderr
-    assert found.stdout.rstrip() == (tmp_path / "report.md").read_text(encoding="utf-8").rstrip()
-    assert "label of ours" in found.stdout
-    assert (tmp_path / "plots" / "speedup_generate.svg").is_file()
-
-
-def test_the_command_as_json_has_every_figure_and_writes_nothing(tmp_path):
-    write(tmp_path, [row("generate", total_seconds=[4.0]), row("plain", total_seconds=[3.0]), row("ours", "set/1")])
-    found = run_json("report", tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
-    (comparison,) = found["comparisons"]
-    ours = comparison["results"][2]
-    assert (ours["method"], ours["speedup"], ours["mat"], ours["median"]) == ("ours", 2.0, 2.0, 2.0)
-    (category,) = ours["categories"]
-    assert (category["category"], category["decoding"], category["whole_call"]) == ("set", 9.0, 5.0)
-    assert ours["drafted"] is None
-    again = run_json("report", tmp_path, "--baseline", "plain")
-    assert again["comparisons"][0]["results"][2]["speedup"] == 1.5
-    assert run_json("report", tmp_path, "--clock", "processor")["comparisons"][0]["results"][2]["speedup"] == 1.0
-
-
-def test_the_command_refuses_with_one_line(tmp_path):
-    assert_refused(run("report", tmp_path), "rows.jsonl")
-    write(tmp_path, [row()])
-    assert_refused(run("report", tmp_path, "--baseline", "generate"), "recycling", "'generate'")
-
-
-_CODE = """
-import sys
-sys.modules.update(dict.fromkeys({hidden}))
-from token_recycling.cli.app import app
-try:
-    app(["report", {folder!r}])
-finally:
-    print(sorted({{"torch", "transformers"}} & set(sys.modules)))
-"""
-
-
-def _report(folder, *hidden):
-    code = _CODE.format(hidden=hidden, folder=str(folder))
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-
-def test_without_the_extra_the_error_says_what_to_install(tmp_path):
-    found = _report(write(tmp_path, [row("generate"), row()]), "tabulate")
-    assert found.returncode == 2
-    assert "tabulate; pip install 'token-recycling[bench]'" in found.stderr
-
-
-def test_a_report_needs_no_torch(tmp_path):
-    found = _report(write(tmp_path, [row("generate"), row()]))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.endswith("[]\n")
+    found = findings.warnings(summary_of(*rows))
+    assert any(warning in line for line in found) if warning else found == []
 
 
 def test_outputs_that_rounding_does_not_explain_have_no_speedup_by_job():
@@ -325,3 +163,83 @@ def test_outputs_that_rounding_does_not_explain_have_no_speedup_by_job():
     assert set(table.loc["tools"]) == {jobs.DIFFERS}
     assert all(float(cell) > 0 for cell in table.loc["chat"])
     assert set(table.loc["all, with 95% CI"]) == {"-"}
+
+
+# Files and the command
+
+
+def test_the_first_table_is_the_papers():
+    rows = [
+        row("generate", "mt_bench/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
+        row("generate", "qa/1", steps=10, total_seconds=[2.0], seconds=[1.0]),
+        row("ours", "mt_bench/1", total_seconds=[1.0], seconds=[0.4]),
+        row("ours", "qa/1", total_seconds=[3.0], seconds=[0.4]),
+    ]
+    table = tables.speedup_table(only(rows)).frame
+    assert [list(table), *table.to_numpy().tolist()] == [
+        ["method", "MT", "QA", "speedup", "95% CI", "MAT", "tokens/s"],
+        ["label of generate", "1.00", "**1.00**", "**1.00**", "-", "1.00", "9.0"],
+        ["label of ours", "**2.00**", "0.67", "**1.00**", "0.67 to 2.00", "**2.00**", "**22.5**"],
+    ]
+
+
+def test_the_page_is_escaped_names_all_and_is_the_same_for_the_same_rows(tmp_path):
+    """So a run that was interrupted and resumed ends with the report that it would have had."""
+    rows = whole_run("generate", "recycling", "suffix")
+    rows.append(failed("suffix", "qa/999", f"RuntimeError: {HOSTILE}", category="qa"))
+    for each in rows:
+        if each["method"] == "suffix":
+            each["label"] = HOSTILE
+    first, again = (page.write(write(tmp_path / name, rows))[1] for name in ("first", "again"))
+    for one, other in zip(first, again, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    folder = tmp_path / "first"
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    named = re.findall(r"!\[.*?\]\((plots/.*?)\)", text)
+    assert sorted(named) == sorted(f"plots/{file.name}" for file in (folder / "plots").iterdir()) != []
+    assert "label of recycling" in text
+    assert tables.escaped(HOSTILE) in text
+    assert "<script>" not in text.replace("\\<", "")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)
+
+
+def test_the_command_as_json_has_every_figure_and_writes_nothing(tmp_path):
+    write(tmp_path, [row("generate", total_seconds=[4.0]), row("plain", total_seconds=[3.0]), row("ours", "set/1")])
+    (comparison,) = run_json("report", tmp_path)["comparisons"]
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+    ours = comparison["results"][2]
+    assert (ours["method"], ours["speedup"], ours["mat"], ours["median"]) == ("ours", 2.0, 2.0, 2.0)
+    (category,) = ours["categories"]
+    assert (category["category"], category["decoding"], category["whole_call"]) == ("set", 9.0, 5.0)
+    for options, speedup in ((("--baseline", "plain"), 1.5), (("--clock", "processor"), 1.0)):
+        (comparison,) = run_json("report", tmp_path, *options)["comparisons"]
+        assert comparison["results"][2]["speedup"] == speedup
+
+
+def test_the_command_refuses_with_one_line(tmp_path):
+    assert_refused(run("report", tmp_path), "rows.jsonl")
+    write(tmp_path, [row()])
+    assert_refused(run("report", tmp_path, "--baseline", "generate"), "recycling", "'generate'")
+
+
+@pytest.mark.parametrize("hidden", [(), ("tabulate",)])
+def test_the_command_needs_no_torch_and_names_the_extra(tmp_path, hidden):
+    write(tmp_path, [row("generate"), row()])
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({hidden}))
+from token_recycling.cli.app import app
+try:
+    app(["report", {str(tmp_path)!r}])
+finally:
+    print(sorted({{"torch", "transformers"}} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if hidden:
+        assert found.returncode == 2
+        assert "tabulate; pip install 'token-recycling[bench]'" in found.stderr
+        return
+    assert found.returncode == 0, found.stderr
+    report, said = found.stdout.rsplit("\n", 2)[:2]
+    assert (report.rstrip(), said) == ((tmp_path / "report.md").read_text(encoding="utf-8").rstrip(), "[]")
