@@ -4,11 +4,9 @@ import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 
-from token_recycling.bench.run import download as downloads
 from token_recycling.bench.run.data import MT_BENCH, digest, load
 from token_recycling.bench.run.download import SOURCES, DataSource, cache_folder
 
@@ -35,39 +33,30 @@ def test_questions_in_the_form_of_spec_bench(tmp_path):
     assert {one.form for one in found} == {"turns"}
 
 
-def test_some_of_the_categories_of_mt_bench_stay_what_they_are(tmp_path):
-    found = load([written(tmp_path / "own.jsonl", question(1, "math", "2 + 2?"), question(2, "law", "Why?"))])
-    assert [one.category for one in found] == ["math", "law"]
+SETS = [
+    # Some of the categories of MT-bench stay what they are; a set of one counts under its own name.
+    (question(1, "math", "2 + 2?"), ("set/1", "math", "turns", ())),
+    (question(2, "law", "Why?"), ("set/2", "law", "turns", ())),
+    # Answers are known up to the first that is not.
+    (question(3, "a", "One?", "Two?", reference=["1", ""]), ("set/3", "a", "turns", ("1",))),
+    (question(4, "a", "One?", "Two?", reference=["", "2"]), ("set/4", "a", "turns", ())),
+    (question(5, "a", "One?", reference=["1", "2"]), ("set/5", "a", "turns", ("1",))),
+    # Prompts and texts; several answers to one question are told apart.
+    ({"prompt": "def f(", "completion": "x):"}, ("set/6", "set", "prompt", ("x):",))),
+    ({"text": "Write it.", "code": "def g(): ...", "task_id": 77}, ("set/77", "set", "text", ("def g(): ...",))),
+    ({"text": "Once upon a time"}, ("set/8", "set", "text", ())),
+    ({"question_id": 9, "prompt": "?", "reference": "a"}, ("set/9/1", "set", "prompt", ("a",))),
+    ({"question_id": 9, "prompt": "?", "reference": "b"}, ("set/9/2", "set", "prompt", ("b",))),
+]
 
 
-def test_a_set_of_one_category_counts_under_its_own_name(tmp_path):
-    path = written(tmp_path / "half.jsonl", question(2, "code", "Write it."), question(3, "code", "Write that."))
-    assert [(one.name, one.category) for one in load([path])] == [("half/2", "half"), ("half/3", "half")]
-    assert load([f"mbpp={path}"])[0].name == "mbpp/2"
-    assert load([f"mbpp={path}"])[0].category == "mbpp"
-
-
-def test_prompts_and_texts_of_jsonl(tmp_path):
-    path = written(
-        tmp_path / "own.jsonl",
-        {"prompt": "def f(", "completion": "x):"},
-        {"text": "Write a function.", "code": "def g(): ...", "task_id": 7},
-        {"text": "Once upon a time"},
-    )
-    found = load([path])
-    assert [one.name for one in found] == ["own/1", "own/7", "own/3"]
-    assert [one.form for one in found] == ["prompt", "text", "text"]
-    assert [one.references for one in found] == [("x):",), ("def g(): ...",), ()]
-
-
-def test_answers_are_known_up_to_the_first_that_is_not(tmp_path):
-    path = written(
-        tmp_path / "own.jsonl",
-        question(1, "a", "One?", "Two?", reference=["1", ""]),
-        question(2, "a", "One?", "Two?", reference=["", "2"]),
-        question(3, "a", "One?", reference=["1", "2"]),
-    )
-    assert [one.references for one in load([path])] == [("1",), (), ("1",)]
+def test_questions_of_a_file(tmp_path):
+    rows, wanted = zip(*SETS, strict=True)
+    path = written(tmp_path / "own.jsonl", *rows)
+    found = sorted(load([f"set={path}"]), key=lambda one: one.name)
+    assert [(one.name, one.category, one.form, one.references) for one in found] == sorted(wanted)
+    one = written(tmp_path / "own.jsonl", question(2, "code", "Write it."))
+    assert [(each.name, each.category) for each in load([one])] == [("own/2", "own")]
 
 
 def test_texts_of_a_folder(tmp_path):
@@ -83,17 +72,11 @@ def test_texts_of_a_folder(tmp_path):
     assert load([str(folder / "a.py")])[0].name == "a/a.py"
 
 
-def test_the_limit_holds_for_every_category(tmp_path):
+def test_the_limit_holds_for_every_category_and_the_digest_tells_questions_apart(tmp_path):
     rows = [question(place, "ab"[place % 2], f"Question {place}?") for place in range(6)]
     path = written(tmp_path / "own.jsonl", *rows)
     assert [one.name for one in load([path], limit=2)] == ["own/0", "own/1", "own/2", "own/3"]
-    assert len(load([path])) == 6
-
-
-def test_the_digest_tells_questions_apart(tmp_path):
-    one, other = (load([f"set={written(tmp_path / name, {'text': name})}"]) for name in ("a.jsonl", "b.jsonl"))
-    assert digest(one) == digest(list(one))
-    assert digest(one) != digest(other)
+    assert digest(load([path])) == digest(load([path])) != digest(load([path], limit=2))
 
 
 @pytest.mark.parametrize(
@@ -116,36 +99,23 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, content, words):
     assert all(word in str(error.value) for word in words)
 
 
-def test_answers_of_several_models_to_one_question_are_told_apart(tmp_path):
-    rows = [
-        {"question_id": number, "prompt": "Why?", "reference": answer}
-        for number, answer in ((7, "a"), (8, "b"), (7, "c"))
-    ]
-    found = load([str(written(tmp_path / "own.jsonl", *rows))])
-    assert [(one.name, one.references) for one in found] == [
-        ("own/7/1", ("a",)),
-        ("own/8", ("b",)),
-        ("own/7/2", ("c",)),
-    ]
-
-
 def test_what_is_wrong_with_a_name_is_said(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.jsonl.*spec_bench or mbpp"):
-        load(["nothing.jsonl"])
     path = written(tmp_path / "own.jsonl", {"text": "x"})
-    with pytest.raises(ValueError, match="'own/1' 2 times"):
-        load([path, path])
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
-    with pytest.raises(ValueError, match="UTF-8"):
-        load([str(tmp_path / "latin.txt")])
+    latin = str(tmp_path / "latin.txt")
+    for names, said in ((["nothing.jsonl"], r"nothing\.jsonl"), ([path, path], "'own/1' 2 times"), ([latin], "UTF-8")):
+        with pytest.raises(ValueError, match=said):
+            load(names)
 
+
+# Downloads
 
 CONTENT = json.dumps(question(1, "code", "Write it.")).encode() + b"\n"
 
 
-@pytest.fixture
-def served(tmp_path, monkeypatch):
-    """A server with one file, known as `mbpp`; the list holds the paths that were asked for."""
+@pytest.fixture(scope="module")
+def server():
+    """A server with one file; the list holds the paths that were asked for."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -160,22 +130,32 @@ def served(tmp_path, monkeypatch):
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
-    url = f"http://127.0.0.1:{server.server_port}/question.jsonl"
-    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SOURCES, "mbpp", DataSource(url, hashlib.sha256(CONTENT).hexdigest()))
-    yield asked
+    yield f"http://127.0.0.1:{server.server_port}/question.jsonl", asked
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def test_a_set_is_downloaded_once(served):
-    assert [(one.name, one.category) for one in load(["mbpp"])] == [("mbpp/1", "mbpp")]
-    assert load(["mbpp"])
+@pytest.fixture
+def served(server, monkeypatch):
+    """The file is known as `mbpp`."""
+    url, asked = server
+    asked.clear()
+    monkeypatch.setitem(SOURCES, "mbpp", DataSource(url, hashlib.sha256(CONTENT).hexdigest()))
+    return asked
+
+
+def test_a_set_is_downloaded_once_and_refused_when_it_is_damaged(served):
+    for _ in range(2):
+        assert [(one.name, one.category) for one in load(["mbpp"])] == [("mbpp/1", "mbpp")]
     assert served == ["/question.jsonl"]
-    assert (cache_folder() / "mbpp.jsonl").read_bytes() == CONTENT
+    kept = cache_folder() / "mbpp.jsonl"
+    assert kept.read_bytes() == CONTENT
+    kept.write_bytes(CONTENT[:-5])
+    with pytest.raises(ValueError, match="delete the file to download it again"):
+        load(["mbpp"])
 
 
 def test_a_download_of_other_content_is_refused_and_not_kept(served, monkeypatch):
@@ -185,31 +165,8 @@ def test_a_download_of_other_content_is_refused_and_not_kept(served, monkeypatch
     assert list(cache_folder().iterdir()) == []
 
 
-def test_a_damaged_file_in_the_cache_is_refused(served):
-    load(["mbpp"])
-    (cache_folder() / "mbpp.jsonl").write_bytes(CONTENT[:-5])
-    with pytest.raises(ValueError, match="delete the file to download it again"):
-        load(["mbpp"])
-
-
 @pytest.mark.parametrize(("address", "said"), [(None, "404"), ("http://127.0.0.1:9/", "cannot download mbpp")])
 def test_without_an_answer_the_remedy_is_named(served, monkeypatch, address, said):
-    url = address or SOURCES["mbpp"].url + "x"
-    monkeypatch.setitem(SOURCES, "mbpp", SOURCES["mbpp"]._replace(url=url))
+    monkeypatch.setitem(SOURCES, "mbpp", SOURCES["mbpp"]._replace(url=address or SOURCES["mbpp"].url + "x"))
     with pytest.raises(OSError, match=rf"{said}.*--data mbpp=FILE"):
         load(["mbpp"])
-
-
-def test_the_cache_is_below_the_users_own(monkeypatch, tmp_path):
-    monkeypatch.delenv("TOKEN_RECYCLING_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "token_recycling"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "token_recycling"
-
-
-def test_sources_are_pinned_to_a_commit():
-    for source in downloads.SOURCES.values():
-        commit = source.url.removeprefix("https://raw.githubusercontent.com/").split("/")[2]
-        assert len(commit) == 40
-        assert len(bytes.fromhex(source.sha256)) == 32

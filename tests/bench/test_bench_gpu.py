@@ -1,8 +1,8 @@
 """The program that measures the fast path on an accelerator, tried on a CPU with a tiny shape."""
 
 import json
-import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,45 +12,15 @@ from support import tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.gpu import steps as gpu
+from benchmarks.gpu import __main__ as session
+from benchmarks.gpu import steps
 from benchmarks.gpu.grown import grown
 from benchmarks.gpu.grown import main as grow
 from benchmarks.gpu.profiled import _covered, profiled
 from benchmarks.gpu.report import BARS, Times, judged
 from benchmarks.gpu.shapes import Shape
-
-
-def test_it_measures_goes_on_and_reports(tmp_path, monkeypatch):
-    options = {"shape": ["tiny"], "context": [40], "device": "cpu"}
-    options |= {"dtype": "float32", "output": tmp_path, "few": True}
-    with pytest.raises(typer.Exit) as stopped:
-        gpu.main(**options, seconds=-1)
-    assert stopped.value.exit_code == 3
-    ticks = iter(range(10_000))
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(ticks)))
-    with pytest.raises(typer.Exit):
-        gpu.main(**options, seconds=3.5)
-    first = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert 1 <= len(first) < 12
-    gpu.main(**options, seconds=1000)
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert rows[: len(first)] == first
-    found = {(row["what"], row["kind"], row["nodes"]) for row in rows}
-    steps = {("step", "captured", nodes) for nodes in (1, 4, 64)}
-    others = {(what, "captured", nodes) for what in ("forward", "profile") for nodes in (1, 64)}
-    eager = {("generate", "eager", 1), ("generate", "compiled", 1), ("profile", "eager", 1)}
-    compared = {("step", kind, 1) for kind in ("eager", "compiled")}
-    assert found == steps | others | eager | compared
-    assert len(rows) == 12
-    assert all(row["seconds"] > 0 for row in rows)
-    profiles = [row for row in rows if row["what"] == "profile"]
-    assert all(0 < row["busy"] <= row["seconds"] and row["operations"] > 20 for row in profiles)
-    gpu.main(**options, seconds=1000)
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 12
-    report = (tmp_path / "report.md").read_text()
-    assert re.search(r"\| tiny +\| +40 \|", report)
-    assert "no accelerator" in report
-    assert "python -m benchmarks.gpu" in report
+from benchmarks.gpu.stages import Stage, rehearsal, stages
+from token_recycling.bench.scenario import RunOptions
 
 
 def test_bars_are_judged_by_the_times():
@@ -77,11 +47,6 @@ def test_bars_are_judged_by_the_times():
     ]
 
 
-def test_what_cannot_be_measured_is_refused(tmp_path):
-    with pytest.raises(typer.BadParameter, match="70B"):
-        gpu.main(shape=["70B"], device="cpu", output=tmp_path)
-
-
 def test_waiting_is_what_no_operation_covers():
     assert _covered([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
     weight = torch.ones(64, 64)
@@ -106,8 +71,75 @@ def test_a_grown_model_says_what_the_small_one_says(model, shape):
     assert torch.equal(*texts)
 
 
-def test_a_model_does_not_grow_smaller(model, tmp_path):
+def test_what_cannot_be_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match="width 32"):
         grown(model, Shape(16, 2, 2, 2, 64, 64))
     with pytest.raises(typer.BadParameter, match="70B"):
         grow(tmp_path, "70B")
+    with pytest.raises(typer.BadParameter, match="70B"):
+        steps.main(shape=["70B"], device="cpu", output=tmp_path)
+
+
+# Stages of a session on a card: resumed, halved when out of memory, ended in time
+
+
+def python(code):
+    return sys.executable, "-c", code
+
+
+FULL = python("import sys; sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9 GiB')")
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "stages.jsonl").read_text().splitlines()]
+
+
+def test_a_stage_that_is_out_of_memory_is_tried_in_the_next_size(tmp_path):
+    made = [tmp_path / name for name in ("large", "small")]
+    touch = [python(f"open({str(path)!r}, 'a').write('x')") for path in made]
+    todo = [
+        Stage("fits later", 1, ((FULL, touch[0]), (touch[1],))),
+        Stage("never fits", 1, ((FULL,), (FULL,))),
+        Stage("fails", 1, ((python("raise ValueError(7)"),), (touch[0],))),
+        Stage("absent", 1, ((touch[0],),), needs="no_such_library"),
+    ]
+    assert not session.run(todo, tmp_path)
+    assert [path.exists() for path in made] == [False, True]
+    found = {row["stage"]: (row["status"], row["size"]) for row in rows(tmp_path)}
+    assert found == {
+        "fits later": ("done", 1),
+        "never fits": ("out of memory", 1),
+        "fails": ("failed with exit status 1", 0),
+    }
+    session.run(todo, tmp_path)
+    assert made[1].read_text() == "x"  # done once
+    assert [row["stage"] for row in rows(tmp_path)[3:]] == ["never fits", "fails"]
+
+
+def test_a_stage_that_takes_too_long_is_interrupted_and_not_done(tmp_path):
+    begun, stopped = tmp_path / "begun", tmp_path / "stopped"
+    code = f"""
+import pathlib, time
+try:
+    pathlib.Path({str(begun)!r}).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path({str(stopped)!r}).touch()
+"""
+    with pytest.raises(session.TimeUpError):
+        session.run([Stage("long", 1, ((python(code),),))], tmp_path, time.monotonic() + 1.5)
+    assert begun.exists()
+    assert stopped.exists()
+    assert not (tmp_path / "stages.jsonl").exists()
+
+
+def test_methods_are_those_of_the_benchmark(tmp_path):
+    for stage in [*stages(tmp_path, "model.gguf", "spec_bench"), *rehearsal(tmp_path)]:
+        for command in (command for size in stage.sizes for command in size if "bench" in command):
+            given = [command[place + 1] for place, part in enumerate(command) if part == "--method"]
+            assert RunOptions(data=("spec_bench",), methods=tuple(given)).methods
+
+
+@pytest.mark.nightly
+def test_every_stage_runs_tiny_on_the_cpu(tmp_path):
+    assert session.run(rehearsal(tmp_path), tmp_path)

@@ -30,16 +30,12 @@ def downloads(monkeypatch):
     return asked
 
 
-def test_it_is_downloaded_once(downloads, tmp_path):
-    path = real_model.fetched(tmp_path / "new")
-    assert path.read_bytes() == CONTENT
-    assert real_model.fetched(tmp_path / "new") == path
-    assert len(downloads) == 1
-
-
-def test_a_damaged_file_is_replaced(downloads, tmp_path):
-    (tmp_path / real_model.NAME).write_bytes(CONTENT[:3])
-    assert real_model.fetched(tmp_path).read_bytes() == CONTENT
+@pytest.mark.parametrize("found", [None, CONTENT[:3]])
+def test_it_is_downloaded_once_or_when_it_is_damaged(downloads, tmp_path, found):
+    if found is not None:
+        (tmp_path / real_model.NAME).write_bytes(found)
+    for _ in range(2):
+        assert real_model.fetched(tmp_path).read_bytes() == CONTENT
     assert len(downloads) == 1
 
 

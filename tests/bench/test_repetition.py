@@ -36,7 +36,6 @@ def test_near_repetition_is_no_loop_but_counts_as_4grams():
 
 def test_4grams_are_counted_within_each_output():
     assert repeated_4grams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0
-    assert repeated_4grams([[1, 1, 1, 1, 1, 1]]) == pytest.approx(2 / 3)
     assert repeated_4grams([[1, 2, 3], []]) is None
 
 
@@ -45,7 +44,5 @@ def test_a_step_lies_in_a_loop_if_half_of_its_tokens_do():
     tokens = LOOP * 3
     assert in_loops(tokens, [4, 4, 4, 6]) == (14, 3)
     assert in_loops(tokens, [5, 4, 9]) == (13, 2)
-    assert in_loops(tokens, [3, 6, 9]) == (15, 2)
     assert in_loops(tokens, [4, 5, 9]) == (14, 2)
-    assert in_loops(tokens, [9, 9]) == (9, 1)
     assert in_loops([1, 2, 3], [1, 2]) == (0, 0)

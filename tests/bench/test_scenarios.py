@@ -29,12 +29,8 @@ def test_a_scenario_is_understood_and_its_data_are_there(path, monkeypatch):
 
 def test_outputs_are_held_to_the_grammar_of_their_question(tmp_path):
     pytest.importorskip("xgrammar")
-    (tmp_path / "forms.jsonl").write_text(
-        json.dumps({"prompt": "Is it?", "regex": "yes|no"})
-        + "\n"
-        + json.dumps({"prompt": "Which?", "json_schema": {"enum": ["a", "b"]}})
-        + "\n"
-    )
+    asked = {"prompt": "Is it?", "regex": "yes|no"}, {"prompt": "Which?", "json_schema": {"enum": ["a", "b"]}}
+    (tmp_path / "forms.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     where = benching.setup(max_new_tokens=12)
     where.model.generation_config.eos_token_id = where.tokenizer.eos_token_id
     questions = load([str(tmp_path / "forms.jsonl")])
@@ -65,11 +61,8 @@ def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
     questions = load(options.data)
     made = session.plan(options, [parse(spec) for spec in specs], questions)
     phases = []
-    found = benching.run(
-        where, made, tmp_path / "out", lambda event: phases.append((event.entry.method.spec, event.phase))
-    )
-    learning = {spec for spec, phase in phases if phase == "learning"}
-    assert learning == {"recycling:tree=8"}
+    found = benching.run(where, made, tmp_path / "out", phases.append)
+    assert {one.entry.method.spec for one in phases if one.phase == "learning"} == {"recycling:tree=8"}
     assert [row["prompt"] for row in found] == ["jobs/2"] * 3 + ["jobs/4"] * 3
     assert all(row["identical"] is not False and row["failure"] is None for row in found)
     edit, talk = (benching.by_method(found[place : place + 3]) for place in (0, 3))
@@ -78,10 +71,6 @@ def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
     summary = summarize([{**row, "run": run} for row in found for run in ("a", "b")])
     table = jobs.job_table(summary.main).frame
     assert table["job"].str.contains("first token").tolist() == [False, False, True, False]
-    assert list(table) == [
-        "job",
-        *(f"{run}: recycling (tree=8), {state}" for run in "ab" for state in ("cold", "warm")),
-    ]
     assert table.iloc[:, 1:3].to_numpy().tolist() == table.iloc[:, 3:].to_numpy().tolist()
     assert jobs.page(summary).count("recycling (tree=8), warm") == 2
 
