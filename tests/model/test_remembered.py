@@ -2,9 +2,7 @@
 
 import copy
 import gc
-import io
 import logging
-import pickle
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -17,6 +15,7 @@ from support import tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling.model.info import model_info
 from token_recycling.model.remembered import kept_of, remembered
 
 
@@ -33,11 +32,6 @@ def trained(model):
     optimiser.step()
 
 
-@torch.no_grad()
-def written(model):
-    model.lm_head.weight.mul_(2)
-
-
 def loaded(model):
     model.load_state_dict(tiny.llama(1).state_dict())
 
@@ -46,12 +40,11 @@ def replaced(model):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 
 
-NEW_VALUES = [trained, written, loaded]
+NEW_VALUES = [trained, loaded]
 NEW_TENSORS: list[Callable[[LlamaForCausalLM], Any]] = [
     replaced,
     lambda model: model.to(torch.bfloat16),
     lambda model: model.to("meta"),
-    lambda model: model.resize_token_embeddings(80),
     lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.clone()),
 ]
 
@@ -110,36 +103,18 @@ def test_weights_made_in_inference_mode(numbers):
             assert torch.equal(tr.generate(model, tiny.prompt(0, 6), fast=fast, max_new_tokens=12), other)
 
 
-def test_a_model_in_use_can_be_copied_and_pickled(model):
-    text = tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=12)
-    loaded = pickle.loads(pickle.dumps(model))
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for other in (copy.deepcopy(model), copy.copy(model), loaded, torch.load(file, weights_only=False)):
-        assert vars(other).keys() == vars(model).keys()
-        assert torch.equal(tr.generate(other, tiny.prompt(0, 6), fast=True, max_new_tokens=12), text)
-
-
 def test_a_copy_remembers_for_itself(model, numbers):
     remembered(model, "a", numbers)
     other = copy.deepcopy(model)
     assert [remembered(one, "a", numbers) for one in (other, model, other)] == [1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("surface", "drafter"),
-    [("generate", "recycling"), ("accelerate", "fuse:recycling+suffix"), ("stream", "layer_skip:layers=1")],
-)
-def test_a_model_that_is_no_longer_used_is_gone(drafter, surface):
-    model = tiny.llama()
-    for fast in (False, True):
-        if surface == "generate":
-            tr.generate(model, tiny.prompt(0, 6), drafter=drafter, fast=fast, max_new_tokens=12)
-        elif surface == "accelerate":
-            tr.accelerate(model, drafter, fast=fast).generate(tiny.prompt(0, 6), max_new_tokens=12)
-        else:
-            list(tr.stream(model, tiny.prompt(0, 6), drafter, fast=fast, max_new_tokens=12))
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_model_that_is_no_longer_used_is_gone(fast):
+    model, ids = tiny.llama(), tiny.prompt(0, 6)
+    tr.generate(model, ids, fast=fast, max_new_tokens=12)
+    list(tr.stream(model, ids, drafter="layer_skip:layers=1", fast=fast, max_new_tokens=12))
+    tr.accelerate(model, "fuse:recycling+suffix", fast=fast).generate(ids, max_new_tokens=12)
     gone, weight = weakref.ref(model), weakref.ref(model.lm_head.weight)
     del model
     gc.collect()
@@ -155,3 +130,37 @@ def test_offloaded_weights_are_other_tensors_after_every_pass_and_the_model_the_
     model(tiny.prompt(0, 5))
     assert [id(weight) for weight in model.parameters()] != held
     assert remembered(model, "what", numbers) == 0
+
+
+# What is found in a model
+
+
+class Adapter(torch.nn.Linear):
+    """Another kind of part."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model.lm_head, "__class__", Adapter),
+        lambda model: model.config.rope_parameters.update(factor=2.0),
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: setattr(model.config, "sliding_window", 8),
+        lambda model: setattr(model, "is_quantized", True),
+        lambda model: model.add_module("more", torch.nn.Identity()),
+    ],
+)
+def test_facts_about_a_model_are_found_once_and_again_when_it_has_changed(model, change):
+    known = model_info(model)
+    assert model_info(model) is known
+    change(model)
+    assert model_info(model) is not known
+    assert model_info(model) is model_info(model)
+
+
+def test_what_has_changed_counts(model):
+    assert model_info(model).attention == "sdpa"
+    model.set_attn_implementation("eager")
+    assert model_info(model).attention == "eager"
+    model.config.is_causal = False
+    assert "not causal" in str(model_info(model).reason)
