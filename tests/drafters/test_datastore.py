@@ -34,26 +34,17 @@ def test_what_followed_the_longest_suffix_is_found(folder, documents, text, shor
     store = build(documents, folder / "longest")
     suffixes = (text[len(text) - size :] for size in range(min(longest, len(text)), shortest - 1, -1))
     wanted = next((found for found in (followed(documents, suffix, 4) for suffix in suffixes) if found), [])
-    found = store.continuations(np.array(text[-longest:]), shortest, 4, 100)
-    assert sorted([token for token in row if token >= 0][: len(row)] for row in ends(found)) == wanted
-    assert found.tolist() == sorted(found.tolist())
+    found = store.continuations(np.array(text[-longest:]), shortest, 4, 100).tolist()
+    assert sorted([row[: row.index(-1)] if -1 in row else row for row in found]) == wanted
+    assert found == sorted(found)
 
 
-def ends(found):
-    """Each row up to the end of its document."""
-    return [row[: row.index(-1)] if -1 in row else row for row in found.tolist()]
-
-
-def test_of_too_many_places_the_newest_are_read(tmp_path):
+def test_of_too_many_places_the_newest_are_read_and_ids_may_be_of_any_size(tmp_path):
+    """3 + 65,536 is 3 in 16 bits; the published program would find it."""
     store = build([[1, token] for token in range(2, 12)], tmp_path / "store")
     assert store.continuations(np.array([1]), 1, 1, 5)[:, 0].tolist() == [7, 8, 9, 10, 11]
     assert store.continuations(np.array([12]), 1, 3, 5).shape == (0, 3)
-
-
-def test_ids_beyond_16_bits_are_kept(tmp_path):
-    """3 + 65,536 is 3 in 16 bits; the published program would find it."""
-    build([[3, 7], [3 + 65_536, 8], [200_000, 9]], tmp_path / "store")
-    store = Datastore(tmp_path / "store")
+    store = build([[3, 7], [3 + 65_536, 8], [200_000, 9]], tmp_path / "store")
     assert store.vocab_size == 200_001
     assert store.continuations(np.array([3]), 1, 1, 10).tolist() == [[7]]
     assert store.continuations(np.array([3 + 65_536]), 1, 1, 10).tolist() == [[8]]
@@ -81,13 +72,6 @@ def rewritten(path, arrays=None, **header):
     return path
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
-        Datastore(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
-        Datastore(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("arrays", "header", "length"),
     [
@@ -111,28 +95,22 @@ def test_a_file_that_is_cut_or_says_something_else_is_refused(tmp_path, arrays, 
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * length)])
     with pytest.raises(DatastoreError, match=re.escape(str(path))):
         Datastore(path)
-
-
-def test_damage_within_the_arrays_is_found_when_it_is_looked_up(tmp_path):
-    whole = Datastore(rewritten(tmp_path / "store"))
-    wrong = whole.tokens.copy()
-    wrong[2] = 70
-    broken = Datastore(rewritten(tmp_path / "tokens", {"tokens": wrong}))
-    with pytest.raises(DatastoreError, match="got 4 to 70"):
-        broken.continuations(np.array([1, 2]), 2, 1, 9)
+    for missing in (tmp_path / "none", tmp_path):
+        with pytest.raises(FileNotFoundError, match="there is no such file"):
+            Datastore(missing)
 
 
 @pytest.mark.parametrize("place", [-(2**31), -3, 7, 8, 800, 2**31 - 1])
-def test_damaged_chains_lead_nowhere(tmp_path, place):
-    """Whatever the places, none beyond the text is read, and no look-up goes on for ever."""
+def test_damaged_chains_and_tokens_lead_nowhere(tmp_path, place):
+    """Whatever the places, none beyond the text is read, and no look-up goes on for ever; a token that cannot be is
+    found when it is looked up.
+    """
     for name in ("before", "newest"):
         array = getattr(Datastore(rewritten(tmp_path / "store")).index, name)
         broken = Datastore(rewritten(tmp_path / name, {name: np.full_like(array, place)}))
         assert len(broken.continuations(np.array([1, 2]), 2, 2, 5000)) <= 5000
-
-
-def test_the_file_is_mapped_and_not_read(tmp_path):
-    """Two openings of one file share its memory with the file: neither array owns any."""
-    store = Datastore(rewritten(tmp_path / "store"))
-    assert not store.tokens.flags.owndata
-    assert not store.index.before.flags.owndata
+    wrong = Datastore(tmp_path / "store").tokens.copy()
+    wrong[2] = 70
+    broken = Datastore(rewritten(tmp_path / "tokens", {"tokens": wrong}))
+    with pytest.raises(DatastoreError, match="got 4 to 70"):
+        broken.continuations(np.array([1, 2]), 2, 1, 9)

@@ -52,83 +52,58 @@ def test_the_tree_holds_the_most_frequent_prefixes(store):
     assert draft.tree.parents == (-1, 0, 0, 2, 1)
     assert draft.tree.ranks == (0, 0, 1, 0, 0)
     assert len(drafted(Rest(store), [9, 1, 2]).tree) == 8
-
-
-def test_the_longest_suffix_decides(store):
-    """0 1 2 stands once, and what followed it is all that is drafted."""
+    # 0 1 2 stands once: of the longest suffix what followed it is all that is drafted, and so is what stands last.
     assert drafted(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]
     assert len(drafted(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2]).tree) == 8
+    assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
     assert len(drafted(Rest(store), [5, 5, 2]).tree) == 1
-
-
-def test_size_options_bound_the_tree(store):
     assert drafted(Rest(store, num_tokens=1), [1, 2]).tree.depth == 1
     assert drafted(Rest(store), [1, 2], room=1).tree.depth == 1
-    assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
 
 
 # whose ids these are
 
 
-def test_a_datastore_of_larger_ids_is_refused(counting, tmp_path):
-    build([[1, 16]], tmp_path / "store")
-    with pytest.raises(DatastoreError, match="got 16"):
-        next(tr.stream(counting, torch.tensor([1]), Rest(tmp_path / "store")))
-
-
-def test_a_datastore_of_another_tokenizer_is_refused(loaded, tmp_path):
-    build([[1, 2]], tmp_path / "store", "0123456789abcdef")
-    with pytest.raises(DatastoreError, match=r"got 0123456789abcdef"):
-        next(tr.stream(loaded.model, torch.tensor([1]), Rest(tmp_path / "store")))
-    build([[1, 2]], tmp_path / "store", fingerprint(loaded.tokenizer))
-    stats = tr.Stats()
-    tr.generate(loaded.model, torch.tensor([[1]]), drafter=Rest(tmp_path / "store"), stats=stats, max_new_tokens=2)
-    assert stats.drafter == "rest: at most 64 nodes from store of 3 tokens"
-
-
 def test_each_target_is_checked_by_its_own_tokenizer(counting, loaded, tmp_path):
     """Whichever comes first: one whose tokenizer is not known, or one that fits."""
-    other = "0123456789abcdef"
-    build([[1, 2]], tmp_path / "other", other)
-    drafter = Rest(tmp_path / "other")
-    assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
-    with pytest.raises(DatastoreError, match=f"got {other}"):
-        runs.begun(drafter, [1], TreeModel(loaded.model))
-    assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
+    for name, tokenizer in (("other", "0123456789abcdef"), ("own", fingerprint(loaded.tokenizer))):
+        build([[1, 2]], tmp_path / name, tokenizer)
+    other, own = Rest(tmp_path / "other"), Rest(tmp_path / "own")
+    assert "not checked" in runs.begun(other, [1], TreeModel(counting)).describe()
+    with pytest.raises(DatastoreError, match="got 0123456789abcdef"):
+        runs.begun(other, [1], TreeModel(loaded.model))
+    assert "not checked" not in runs.begun(own, [1], TreeModel(loaded.model)).describe()
+    build([[1, 16]], tmp_path / "larger")
+    with pytest.raises(DatastoreError, match="got 16"):
+        next(tr.stream(counting, torch.tensor([1]), Rest(tmp_path / "larger")))
 
 
 # the command
 
 
-def test_build_reads_files_and_folders(loaded, tiny_model_dir, tmp_path):
+def test_build_reads_files_and_folders_and_what_it_made_drafts(loaded, tiny_model_dir, tmp_path):
     (tmp_path / "texts" / "deep").mkdir(parents=True)
     (tmp_path / "texts" / "deep" / "b.txt").write_text("line one\nline two\n" * 9000)
     (tmp_path / "texts" / ".hidden").write_bytes(b"\xff")
-    (tmp_path / "a.txt").write_text(PROMPT)
+    ids = loaded.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    said = loaded.model.generate(ids, max_new_tokens=24, do_sample=False)
+    (tmp_path / "a.txt").write_text(loaded.tokenizer.decode(said[0]))
     output = tmp_path / "out" / "texts.datastore"
     found = run_json(
         "datastore", "build", tmp_path / "texts", tmp_path / "a.txt", "--model", tiny_model_dir, "--output", output
     )
     whole = loaded.tokenizer("line one\nline two\n" * 9000)["input_ids"]
-    prompt = loaded.tokenizer(PROMPT)["input_ids"]
+    other = loaded.tokenizer((tmp_path / "a.txt").read_text())["input_ids"]
     store = Datastore(output)
-    assert store.tokens.tolist() == [*whole, -1, *prompt, -1]
+    assert store.tokens.tolist() == [*whole, -1, *other, -1]
     assert (found["documents"], found["tokens"], found["bytes"]) == (2, len(store), output.stat().st_size)
     assert found["tokenizer"] == store.tokenizer == fingerprint(loaded.tokenizer)
-    text = run("datastore", "build", tmp_path / "a.txt", "--model", tiny_model_dir, "--output", output)
-    assert "documents 1," in text.stdout
-    assert len(Datastore(output)) == len(prompt) + 1
-
-
-def test_what_is_built_drafts(loaded, tiny_model_dir, tmp_path):
-    ids = loaded.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-    text = loaded.tokenizer.decode(loaded.model.generate(ids, max_new_tokens=24, do_sample=False)[0])
-    (tmp_path / "text").write_text(text)
-    run("datastore", "build", tmp_path / "text", "--model", tiny_model_dir, "--output", tmp_path / "store")
-    spec = f"rest:datastore={tmp_path / 'store'}"
-    found = run_json("generate", tiny_model_dir, PROMPT, "--drafter", spec, "--max-new-tokens", 20)
-    assert found["tokens"] == loaded.model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist()
-    assert found["stats"]["drafted_tokens"] > 0
+    spec = f"rest:datastore={output}"
+    drafted = run_json("generate", tiny_model_dir, PROMPT, "--drafter", spec, "--max-new-tokens", 24)
+    assert drafted["tokens"] == said[0, ids.shape[1] :].tolist()
+    assert drafted["stats"]["drafted_tokens"] > 0
+    run("datastore", "build", tmp_path / "a.txt", "--model", tiny_model_dir, "--output", output)
+    assert len(Datastore(output)) == len(other) + 1
 
 
 def test_build_refuses(tiny_model_dir, tmp_path):
