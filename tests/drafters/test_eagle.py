@@ -21,7 +21,6 @@ import token_recycling as tr
 from token_recycling.drafters._shared.placed import placed_copy
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head
-from token_recycling.model.inspection import NoHiddenStatesError
 from token_recycling.model.tree_model import TreeModel
 
 EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4]}
@@ -187,13 +186,6 @@ def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path
 
 
 # the drafter
-
-
-def test_a_model_whose_layers_cannot_be_seen_is_refused(deep, tmp_path):
-    folder, _ = head_in(tmp_path, EAGLE_3)
-    shallow = tiny.llama(num_hidden_layers=2)
-    with pytest.raises(NoHiddenStatesError, match=r"LlamaForCausalLM has hidden states 0 to 2, got \[2, 1, -1\]"):
-        tr.generate(shallow, tiny.prompt(0, 4), drafter=Eagle(folder), max_new_tokens=4)
 
 
 def test_parts_of_a_fusion_have_the_states_of_their_own(deep, tmp_path):

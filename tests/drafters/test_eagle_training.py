@@ -60,20 +60,6 @@ def test_a_head_may_say_the_most_frequent_tokens(deep):
     assert new_head(deep, texts, EagleTraining(version=3)).ids is None, "all of a vocabulary that is no larger"
 
 
-@pytest.fixture
-def deep_counting(counting):
-    """It counts with four layers, so that there are states between them."""
-    made = tiny.counting_llama()
-    config = {**counting.config.to_dict(), "num_hidden_layers": 4}
-    deep = tiny.llama(0, 0, **{name: config[name] for name in _SIZES}, num_hidden_layers=4)
-    deep.model.embed_tokens.load_state_dict(made.model.embed_tokens.state_dict())
-    deep.lm_head.load_state_dict(made.lm_head.state_dict())
-    return deep
-
-
-_SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads")
-
-
 def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep):
     """A head that may say one token, which the target never chooses in these texts."""
     chosen = deep(input_ids=torch.tensor([[1, 2]])).logits.argmax(-1)
@@ -86,9 +72,8 @@ def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep):
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_head_trained_on_a_model_that_counts_foresees_it(version, deep_counting, tmp_path):
-    losses = []
-    model = deep_counting
+def test_a_head_trained_on_a_model_that_counts_foresees_it(version, tmp_path):
+    losses, model = [], tiny.counting_llama(num_hidden_layers=4)  # with states between layers
     texts, held_out = counted(model, tmp_path).split(0.25)
     how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
     progress = lambda step, steps, loss: losses.append(loss)  # noqa: E731

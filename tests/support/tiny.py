@@ -58,11 +58,10 @@ def unknown(model: LlamaForCausalLM) -> LlamaForCausalLM:
     return model
 
 
-def counting_llama(vocab_size: int = 16) -> LlamaForCausalLM:
+def counting_llama(vocab_size: int = 16, **config: Any) -> LlamaForCausalLM:
     """A llama that counts: after token t its candidates are t + 1, t + 2, ... modulo the vocabulary, best first."""
-    model = llama(
-        context=0, vocab_size=vocab_size, hidden_size=vocab_size, num_attention_heads=1, num_key_value_heads=1
-    )
+    sizes = {"hidden_size": vocab_size, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = llama(context=0, vocab_size=vocab_size, **sizes, **config)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(torch.eye(vocab_size))
         for token in range(vocab_size):
