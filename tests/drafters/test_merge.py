@@ -107,18 +107,6 @@ def test_who_is_right_is_learned():
     assert values[2] > 0.8
 
 
-def test_agreement_is_learned_apart_from_what_each_says_alone():
-    """What both say is right every time; what one of them says against the other every fourth time."""
-    agreed = merge_drafts([draft("0", [7], [0.5]), draft("0", [7], [0.5])])
-    against = merge_drafts([draft("0", [7], [0.5]), draft("0", [8], [0.5])])
-    calibration = FuseCalibration.empty(2)
-    for turn in range(40):
-        calibration.learn(agreed, calibration.values_of(agreed), [7])
-        calibration.learn(against, calibration.values_of(against), [7 if turn % 4 == 0 else 8 if turn % 4 == 1 else 9])
-    assert calibration.values_of(agreed).values[1] > 0.85
-    assert calibration.values_of(against).values[1] == pytest.approx(0.25, abs=0.1)
-
-
 # Choosing
 
 
@@ -165,13 +153,6 @@ def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
     assert [len(one.tree) for one in prune([sure], dear)] == [1]
 
 
-def test_what_a_drafter_needs_is_kept_if_all_of_it_fits():
-    needing = dataclasses.replace(TWO, needed=frozenset({2, 3}))
-    merged = merge_drafts([ONE, needing])
-    assert kept_first(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
-    assert kept_first(merged, 2) == (frozenset({0}), frozenset())
-
-
 # What was drawn
 
 
@@ -191,6 +172,10 @@ def test_drawn_nodes_stay_in_their_order_before_others():
     first, still_drawn = kept_first(merged, 2)
     assert (first, still_drawn) == ({0, 1, 2}, {1, 2})
     assert kept_first(merged, 1) == ({0}, frozenset())
+    # What a drafter needs is kept too, if all of it fits.
+    merged = merge_drafts([ONE, dataclasses.replace(TWO, needed=frozenset({2, 3}))])
+    assert kept_first(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
+    assert kept_first(merged, 2) == (frozenset({0}), frozenset())
 
 
 def chosen(text, taken=None):
