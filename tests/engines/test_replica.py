@@ -1,10 +1,14 @@
 """What the adapters of engines share, without an engine: options, texts, chains and trees, files."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from support.pages_of_docs import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,9 +39,9 @@ def chain(recycler, record, tokens, depth=6):
     return recycler.draft_one(recycler.sequence_of(record, read), read, depth).tokens[1:].tolist()
 
 
-def taught(trees=False, **options):
+def taught(**options):
     """A recycler that has seen the counting model after every token."""
-    recycler = Replica(VOCABULARY, 6, EngineOptions.parse({"k": 4, **options}), chains=not trees)
+    recycler = chains(**options)
     ngrams = np.full((VOCABULARY, recycler.options.orders), -1)
     ngrams[:, 0] = np.arange(VOCABULARY)
     recycler.learn_logits(ngrams, counting(list(range(VOCABULARY))))
@@ -110,37 +114,33 @@ class Event:
         self.said.append("waited for")
 
 
-def on_a_card(monkeypatch):
-    """A function that gives logits for which candidates are found at once and called those of a CUDA device."""
+def test_what_a_card_showed_is_learned_a_step_later_and_before_a_file_is_written(monkeypatch, tmp_path):
+    """Logits whose candidates are found at once are called those of a CUDA device here."""
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(replica, "packed_candidates", lambda logits, k: packed_candidates(logits.told, k))
-    return lambda told: SimpleNamespace(told=told, device=torch.device("cuda"))
-
-
-def test_what_a_card_showed_is_learned_a_step_later_and_before_a_file_is_written(monkeypatch, tmp_path):
-    moved, recycler = on_a_card(monkeypatch), chains(matrix=str(tmp_path / "m"))
-    ngrams = np.full((2, 3), -1)
+    recycler, ngrams = chains(matrix=str(tmp_path / "m")), np.full((2, 3), -1)
     for step in range(3):
         ngrams[:, 0] = step, 10 + step
-        recycler.observe_logits(ngrams[1:].copy(), moved(counting([9, 10 + step])), np.array([1]))
+        shown = SimpleNamespace(told=counting([9, 10 + step]), device=torch.device("cuda"))
+        recycler.observe_logits(ngrams[1:].copy(), shown, np.array([1]))
         assert recycler._observed[-1].arrived.said == ["recorded"]
         recycler.learn_observed(newest=False)
         assert recycler.matrix.filled.nonzero()[0].tolist() == list(range(10, 10 + step)), "the step before, at most"
     recycler.save()
-    assert recycler.matrix.filled.nonzero()[0].tolist() == [10, 11, 12]
     assert [recycler.matrix.look_up(token)[0][0] for token in (10, 11, 12)] == [11, 12, 13]
 
 
 class Seen(TorchDispatchMode):
-    """Counts operations that wait for a device, and copies to the host."""
+    """Notes operations that wait for a device, and copies to the host."""
 
     def __init__(self):
         super().__init__()
-        self.waits, self.copies = 0, []
+        self.waits, self.copies = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        self.waits += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.waits.append(func)
         if func == torch.ops.aten._to_copy.default and str((kwargs or {}).get("device")) == "cpu":
             self.copies.append((tuple(made.shape), made.dtype, kwargs.get("non_blocking")))
         return made
@@ -154,7 +154,7 @@ def test_observing_on_a_card_is_one_copy_of_candidates_that_nothing_waits_for(mo
         logits = torch.empty(768, 50_000, device="cuda", dtype=torch.bfloat16).narrow(1, 0, 49_152)
         recycler.observe_logits(np.zeros((len(rows), 3), np.int64), logits, rows)
     assert seen.copies == [((2, 768, 8), torch.int32, True)]
-    assert seen.waits == 0
+    assert not seen.waits
 
 
 def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):
@@ -168,14 +168,10 @@ def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):
     assert again.matrix.look_up(3) == first.matrix.look_up(3)
 
 
-def test_a_file_that_is_not_there_is_refused_where_none_will_be_made(tmp_path):
+def test_a_file_that_will_not_be_read_or_made_is_refused_at_the_start(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no matrix file .*learns is false"):
         Replica(VOCABULARY, 6, EngineOptions(k=4, learns=False, matrix=str(tmp_path / "missing")))
-
-
-def test_without_safetensors_a_file_is_refused_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr("token_recycling.engines.replica.find_spec", lambda name: None)
-    Replica(16, 4, EngineOptions())
     with pytest.raises(ModuleNotFoundError, match="needs safetensors"):
         Replica(16, 4, EngineOptions(matrix=str(tmp_path / "matrix")))
 
@@ -210,26 +206,11 @@ def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
     assert path.exists()
 
 
-@pytest.mark.parametrize(
-    ("given_options", "message"),
-    [
-        ({"order": 2}, "'order'"),
-        ({"k": "8"}, "k .*'8'"),
-        ({"suffix": 1}, "suffix .*1"),
-        ({"token_cost": 1}, "token_cost"),
-        ({"save_seconds": 0}, "save_seconds"),
-        ("k=8", "'k=8'"),
-    ],
-)
-def test_wrong_options_are_refused(given_options, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        EngineOptions.parse(given_options)
-
-
-@pytest.mark.parametrize("options", [{}, {"suffix": False, "orders": 1}, {"memory": 0.0, "history": 0}])
-def test_warming_up_compiles_and_leaves_no_trace(options, tmp_path):
-    recycler = Replica(VOCABULARY, 6, EngineOptions.parse({**options, "matrix": str(tmp_path / "m")}))
-    recycler.warm_up(np.int32)
+@pytest.mark.parametrize("tokens", [np.int64, pytest.param(np.int32, marks=pytest.mark.nightly)])
+def test_warming_up_compiles_and_leaves_no_trace(tokens, tmp_path):
+    """Engines have token ids of 32 bits, for which all is compiled anew."""
+    recycler = Replica(VOCABULARY, 6, EngineOptions(matrix=str(tmp_path / "m")))
+    recycler.warm_up(tokens)
     assert not recycler.matrix.filled.any()
     assert not len(recycler.matrix.history)
     assert not list(tmp_path.iterdir())
@@ -241,3 +222,59 @@ def test_values_are_repeated_for_the_tokens_of_their_request():
     top_k = expand_batch_to_tokens(torch.tensor([3, 5], dtype=torch.int32), torch.tensor([0, 2]), 2)
     assert top_k.tolist() == [5, 5]
     assert top_k.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": 2}, "'order'"),
+        ({"k": "8"}, "k .*'8'"),
+        ({"suffix": 1}, "suffix .*1"),
+        ({"token_cost": 1}, "token_cost"),
+        ({"save_seconds": 0}, "save_seconds"),
+        ("k=8", "'k=8'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        EngineOptions.parse(options)
+
+
+ALONE = """
+import importlib.metadata, sys
+
+ALLOWED = {"numpy", "numba", "llvmlite", "filelock", "token_recycling", "llama_cpp"}
+OTHERS = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()} - ALLOWED
+assert {"torch", "transformers", "safetensors"} <= OTHERS
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OTHERS:
+            raise ModuleNotFoundError(f"{name} is refused here", name=name)
+
+
+sys.meta_path.insert(0, Refuse())
+
+import numpy as np
+from token_recycling.engines.llama_cpp import TokenRecycling
+from token_recycling.engines.replica import EngineOptions, Replica
+
+TokenRecycling()
+recycler = Replica(16, 6, EngineOptions(k=4), chains=True)
+recycler.learn_logits(np.array([[3, -1, -1]]), np.eye(16, dtype=np.single)[[5]])
+read = np.array([9, 3])
+print(recycler.draft_one(recycler.begin(read), read, 6).tokens[1])
+"""
+
+
+@pytest.mark.nightly
+def test_llama_cpp_needs_neither_torch_nor_transformers_nor_safetensors(tmp_path):
+    """Its names are STOOD IN FOR, in a process that refuses other packages than numpy, numba and filelock."""
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text('__version__ = "0.3.36"')
+    (tmp_path / "llama_cpp" / "llama_speculative.py").write_text("LlamaDraftModel = object")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    ran = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["5"]
