@@ -53,17 +53,12 @@ def imported(path):
     return module
 
 
-def test_compiling_is_said_once_and_its_time_is_counted(tmp_path, said):
+def test_compiling_is_said_and_counted_once_and_what_was_kept_is_taken_in_silence(tmp_path, said):
     before, loops = compiled.compiling.seconds, imported(tmp_path / "loops.py")
     assert (loops.twice(3), loops.twice(3.5)) == (8, 9.0)
     assert compiled.compiling.seconds > before
     (message,) = said()
     assert "once on this machine" in message
-
-
-def test_what_was_kept_is_taken_in_silence(tmp_path, said):
-    imported(tmp_path / "loops.py").twice(3)
-    said()
     before, again = compiled.compiling.seconds, imported(tmp_path / "loops.py")
     assert again.twice(3) == 8
     assert (said(), compiled.compiling.seconds) == ([], before)
@@ -75,12 +70,6 @@ def test_where_nothing_can_be_kept_it_is_said_what_to_do(tmp_path, said, monkeyp
     (message,) = said()
     assert "in every process" in message
     assert "NUMBA_CACHE_DIR" in message
-
-
-def test_functions_of_others_are_neither_said_nor_counted(said):
-    before = compiled.compiling.seconds
-    assert numba.njit(lambda number: number + 1)(3) == 4
-    assert (said(), compiled.compiling.seconds) == ([], before)
 
 
 def test_after_an_upgrade_in_place_all_are_compiled_anew(tmp_path, said, monkeypatch):
@@ -102,9 +91,3 @@ def test_every_source_of_a_loop_tells_one_version_from_another(changed, tmp_path
     with open(tmp_path / "copy" / changed, "a") as file:
         file.write("# changed\n")
     assert compiled._digest() != compiled._SOURCES
-
-
-def test_parts_stand_where_their_sources_count():
-    holding = [path for path in PACKAGE.rglob("*.py") if "\n@compiled_part" in path.read_text()]
-    assert {path.relative_to(PACKAGE).parts[0] for path in holding} == set(compiled._FOLDERS)
-    assert not [path for path in PACKAGE.rglob("*.py") if "\n@njit" in path.read_text()]

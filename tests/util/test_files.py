@@ -60,12 +60,6 @@ def test_of_a_link_the_target_is_replaced(tmp_path):
     assert os.listdir(target.parent) == ["file"]
 
 
-def test_a_long_name_is_no_obstacle(tmp_path):
-    path = tmp_path / ("n" * 255)
-    write(path)
-    assert path.read_text() == "new"
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -105,13 +99,10 @@ def test_a_writer_that_lives_is_left_alone(tmp_path, writer):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_folder_left_before_it_was_locked_is_removed(tmp_path):
+def test_what_is_left_without_a_lock_is_removed_and_a_link_in_place_of_one_is_not_followed(tmp_path):
     (tmp_path / ".token_recycling.abc").mkdir()
     write(tmp_path / "file")
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / ".token_recycling.abc").mkdir()
     (tmp_path / ".token_recycling.abc" / "writer").symlink_to(tmp_path / "other")
     write(tmp_path / "file")

@@ -38,19 +38,11 @@ def test_masked_logits_have_no_share():
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_sixteen_bits_are_read_as_they_are():
-    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
-    ids, probabilities = top_candidates(logits, 4)
-    wide_ids, wide = top_candidates(logits.float(), 4)
-    assert ids.tolist() == wide_ids.tolist()
-    np.testing.assert_allclose(probabilities, wide, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [[0, 2], [3], [], [0, 1, 2, 3]])
 def test_of_some_rows_alone_they_are_those_of_these_rows(dtype, rows):
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
-    ids, probabilities = top_candidates(logits, 4)
+    ids, probabilities = top_candidates(logits.float(), 4)
     some_ids, some = top_candidates(logits, 4, np.array(rows, np.int64))
     assert some_ids.tolist() == ids[rows].tolist()
-    assert some.tolist() == probabilities[rows].tolist()
+    np.testing.assert_allclose(some, probabilities[rows], rtol=1e-5)
