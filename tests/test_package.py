@@ -4,7 +4,6 @@ import ast
 import functools
 import re
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -85,11 +84,3 @@ def test_every_extra_that_the_package_imports_from_is_named_where_it_is_missing(
     imported = {name.partition(".")[0] for name in imported}
     extras = set(metadata.metadata("token-recycling").get_all("Provides-Extra")) - {"dev"}
     assert {extra for extra in extras if brought(extra) & imported} <= {extra for extra, *_ in named()}
-
-
-def test_without_llama_cpp_its_adapter_names_the_extra():
-    code = "import sys; sys.modules['llama_cpp'] = None; import token_recycling.engines.llama_cpp"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.stderr.endswith(
-        "needs the extra 'llama-cpp', got no llama_cpp; pip install 'token-recycling[llama-cpp]'\n"
-    )

@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from support.pages import events, generate, race
+from support.pages import events, generate
 
 
 def tree(page):
@@ -48,19 +48,3 @@ def test_steps_are_chosen_by_keyboard_and_pointer(page, server):
     assert page.get_attribute("#strip", "aria-valuenow") == str(count)
     page.locator(".lane .step").nth(3).click(position={"x": 2, "y": 5})
     assert page.get_attribute("#strip", "aria-valuenow") == "4"
-    page.click("#previous")
-    assert page.get_attribute("#strip", "aria-valuenow") == "3"
-    page.focus("#strip")
-    page.keyboard.press("End")
-    page.focus(".lane .text")
-    page.keyboard.press("ArrowLeft")
-    assert page.get_attribute("#strip", "aria-valuenow") == str(count - 1)
-
-
-def test_a_step_of_the_plain_text_has_no_draft(page):
-    race(page)
-    page.locator(".lane.plain .step").nth(2).click(position={"x": 2, "y": 5})
-    assert page.text_content("#explorer-title") == "Steps of plain decoding"
-    root, accepted, own, rejected = tree(page)
-    assert (len(root), accepted, len(own), rejected) == (1, [], 1, [])
-    assert "nothing drafted" in page.text_content("#described")

@@ -16,26 +16,17 @@ NEVER_DRAWN = '<img src="x" onerror="document.title = 1"><b>bold</b>'
 
 def test_the_text_appears_in_its_steps_with_drafted_tokens_apart_from_the_models_own(page, server):
     generate(page)
+    steps = events(server)
     expected = [
         [["accepted" if at < step["accepted"] else "own", text] for at, text in enumerate(step["texts"])]
-        for step in events(server)
+        for step in steps
     ]
     assert shown(page) == expected
     assert any(len(step) > 1 for step in expected)
     whole = server.client().completions.create(model="tiny", prompt=PROMPT, max_tokens=40, temperature=0)
     assert page.locator(".lane .text").text_content() == whole.choices[0].text
-    colours = page.locator(".lane .step").evaluate_all("steps => steps.map(step => step.classList[1])")
-    assert colours[:4] == ["even", "odd", "even", "odd"]
-
-
-def test_the_figures_are_those_of_the_steps(page, server):
-    generate(page)
-    found, steps = figures(page), events(server)
-    assert found["tokens"] == "40"
-    assert found["steps"] == str(len(steps))
-    assert found["MAT"] == f"{40 / len(steps):.2f}"
-    assert float(found["tokens/s"]) > 0
-    assert f"40 tokens in {len(steps)} steps" in page.text_content("#status")
+    found = figures(page)
+    assert (found["tokens"], found["steps"], found["MAT"]) == ("40", str(len(steps)), f"{40 / len(steps):.2f}")
 
 
 def test_options_reach_the_server(page):
@@ -70,10 +61,6 @@ def test_a_chat_has_several_turns(opened, model):
         assert asked == [first, [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "and?"}]]
         said = page.locator("#turns .assistant").last.text_content()
         assert said == page.locator(".lane .text").text_content() != ""
-        assert page.locator("#turns p").count() == 4
-        page.check("#kind input[value=text]")
-        assert page.is_hidden("#turns")
-        page.check("#kind input[value=chat]")
         page.click("#anew")
         assert page.is_hidden("#turns")
 
@@ -177,14 +164,3 @@ def test_stopping_ends_the_generation_at_the_server(page, server, how):
     wait_for(lambda: server.metrics().get(counter, 0) == before + 1)
     assert 0 < int(figures(page)["tokens"]) < 3000
     assert page.is_visible("#explorer")
-
-
-def test_a_race_that_is_stopped_shows_nothing(page, server):
-    fill(page, tokens=3000)
-    page.click("#race")
-    wait_for(lambda: server.service.running == 1)
-    page.click("#stop")
-    page.wait_for_selector("#race:visible")
-    assert "nothing to compare" in page.text_content("#status")
-    assert page.locator(".lane").count() == 0
-    server.wait_until_idle()
