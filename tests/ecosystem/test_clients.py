@@ -139,14 +139,15 @@ def test_langchain(server, text, responses):
     assert (call["name"], call["args"]["at"] in ("here", "there")) == ("look", True)
 
 
-# litellm, which aider uses too
+# litellm, which aider uses too: it gives `extra_body`, and functions that must be called
 
 
 def test_litellm(server, text):
     litellm = pytest.importorskip("litellm")
     how = {"model": "openai/tiny", "api_base": f"{server.url}/v1", "api_key": "none", "messages": HELLO}
     assert litellm.completion(**how, temperature=0, max_tokens=12).choices[0].message.content == text
-    parts = litellm.completion(**how, temperature=0, max_tokens=12, stream=True)
+    more = {"extra_body": {"reasoning_effort": "high", "usage": {"include": True}}}
+    parts = litellm.completion(**how, **more, temperature=0, max_tokens=12, stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in parts) == text
     called = litellm.completion(**how, tools=[LOOK], tool_choice="required").choices[0].message.tool_calls[0]
     assert Place.model_validate_json(called.function.arguments)
@@ -183,20 +184,6 @@ def test_anthropic(server, text):
 
 
 # Requests as clients in other languages, or with dependencies of their own, write them
-
-
-def test_aider(server, text):
-    """As `Model.send_completion` in aider/models.py calls litellm: a stream, and one function that must be called."""
-    litellm = pytest.importorskip("litellm")
-    how = {"model": "openai/tiny", "api_base": f"{server.url}/v1", "api_key": "none", "messages": HELLO}
-    how |= {"temperature": 0, "timeout": 600, "extra_body": {"reasoning_effort": "high", "usage": {"include": True}}}
-    parts = litellm.completion(**how, stream=True, max_tokens=12)
-    assert "".join(part.choices[0].delta.content or "" for part in parts) == text
-    function = {"name": "write_file", "parameters": PARAMETERS}
-    choice = {"type": "function", "function": {"name": "write_file"}}
-    tools = [{"type": "function", "function": function}]
-    called = litellm.completion(**how, stream=False, tools=tools, tool_choice=choice).choices[0].message.tool_calls[0]
-    assert (called.function.name, bool(Place.model_validate_json(called.function.arguments))) == ("write_file", True)
 
 
 def test_opencode(server):
