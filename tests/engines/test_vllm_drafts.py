@@ -83,14 +83,9 @@ def test_prompts_are_never_drafted_in_other_requests():
     assert kept[:33] == [BREAK, *masked(np.array(PROMPT[-32:]))]
     assert set(SAID) <= set(kept)
     assert not set(PROMPT) & set(kept)
-
-
-@pytest.mark.parametrize("options", [{"learns": False}, {"history": 0}])
-def test_nothing_stays_where_nothing_is_to(options):
-    batches = made(**options)
-    write(batches, PROMPT, SAID)
-    assert ask(batches, [SimpleNamespace()], [PROMPT]) == [[]]
-    assert not len(batches.recycler.matrix.history.tokens)
+    frozen = made(learns=False)
+    write(frozen, PROMPT, SAID)
+    assert not len(frozen.recycler.matrix.history.tokens)
 
 
 def test_requests_change_rows_and_come_and_go():
@@ -128,13 +123,13 @@ def test_how_long_passes_take_is_learned_between_calls(monkeypatch):
     assert drafted[1.0] < drafted[0.0] / 2
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_drafting_backs_off_within_a_request_whose_output_leaves_its_repetitive_prompt(seed):
     """Twelve requests that copy theirs have taught that copies are right; 490 tokens of a phrase suggest the same."""
     rng = random.Random(seed)
-    replica = Replica(100, 24, EngineOptions(), chains=True, corrected=True)
     batches = made()
-    batches.recycler, batches.passes = replica, OnlineCurve(0.01 * (1 + 0.02 * np.arange(64)))
+    batches.recycler = Replica(100, 24, EngineOptions(), chains=True, corrected=True)
+    batches.passes = OnlineCurve(0.01 * (1 + 0.02 * np.arange(64)))
     for _ in range(12):
         phrase = [rng.randrange(100) for _ in range(35)]
         decode(batches, phrase * 6, (phrase * 4)[:120])
@@ -201,7 +196,6 @@ def compilation(mode="FULL", separate=True, most=512):
     [
         (compilation(), None, [[1], []], True),
         (compilation(), None, [[], []], False),
-        (compilation(), np.ones(64), [[1], []], True),
         (compilation(), 1 + 0.005 * np.arange(64), [[1], []], True),
         (compilation(), 1 + 0.5 * np.arange(64), [[1], []], False),
         (compilation(), np.ones(17), [[1], []], False),
@@ -225,6 +219,8 @@ def test_what_follows_the_tokens_that_fill_up_a_chain_is_not_learned():
         compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
     )
     tokens = np.array([[7, 1, 2, 7, 1, 2], [5, 6, 8, 9, 10, 11]], np.int32)
+    batches._runner = runner_for([asked(), asked(seed=3, temperature=1.0)], tokens, [0, 0], [6, 6])
+    assert batches.propose([[2], [11]], np.array([6, 6]), tokens)[1] == [], "which may have none"
     batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
     drafts = batches.propose([[2], [11]], np.array([6, 6]), tokens)
     assert drafts == [[7, 1, 2, 7, 1, 2, 7, 1], [0] * 8], "the second has no draft of its own"
@@ -232,14 +228,3 @@ def test_what_follows_the_tokens_that_fill_up_a_chain_is_not_learned():
     logits = torch.arange(100.0).expand(18, 100)
     batches.observe(runner, logits, SimpleNamespace(num_draft_tokens=[8, 8]))
     assert batches.recycler.matrix.filled.nonzero()[0].tolist() == [1, 2, 7, 11]
-
-
-def test_a_step_with_a_request_that_has_no_draft_depth_is_not_filled_up():
-    batches, requests = made(history=0), [asked(), asked(seed=3, temperature=1.0)]
-    batches.passes = None
-    batches._config = SimpleNamespace(
-        compilation_config=compilation(), model_config=SimpleNamespace(max_model_len=1000)
-    )
-    tokens = np.array([[7, 1, 2, 7, 1, 2], [7, 1, 2, 7, 1, 2]], np.int32)
-    batches._runner = runner_for(requests, tokens, [0, 0], [6, 6])
-    assert batches.propose([[2], [2]], np.array([6, 6]), tokens)[1] == []
