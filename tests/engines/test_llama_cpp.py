@@ -163,18 +163,6 @@ def test_texts_left_in_the_middle_teach_nothing_wrong(path, model):
     assert say(llama, second, 60) == wanted(model, second, 60)
 
 
-def test_a_new_prompt_begins_a_new_text(path):
-    """Nothing was learned yet, so that only what stood in the same text is drafted."""
-    draft = TokenRecycling(k=4, orders=1, token_cost=0.02)
-    llama = made(path, draft)
-    draft.attach(llama)
-    loop = np.array([1, 9, 5, 2, 1, 9, 5, 2, 1], np.intc)
-    assert draft(loop).tolist()[:3] == [9, 5, 2]
-    assert draft(np.append(loop, np.intc(9))).tolist()[:3] == [5, 2, 1], "the same text goes on"
-    same_place = np.array([7, 8, 3, 4, 6, 10, 11, 12, 13, 9, 5], np.intc)
-    assert draft(same_place).tolist() == [], "the tenth token is that of the first text, those before it are not"
-
-
 def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path, tmp_path):
     file = tmp_path / "tiny.matrix"
     (prompt,) = prompts(1, 20, 20)

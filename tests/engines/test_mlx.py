@@ -18,7 +18,7 @@ from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.mlx_models import KEYS_AND_VALUES, ROTATING, STATES, TOKENIZER, VOCABULARY, made
 
-from token_recycling.engines.mlx import TokenRecycling, generate, stream_generate
+from token_recycling.engines.mlx import TokenRecycling, stream_generate
 
 mx.set_default_device(mx.cpu)
 LENGTH = 40
@@ -177,26 +177,7 @@ def test_the_answer_ends_with_an_end_of_sequence_though_more_was_drafted(llama):
     assert_same(*[plain(llama, [5, 6], 10, prompt_cache=cache) for cache in caches])
 
 
-def test_text_and_verbose_output_are_those_of_mlx_lm(llama, capsys):
-    wanted = mlx_lm.generate(llama, TOKENIZER, "import os", max_tokens=40, verbose=True)
-    printed = capsys.readouterr().out
-    assert generate(llama, TOKENIZER, "import os", max_tokens=40, verbose=True) == wanted
-    lines = [[part.split()[:2] for part in out.split("\n")] for out in (printed, capsys.readouterr().out)]
-    assert lines[0] == lines[1]
-    assert generate(llama, TOKENIZER, "import os", max_tokens=40) == wanted
-    assert not capsys.readouterr().out
-
-
-def test_prompts_in_pieces_are_reported_as_by_mlx_lm(llama):
-    (prompt,), reports = prompts(1, 40, 40), []
-    for run in (plain, recycled):
-        calls = []
-        said = run(llama, prompt, prefill_step_size=7, prompt_progress_callback=lambda *call, to=calls: to.extend(call))
-        reports.append((calls, [one.token for one in said]))
-    assert reports[0] == reports[1]
-
-
-@pytest.mark.parametrize("start", [0, 30, 49])
+@pytest.mark.parametrize("start", [0, 30])
 def test_keys_and_values_are_quantised_where_mlx_lm_does_it(start):
     model, draft, accepted = made("llama", hidden_size=128, head_dim=32), always(), 0
     for prompt in 2 * prompts(2):
@@ -221,10 +202,9 @@ def test_a_limited_cache_that_keeps_its_beginning():
     assert accepted
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_weights(bits):
+def test_quantised_weights():
     model, draft, accepted = made("llama", hidden_size=128, intermediate_size=128), always(), 0
-    nn.quantize(model, group_size=32, bits=bits)
+    nn.quantize(model, group_size=32, bits=4)
     for prompt in prompts(3):
         found = recycled(model, prompt, draft_model=draft)
         assert_same(plain(model, prompt), found)
@@ -233,10 +213,9 @@ def test_quantised_weights(bits):
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_short_numbers_on_a_cpu(family, dtype):
+def test_short_numbers_on_a_cpu(dtype):
     """Where several rows are multiplied in the order in which one is; devices differ in that."""
-    model, draft = made(family), always()
+    model, draft = made("gemma3_text"), always()
     model.set_dtype(dtype)
     for prompt in prompts(3):
         assert [one.token for one in recycled(model, prompt, draft_model=draft)] == [

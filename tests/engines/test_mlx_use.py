@@ -48,13 +48,6 @@ def plain(model, max_tokens=40, **options):
     return [one.token for one in mlx_lm.stream_generate(model, TOKENIZER, PROMPT, max_tokens, **options)]
 
 
-def test_what_was_said_once_is_drafted_the_next_time(llama):
-    draft = drafter()
-    first, second = said(llama, draft), said(llama, draft)
-    assert first[0] == second[0] == plain(llama)
-    assert second[1] > 30 > first[1]
-
-
 def test_what_was_learned_is_kept_with_a_model_and_goes_with_it():
     models, before = [made("llama"), made("llama", seed=2)], len(engine._kept)
     counts = [said(model, None)[1] for model in models]
@@ -106,25 +99,6 @@ def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
     tokens, seconds = np.transpose(taken)
     assert min(tokens) == 1 < max(tokens)
     np.testing.assert_allclose(seconds, tokens, rtol=0.01)
-
-
-def test_the_longest_draft_may_be_set(llama, monkeypatch):
-    sizes, call = [], type(llama).__call__
-
-    def counting(self, inputs, *args, **kwargs):
-        sizes.append(inputs.shape[1])
-        return call(self, inputs, *args, **kwargs)
-
-    draft = drafter()
-    wanted, _ = said(llama, draft)
-    monkeypatch.setattr(type(llama), "__call__", counting)
-    for most in (1, 5, 31):
-        sizes.clear()
-        assert said(llama, draft, num_draft_tokens=most)[0] == wanted
-        assert max(sizes[1:]) == 1 + most
-    sizes.clear()
-    assert said(llama, draft, max_tokens=4)[0] == wanted[:4]
-    assert sum(sizes) == len(PROMPT) + 4, "nothing that could not be said any more"
 
 
 def test_a_cache_tells_what_was_said_in_it_before(llama):
@@ -182,16 +156,6 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path):
     other.add_tokens(["<more>"])
     with pytest.raises(MatrixFileError):
         list(stream_generate(llama, other, PROMPT, 5, drafter(matrix=str(file))))
-
-
-def test_a_model_that_was_loaded_again_goes_on_with_what_was_learned():
-    draft, model = drafter(), made("llama")
-    wanted, _ = said(model, draft)
-    del model
-    gc.collect()
-    found, accepted = said(made("llama"), draft)
-    assert found == wanted
-    assert accepted > 30
 
 
 def test_every_row_is_learned_with_the_tokens_that_it_followed():
