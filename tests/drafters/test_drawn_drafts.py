@@ -17,7 +17,7 @@ from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
 from token_recycling.model.inspection import last_state, layer_states
 
-SIZE, NEW, RUNS = 3, 4, 400
+SIZE, NEW, RUNS = 3, 4, 250
 PROMPT = torch.tensor([[1, 0, 2]])
 
 
@@ -46,11 +46,10 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
     "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
     "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
 }
-EVERY_RUN = ["tree", "lookahead"]
-OTHERS = [pytest.param(name, marks=pytest.mark.nightly) for name in DRAFTERS if name not in EVERY_RUN]
+NAMES = [pytest.param(name, marks=[pytest.mark.nightly] * (name != "tree")) for name in DRAFTERS]
 
 
-@pytest.mark.parametrize("name", [*EVERY_RUN, *OTHERS])
+@pytest.mark.parametrize("name", NAMES)
 def test_texts_have_the_distribution_of_generate(name):
     """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
     model = small(7)
@@ -82,4 +81,4 @@ def test_texts_have_the_distribution_of_generate(name):
         assert stats.drafter_statistics["verified_copies"] > RUNS / 6
     if name == "specdec_pp":
         assert RUNS / 8 < stats.drafter_statistics["stopped_by_head"] < stats.steps
-    assert fit(seen, texts, exact, least=15) > 0.001
+    assert fit(seen, texts, exact, least=8) > 0.001

@@ -70,15 +70,6 @@ def test_the_parts_of_a_step_sum_up(model):
     assert stats.prompt_tokens == 20
 
 
-def test_time_between_steps_is_not_counted(model, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("token_recycling.loop.stats.time.perf_counter", lambda: now[0])
-    stats = tr.Stats()
-    for _ in tr.stream(model, tiny.prompt(0, 5), max_new_tokens=10, stats=stats):
-        now[0] += 100
-    assert stats.decode_seconds == 0
-
-
 def test_compiling_is_a_part_of_neither_the_prompt_nor_a_step(monkeypatch):
     times, compiled = iter([0.0, 10.0, 12.0, 20.0]), iter([1.0, 8.0, 8.0, 11.0])
     monkeypatch.setattr(stats_module.time, "perf_counter", lambda: next(times))
