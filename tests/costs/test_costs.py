@@ -20,19 +20,16 @@ def curves():
     return curve_of
 
 
-def test_several_texts_have_as_many_nodes_each():
+def test_texts_share_passes_and_come_and_go():
     """Of 2 texts a pass has 2, 4, 6 rows; of 4 it has 4, and 8 are not known."""
-    assert shared_by(1, TIMES).tolist() == TIMES.tolist()
-    assert shared_by(2, TIMES).tolist() == [1.5, 3.0, 6.0]
     assert shared_by(4, TIMES).tolist() == [3.0]
     assert shared_by(8, TIMES).tolist() == shared_by(100, TIMES).tolist() == [6.0]
-
-
-def test_texts_of_a_batch_share_a_pass():
     costs = Costs(curves(), sequences=2, length=10)
-    assert costs.by_nodes.tolist() == [1, 2, 4]
     assert [costs.of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
     assert costs.in_passes(0.75) == 1
+    for sequences, wanted in ((2, [1, 2, 4]), (1, TIMES.tolist()), (6, [1])):
+        costs.share(sequences, 10)
+        assert costs.by_nodes.tolist() == wanted
 
 
 def test_costs_follow_what_steps_take():
@@ -47,16 +44,6 @@ def test_costs_follow_what_steps_take():
             costs.took(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1], 10)
         assert costs.in_passes(0.75) == pytest.approx(1 / factor, rel=0.05)
         assert costs.by_nodes == pytest.approx([1, 2, 2], rel=0.1)
-
-
-def test_texts_come_and_go():
-    costs = Costs(curves(), sequences=1, length=10)
-    costs.share(2, 10)
-    assert costs.by_nodes.tolist() == [1, 2, 4]
-    costs.share(1, 10)
-    assert costs.by_nodes.tolist() == TIMES.tolist()
-    costs.share(6, 10)
-    assert costs.by_nodes.tolist() == [1]
 
 
 def test_what_is_learned_of_longer_texts_does_not_change_the_shorter_ones():

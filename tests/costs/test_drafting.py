@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from token_recycling.costs.costs import Costs, OnlineCurve, Overhead
 
@@ -36,14 +34,6 @@ def test_a_step_that_was_disturbed_counts_as_three_times_as_long():
     assert overhead.step < 1.03 * before
 
 
-@given(st.lists(st.tuples(st.integers(1, 300), st.floats(-1, 10)), min_size=1, max_size=30))
-def test_no_work_is_negative(told):
-    overhead = Overhead()
-    for nodes, taken in told:
-        overhead.count(nodes, taken)
-        assert min(overhead.step, overhead.node) >= -1e-12
-
-
 @pytest.mark.parametrize(("own", "steps"), [(0.2, 20), (5.0, 64), (0.001, 0)])
 def test_what_does_not_pay_rests_as_long_as_a_look_takes_a_hundredth(own, steps):
     assert new_costs().back_off(Overhead(rate=0.9), 1, 1.5, own) == steps
@@ -55,16 +45,6 @@ def test_what_pays_does_not_rest_in_the_long_run_or_this_once():
     assert new_costs().back_off(Overhead(rate=0.9), 1, 1.5, 0.5, predicted=1.6) > 0, (
         "such forecasts are too high by a third"
     )
-
-
-def test_a_call_begins_as_the_drafter_and_leaves_it_soon():
-    overhead, first, second = Overhead(), new_costs(), new_costs()
-    for _ in range(2000):
-        first.back_off(overhead, 4, 2.0, 0.5)
-    rests = [first.back_off(overhead, 1, 1.25, 0.5) > 0 for _ in range(150)]
-    assert rests[-1]
-    assert not rests[20]
-    assert second.back_off(overhead, 1, 1.5, 0.5) == 0, "what the drafter knows is still good"
 
 
 def test_a_text_does_not_rest_where_those_that_share_its_passes_are_ahead_together():

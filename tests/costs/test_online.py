@@ -28,7 +28,6 @@ SEEDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 Moment = Callable[[int, np.random.Generator], float]
 MOMENTS: dict[str, Moment] = {
-    "quiet": lambda step, chance: np.exp(0.05 * chance.standard_normal()),
     "noisy": lambda step, chance: np.exp(0.15 * chance.standard_normal()) * (10 if chance.random() < 0.03 else 1),
     "busy later": lambda step, chance: np.exp(0.1 * chance.standard_normal()) * (2 if step > 250 else 1),
 }
@@ -73,17 +72,6 @@ def test_the_curve_becomes_that_of_the_machine(machine):
             curve.took(int(nodes), 3 * TICK * truth[nodes - 1] * np.exp(0.1 * chance.standard_normal()))
         assert curve.relative == pytest.approx(truth / truth[0], rel=0.15)
         assert curve.seconds == pytest.approx(3 * TICK * truth, rel=0.25)
-
-
-def test_a_single_slow_step_changes_little():
-    curve, chance = OnlineCurve(TICK * LINEAR), np.random.default_rng(0)
-    for nodes in chance.integers(1, 65, 300):
-        curve.took(int(nodes), TICK * LINEAR[nodes - 1])
-    before = curve.relative
-    for slower in (60, *[1] * 7):  # they are learned from together
-        curve.took(12, slower * TICK * LINEAR[11])
-    assert curve.relative is not before
-    assert curve.relative == pytest.approx(before, rel=0.06)
 
 
 def test_a_size_that_once_seemed_dear_is_hoped_for_again():

@@ -1,6 +1,5 @@
 """Texts that are held to a grammar: the same as `generate`'s with the same processor, and in fewer steps."""
 
-
 import numpy as np
 import pytest
 import torch

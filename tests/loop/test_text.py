@@ -1,6 +1,5 @@
 """The memory of a text grows with it, not with its limit, and what was handed out stays as it was."""
 
-
 import pytest
 import torch
 from support import tiny

@@ -55,14 +55,12 @@ def test_places_of_longer_matches_count_more_and_the_longest_says_how_much_all_d
     close(mixed(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
 
 
-# Beside the newest token
-
-
 def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next():
-    """Alone where nothing else is known, and without the token itself."""
-    matrix = matrix_of({(5,): {10: 0.5, 11: 0.25, 12: 0.125}})
-    close(mixed(matrix, [5, 11]), {10: 0.05, 12: 0.0125})
-    close(mixed(matrix, [5, 39]), {10: 0.05, 11: 0.025, 12: 0.0125})
+    """By the longest context; alone where nothing else is known, and without the token itself."""
+    matrix = matrix_of({(4, 5): {11: 0.5, 12: 0.25}, (5,): {10: 0.5, 13: 0.25}}, orders=2)
+    close(mixed(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
+    close(mixed(matrix, [3, 5, 39]), {10: 0.05, 13: 0.025})
+    close(mixed(matrix, [3, 5, 13]), {10: 0.05})
     assert mixed(matrix, [5, 39, 38]) == {}
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from support.matrices import learn
 
 from token_recycling.recycling.ngram_matrix import MAX_ORDER, NgramMatrix
-from token_recycling.recycling.ngrams import ABSENT
 
 BIT = 1 / 65_535
 """The step between two probabilities of 16 bits."""
@@ -69,19 +68,6 @@ def test_rows_are_those_of_a_dictionary(data):
         close(found(matrix, *context), row)
     assert matrix.ngrams == sum(len(context) > 1 for context in wanted)
     assert int(matrix.filled.sum()) == sum(len(context) == 1 for context in wanted)
-
-
-def test_what_is_surprising_is_what_no_row_or_another_says_first():
-    matrix = NgramMatrix(100, k=2, orders=2, memory=0.01)
-    ngrams = np.array([[7, 3], [8, 3], [9, 3], [6, ABSENT]])
-    logits = np.zeros((4, 100), np.float32)
-    logits[:, 70] = 1
-    logits[1, 99] = 2
-    assert matrix.surprised_by(ngrams, logits).tolist() == [0, 1, 2, 3], "nothing is known"
-    matrix.learn(ngrams[:2], np.array([[70, 1], [70, 1]]), np.array([[0.9, 0.1], [0.9, 0.1]]))
-    assert matrix.surprised_by(ngrams, logits).tolist() == [1, 2, 3]
-    logits[0, 99] = 1
-    assert matrix.surprised_by(ngrams[:1], logits[:1]).tolist() == [], "of equal ones either may be first"
 
 
 SMALL = NgramMatrix(10, k=2, orders=2)

@@ -131,12 +131,6 @@ def texts_of(history):
     return [piece for piece in pieces if piece]
 
 
-def written(history, text, each):
-    recorder = Recorder(history)
-    for start in range(0, len(text), each):
-        recorder.add(text[start : start + each], ends=start + each >= len(text))
-
-
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))
 def test_texts_that_are_written_at_once_do_not_mix(turns):
     """Each text counts up in thousands of its own: whatever stands together is a piece of one, in order."""
@@ -158,23 +152,22 @@ def test_texts_that_are_written_at_once_do_not_mix(turns):
 
 
 def test_a_text_that_was_there_is_not_stored_again():
+    """By its end, where that is long enough to tell."""
     history, text = SuffixIndex(capacity=1024), list(range(128))
+
+    def write(text):
+        recorder = Recorder(history)
+        for start in range(0, len(text), 32):
+            recorder.add(text[start : start + 32], ends=start + 32 >= len(text))
+
     for _ in range(3):
-        written(history, text, 32)
+        write(text)
         assert texts_of(history) == [text]
-    written(history, [*text, *range(500, 532)], 32)
+    write([*text, *range(500, 532)])
     assert texts_of(history)[1:] == [[*text[-8:], *range(500, 532)]], "what is new is, with what it follows"
-
-
-def test_only_the_end_of_a_text_is_looked_for():
-    history = SuffixIndex(range(100), capacity=128)
     assert history.holds([7, 7, 7, *range(40)])
-    assert history.holds(list(range(60, 100)))
-    assert history.holds(list(range(LONGEST))), "all of the text"
-    assert history.holds(list(range(LONGEST + 1)))
-    assert not history.holds([7, *range(LONGEST)]), "follows another token"
-    assert not history.holds(list(range(LONGEST - 1))), "too short to tell"
-    assert not history.holds([*range(39), 50])
+    for other in ([7, *range(LONGEST)], [*range(1, LONGEST)], [*range(39), 50]):
+        assert not history.holds(other)
 
 
 def test_masked_tokens_match_and_are_never_said_to_follow():

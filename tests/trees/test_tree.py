@@ -1,6 +1,10 @@
+"""Trees: their views and their masks against brute force, templates, and what makes none."""
+
 import itertools
 import pickle
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -23,38 +27,28 @@ def test_the_template_is_that_of_the_paper():
     assert paper() is tree
 
 
-@pytest.mark.parametrize("text", ["a", "0 0x", "0 -1", ".", "0 ²"])
-def test_words_that_are_no_paths_are_refused(text):
-    with pytest.raises(ValueError, match="rank path"):
-        parse_paths(text)
+REFUSED: list[tuple[Callable[..., Tree | None], tuple[Any, ...], str]] = [
+    *((parse_paths, (text,), "rank path") for text in ("a", "0 0x", "0 -1", ".", "0 ²")),
+    (Tree.from_paths, ([(0,), (0,)],), r"\(0,\) twice"),
+    (Tree.from_paths, ([(0,), (1, 0)],), r"the parent \(1,\) of path \(1, 0\)"),
+    (Tree.from_paths, ([(0,), (0, -1)],), r"\(0, -1\)"),
+    (Tree, ((), ()), "root"),
+    (Tree, ((0,), (0,)), "root"),
+    (Tree, ((-1, 0), (0,)), "equally many"),
+    (Tree, ((-1, 1), (0, 0)), "parent of node 1"),
+    (Tree, ((-1, -1), (0, 0)), "parent of node 1"),
+    *((grow, given, "got|none") for given in (([0.5], 0), ([], 3), ([1.5], 3), ([-0.1], 3))),
+    *(
+        (template_from, (spec,), r"got|is no tree|none")
+        for spec in ("", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file")
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        ([(0,), (0,)], r"\(0,\) twice"),
-        ([(0,), (1, 0)], r"the parent \(1,\) of path \(1, 0\)"),
-        ([(0,), (0, -1)], r"\(0, -1\)"),
-    ],
-)
-def test_paths_that_make_no_tree_are_refused(paths, message):
+@pytest.mark.parametrize(("make", "given", "message"), REFUSED)
+def test_what_makes_no_tree_is_refused(make, given, message):
     with pytest.raises(ValueError, match=message):
-        Tree.from_paths(paths)
-
-
-@pytest.mark.parametrize(
-    ("parents", "ranks", "message"),
-    [
-        ((), (), "root"),
-        ((0,), (0,), "root"),
-        ((-1, 0), (0,), "equally many"),
-        ((-1, 1), (0, 0), "parent of node 1"),
-        ((-1, -1), (0, 0), "parent of node 1"),
-    ],
-)
-def test_parents_that_make_no_tree_are_refused(parents, ranks, message):
-    with pytest.raises(ValueError, match=message):
-        Tree(parents, ranks)
+        make(*given)
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 12))
@@ -67,12 +61,6 @@ def test_no_node_left_out_is_better_than_one_taken(acceptance, nodes):
     assert sorted((worth[path] for path in tree.paths[1:]), reverse=True) == pytest.approx(best)
 
 
-@pytest.mark.parametrize(("acceptance", "nodes"), [([0.5], 0), ([], 3), ([1.5], 3), ([-0.1], 3)])
-def test_a_tree_cannot_be_grown_from_nonsense(acceptance, nodes):
-    with pytest.raises(ValueError, match=r"got|is no tree|none"):
-        grow(acceptance, nodes)
-
-
 def test_a_tree_can_be_specified_in_many_ways(tmp_path):
     file = tmp_path / "tree.txt"
     file.write_text("0 1\n00\n")
@@ -82,12 +70,6 @@ def test_a_tree_can_be_specified_in_many_ways(tmp_path):
     assert len(template_from("static:30")) == 31
     assert template_from("0 1 00").paths == template_from(str(file)).paths == ((), (0,), (1,), (0, 0))
     assert template_from(paper()) is paper()
-
-
-@pytest.mark.parametrize("spec", ["", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file"])
-def test_a_tree_that_cannot_be_made_is_refused(spec):
-    with pytest.raises(ValueError, match=r"got|is no tree|none"):
-        template_from(spec)
 
 
 @given(trees())
@@ -117,18 +99,14 @@ def test_the_views_of_a_tree_agree(tree):
         assert tree.below(node) == [other for other in range(len(tree)) if shape.ancestors[other, node]]
     assert sum(map(len, tree.children)) == len(tree) - 1
     assert tree.drawn().count("\n") == len(tree) - 1
+    again = Tree.from_paths(tree.paths)
+    assert (again.parents, again.ranks) == (tree.parents, tree.ranks)
 
 
 @given(trees(), st.integers(0, 6))
 def test_cutting_drops_exactly_the_deeper_nodes(tree, depth):
     kept = tree.cut(depth)
     assert kept.paths == tuple(path for path in tree.paths if len(path) <= depth)
-
-
-@given(trees())
-def test_paths_make_the_tree_again(tree):
-    again = Tree.from_paths(tree.paths)
-    assert (again.parents, again.ranks) == (tree.parents, tree.ranks)
 
 
 def test_a_pickled_tree_is_its_shape_alone():
