@@ -150,7 +150,7 @@ MUTANTS = [
         "the tokens of a sequence are sampled from the generator of the process",
         "return int(torch.multinomial(self.distribution(logits), num_samples=1, generator=self.generator))",
         "return int(torch.multinomial(self.distribution(logits), num_samples=1))",
-        "hf/test_batched.py serving/test_serving_many.py loop hf serving",
+        "hf/test_batched.py serving/test_serving_surfaces.py loop hf serving",
     ),
     Mutant(
         "draft-beyond-the-last-position",
@@ -526,7 +526,7 @@ MUTANTS = [
         "calls that share passes sample by one seed",
         "generator = torch.Generator(call.input_ids.device).manual_seed(seed)",
         "generator = torch.Generator(call.input_ids.device).manual_seed(0)",
-        "hf/test_batched.py serving/test_serving_many.py hf serving",
+        "hf/test_batched.py serving/test_serving_surfaces.py hf serving",
     ),
     Mutant(
         "answer-beyond-the-context",

@@ -1,46 +1,11 @@
 """Anthropic's API: the same chat, in content blocks."""
 
-import json
-
 import pytest
-from support.openai_answers import chat
 
 from token_recycling.serving.messages import MessagesRequest
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 ASKED = {"model": "tiny", "max_tokens": 12, "messages": MESSAGES, "temperature": 0}
-
-
-def events(server, **body):
-    answer = server.post("/v1/messages", {**ASKED, **body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    named = [event.split("\n", 1) for event in answer.text.split("\n\n") if event]
-    read = [json.loads(data.removeprefix("data: ")) for _, data in named]
-    assert [name.removeprefix("event: ") for name, _ in named] == [event["type"] for event in read]
-    return read
-
-
-def test_a_message_is_the_text_of_the_chat_whole_and_streamed(server):
-    answer = server.post("/v1/messages", ASKED).json()
-    same = chat(server, temperature=0, max_tokens=12)
-    text = same.choices[0].message.content
-    assert answer["content"] == [{"type": "text", "text": text}]
-    assert (answer["type"], answer["role"], answer["stop_reason"]) == ("message", "assistant", "max_tokens")
-    usage = answer["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == same.usage.prompt_tokens
-    assert usage["output_tokens"] == 12
-    blocks = [{"type": "text", "text": part, "cache_control": {"type": "ephemeral"}} for part in ("import ", "os")]
-    parts = {**ASKED, "messages": [{"role": "user", "content": blocks}]}
-    assert server.post("/v1/messages", parts).json()["content"] == answer["content"]
-
-    first, *rest = events(server)
-    assert (first["type"], first["message"]["content"]) == ("message_start", [])
-    deltas = [event for event in rest if event["type"] == "content_block_delta"]
-    assert "".join(event["delta"]["text"] for event in deltas) == text
-    kinds = [event["type"] for event in rest if event not in deltas]
-    assert kinds == ["content_block_start", "content_block_stop", "message_delta", "message_stop"]
-    assert rest[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
-    assert rest[-2]["usage"]["output_tokens"] == 12
 
 
 def test_a_stop_sequence_is_named(server):

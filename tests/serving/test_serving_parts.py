@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 
 from token_recycling import serving
-from token_recycling.drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.protocol import SamplingRequest
 from token_recycling.serving.sampling import config_of
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
-from token_recycling.serving.steps import StepReporter
 from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import check_template
 
@@ -52,13 +50,11 @@ def test_keys_that_cannot_be_are_refused_without_repeating_them(text):
 
 
 def test_keys_must_differ(tmp_path):
-    for keys, word in ((["ann:one", "ann:two"], "ann"), (["one", "two"], "default"), (["ann:one", "bob:one"], "twice")):
-        with pytest.raises(ValueError, match=word):
-            parse_keys(keys)
     (tmp_path / "keys").write_text("# none\n")
-    (tmp_path / "keys").chmod(0o600)
-    with pytest.raises(ValueError, match="no API keys"):
-        parse_keys([], tmp_path / "keys")
+    twice = ["ann:one", "ann:two"], ["one", "two"], ["ann:one", "bob:one"], []
+    for keys, word in zip(twice, ("ann", "default", "twice", "no API keys"), strict=True):
+        with pytest.raises(ValueError, match=word):
+            parse_keys(keys, None if keys else tmp_path / "keys")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
@@ -112,18 +108,6 @@ WRONG = [{name: 0} for name in ("max_keys", "max_prompt_tokens", "max_new_tokens
 def test_settings_that_do_not_fit(settings):
     with pytest.raises(ValueError, match="|".join(settings)):
         Settings(keys=parse_keys(["metrics:one"]), **settings)
-
-
-def test_a_watched_drafter_hands_everything_on():
-    methods = {name for name, value in vars(SequenceDrafter).items() if callable(value) and not name.startswith("_")}
-
-    class Needy(Drafter):
-        traits = DrafterTraits(states=lambda layers: [layers], top_k=5, samples=True)
-
-    reporter = StepReporter(Needy(), lambda *step: None)
-    assert reporter.traits == Needy.traits
-    text = reporter.start(None, None, None)
-    assert methods <= vars(type(text)).keys()
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,38 @@ from token_recycling.serving.responses import ResponsesRequest
 from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import render_prompt, response_parser
 
+THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
+CALL = ("look", {"at": 1})
+NO_CALLS = ("{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}')
+READ = [
+    # What is said, and of it: the text, what was thought, the calls, how it ended.
+    (SAID, "Let me see.", None, [CALL], "tool_calls"),
+    (SAID * 2, "Let me see.Let me see.", None, [CALL, CALL], "tool_calls"),
+    (f"{THOUGHT}done", "done", "well", [], "stop"),
+    (f"{THOUGHT}{SAID}", "Let me see.", "well", [CALL], "tool_calls"),
+    (f"{SAID}{OPEN}{{", "Let me see.", None, [CALL], "tool_calls"),
+    *((f"Well.{OPEN}{one}{CLOSE}", f"Well.{one}", None, [], "stop") for one in NO_CALLS),
+    *((f"Well.{OPEN}{one}", f"Well.{one}", None, [], "stop") for one in NO_CALLS),
+]
 
-def test_a_call_is_told_as_such(server, says):
-    says(SAID)
+
+@pytest.mark.parametrize(("said", "text", "thought", "calls", "reason"), READ)
+def test_calls_and_thoughts_are_told_as_such(server, says, said, text, thought, calls, reason):
+    """What is no call is text, where the model writes something else between the marks or the text ends in them."""
+    says(said)
     choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
-    (call,) = choice.message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
-    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    made = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
+    assert (made, choice.finish_reason) == (calls, reason)
+    assert (choice.message.content, choice.message.model_extra.get("reasoning_content")) == (text, thought)
 
 
-def test_a_call_is_streamed(server, says):
-    says(SAID * 2)
+def test_calls_and_thoughts_are_streamed_in_pieces(server, says):
+    says(THOUGHT + SAID * 2)
     events = streamed_chat(server, tools=TOOLS, max_tokens=200)
-    calls = [call for event in events for call in event.choices[0].delta.tool_calls or []]
+    deltas = [event.choices[0].delta for event in events]
+    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "well"
+    assert "".join(delta.content or "" for delta in deltas).startswith("Let me see.")
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
     begun = [call for call in calls if call.function.name]
     assert [(call.index, call.function.name) for call in begun] == [(0, "look"), (1, "look")]
     assert len({call.id for call in begun}) == 2
@@ -37,17 +56,7 @@ def test_a_call_is_streamed(server, says):
         pieces = [call.function.arguments for call in calls if call.index == index]
         assert len(pieces) > 1
         assert json.loads("".join(pieces)) == {"at": 1}
-    assert all(call.id is None for call in calls if call not in begun)
     assert events[-1].choices[0].finish_reason == "tool_calls"
-
-
-def test_reasoning_is_no_part_of_the_text(server, says):
-    says("<think>well</think>done")
-    message = chat(server, max_tokens=99).choices[0].message
-    assert (message.content, message.model_extra["reasoning_content"]) == ("done", "well")
-    deltas = [event.choices[0].delta for event in streamed_chat(server, max_tokens=99)]
-    assert "".join(delta.content or "" for delta in deltas) == "done"
-    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "well"
 
 
 def test_responses_have_items_of_each_kind(server, says):

@@ -92,32 +92,14 @@ def in_words_alone(request, monkeypatch, tokenizer):
 @pytest.mark.parametrize("in_words_alone", ["unread", "not shown", "both"], indirect=True)
 @pytest.mark.usefixtures("in_words_alone")
 def test_what_is_called_in_words_is_read(server, says):
-    says("Let me see.\n" + "<tool_call>\n" + json.dumps({"name": "look", "arguments": {"at": 1}}) + "\n</tool_call>")
+    says(SAID)
     choice = chat(server, tools=TOOLS, max_tokens=300).choices[0]
     (call,) = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
     assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
     events = streamed_chat(server, tools=TOOLS, max_tokens=300)
     streamed = [call.function for event in events for call in event.choices[0].delta.tool_calls or []]
-    assert [part.name for part in streamed if part.name] == ["look"]
     assert "".join(part.arguments for part in streamed) == call.function.arguments
-    assert "".join(event.choices[0].delta.content or "" for event in events) == "Let me see."
-
-
-@pytest.mark.parametrize("written", ["{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}'])
-@pytest.mark.parametrize("ended", [True, False])
-def test_what_is_no_call_is_text(server, says, written, ended):
-    """Where the model writes something else between the marks, or the text ends within them."""
-    says(f"Well.<tool_call>{written}{'</tool_call>' * ended}")
-    choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
-    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
-    assert choice.message.content == f"Well.{written}"
-
-
-def test_an_unfinished_call_behind_a_call_is_left_out(server, says):
-    says(f"{SAID}<tool_call>{{")
-    message = chat(server, tools=TOOLS, max_tokens=200).choices[0].message
-    assert (message.content, len(message.tool_calls)) == ("Let me see.", 1)
 
 
 @pytest.mark.parametrize("in_words_alone", ["unread", "both"], indirect=True)
