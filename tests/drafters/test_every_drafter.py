@@ -79,6 +79,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model tree": {"mode": "tree", "nodes": 20, "theta_prob": 0.1},
     "draft_model graph": {"mode": "graph", "nodes": 20, "theta_prob": 0.02, "tau": 1},
     "recycling paper": {"tree": "paper"},
+    "recycling rank paths": {"tree": "2 1 0 02 00 20 001", "memory": 0, "history": 0},
+    "recycling all at once": {"k": 16, "orders": 4, "history": 64, "tree": 30},
     "published first": {"update": "first", "tree": "chain:4"},
 }
 """Drafters with other options; a draft model is one that often agrees with the target."""
@@ -146,7 +148,9 @@ def test_the_ways_are_worth_a_test():
     assert int(torch.stack(ways.wanted(ways.beyond_16_bits)[:1]).max()) > 2**16
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.nightly] * (one != "recycling")) for one in tr.drafter_names()]
+)
 def test_the_model_may_be_on_another_device(model, name, tmp_path):
     """Than the prompt; drafts are where the model is, on a stand-in for such a device."""
     drafter = example(name, model, tmp_path)

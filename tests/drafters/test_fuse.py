@@ -19,7 +19,7 @@ from token_recycling.trees.templates import parse_paths
 
 NAMES = tr.drafter_names()
 PAIRS = [
-    pytest.param((name, NAMES[(place + far) % len(NAMES)]), marks=[pytest.mark.nightly] * (far != 1))
+    pytest.param((name, NAMES[(place + far) % len(NAMES)]), marks=[pytest.mark.nightly] * (far != 1 or place % 3 > 0))
     for place, name in enumerate(NAMES)
     for far in (0, 1, 3, 7)
 ]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import pytest
 import torch
-from support import architectures, tiny, ways
+from support import architectures, tiny
 from support.batches import batch
 from support.runs import fix_costs
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
@@ -15,31 +12,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 import token_recycling as tr
 from token_recycling.drafters.recycling import sequence
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "as it comes": {},
-    "one node": {"tree": 1},
-    "the paper's tree": {"tree": "paper"},
-    "a static tree": {"tree": "static:12"},
-    "rank paths": {"tree": "2 1 0 02 00 20 001"},
-    "a Tree": {"tree": tr.Tree((-1, 0, 0, 1, 1), (0, 0, 1, 0, 1))},
-    "one token of context, no suffix": {"orders": 1, "suffix": False, "tree": 12},
-    "little memory, no past": {"memory": 0.0005, "history": 0, "tree": 12},
-    "one candidate, a short past": {"k": 1, "history": 20, "tree": 12},
-    "all at once": {"k": 16, "orders": 4, "history": 64, "tree": 30},
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_the_text_is_that_of_generate(options):
-    """One drafter for all prompts, twice; each sampled token is the same too."""
-    way = ways.sampled
-    model, drafter = ways.model_for(way), tr.make_drafter("recycling", **options)
-    for _ in range(2):
-        stats = tr.Stats()
-        ways.assert_as_wanted(way, way(model, partial(tr.generate, model, drafter=drafter, stats=stats)))
-    if options.get("tree"):
-        assert stats.mat > 1, "drafts are accepted"
 
 
 @pytest.mark.parametrize("case", architectures.BORDERS, ids=str)

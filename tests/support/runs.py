@@ -35,23 +35,6 @@ def plain(model: Any, ids: torch.Tensor, new: int = 20) -> list[int]:
     return model.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
 
 
-def check_texts(model: Any, drafter: Drafter, ids: torch.Tensor, counted: str) -> None:
-    """Texts after a prompt (1, n) are those of the model: greedy, sampled, and in a padded batch. The drafter counts
-    `counted`, so that it is seen to draft.
-    """
-    for arguments in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
-        torch.manual_seed(5)
-        wanted = model.generate(ids, max_new_tokens=14, **arguments)
-        torch.manual_seed(5)
-        stats = tr.Stats()
-        ours = tr.generate(model, ids, drafter=drafter, max_new_tokens=14, stats=stats, **arguments)
-        assert torch.equal(ours, wanted)
-        assert stats.drafter_statistics[counted] > 0
-    batch = torch.cat([torch.nn.functional.pad(ids[:, :4], (ids.shape[1] - 4, 0)), ids])
-    given = {"attention_mask": (batch != 0).long(), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    assert torch.equal(tr.generate(model, batch, drafter=drafter, **given), model.generate(batch, **given))
-
-
 def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
     """What a drafter takes that foresees `depth` tokens of the counting llama, and is always right."""
     stats, prompt = tr.Stats(), torch.tensor([[1, 2]])
