@@ -74,17 +74,6 @@ def test_the_curve_becomes_that_of_the_machine(machine):
         assert curve.seconds == pytest.approx(3 * TICK * truth, rel=0.25)
 
 
-def test_a_size_that_once_seemed_dear_is_hoped_for_again():
-    curve, chance = OnlineCurve(TICK * FLAT), np.random.default_rng(0)
-    for nodes in [*chance.integers(1, 9, 100), *[64, 1] * 20]:
-        curve.took(int(nodes), 4 * TICK if nodes == 64 else TICK)
-    dear = curve.relative[63]
-    assert dear > 3
-    for nodes in chance.integers(1, 9, 4000):
-        curve.took(int(nodes), TICK)
-    assert curve.relative[63] < 0.8 * dear
-
-
 @given(st.lists(st.tuples(st.integers(1, 400), st.floats(-1, 1e3)), max_size=40), st.sampled_from([1, 3, 64, 256]))
 def test_no_pass_costs_less_than_a_smaller_one(told, sizes):
     curve = OnlineCurve(np.linspace(1, 3, sizes))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.draft_tables import FORK, Told, grown
+from support.draft_tables import FORK, grown
 
 from token_recycling.drafters._shared.expand import Rules
 
@@ -68,25 +68,6 @@ def test_the_text_before_the_root_counts_for_tau():
     assert not grown(table, rules, text=(6, 0))[0].merged
 
 
-def test_a_merge_that_closes_a_circle_is_not_made():
-    """0 -> 1 -> 2 and 0 -> 2 -> 1: the 2 below 1 may be merged with the other 2, but then not the 1 below that."""
-    table = {0: {1: 0.6, 2: 0.4}, 1: {2: 0.9}, 2: {1: 0.9}}
-    graph, reader = grown(table, Rules(depth=3, k=1, nodes=99, tau=1), text=(0,))
-    assert not graph.merged  # one branch
-    graph, reader = grown(table, Rules(depth=3, k=2, nodes=99, theta_sib=0.5, tau=1))
-    assert reader.layers == [[1, 2], [1]]
-    (merged,) = graph.merged
-    assert (graph.tokens[merged], graph.tokens[graph.merged[merged]]) == (2, 2)
-    one, two = least(1, 2), least(2, 1)
-    assert nested(graph) == f"0(1(2(*1(*2 *{one}) *{two}) {one}) 2(1(2 {one}) {two}))"
-
-
-def least(token, known):
-    """The second candidate after a token whose table has one: the first of equally unlikely ones."""
-    row = Told({token: {known: 0.9}}).rows[token]
-    return int(row.softmax(-1).topk(2).indices[1])
-
-
 def test_ids_beyond_the_targets_are_never_drafted():
     table = {0: {7: 0.9, 1: 0.1}, 1: {8: 0.9, 2: 0.1}}
     graph, _ = grown(table, Rules(depth=2, k=1, nodes=9), vocabulary=5)
@@ -110,16 +91,6 @@ def test_drawn_children_are_noted_and_all_verified():
         assert sorted(draft.sampled_from) == [1, 2, 3, 4]
         torch.testing.assert_close(draft.sampled_from[1], reader.rows[0])
         torch.testing.assert_close(draft.sampled_from[4], reader.rows[reader.layers[0][0]])
-
-
-def test_copies_of_drawn_nodes_count_as_chosen():
-    """They were drawn for another path, and what is merged depends on what was drawn."""
-    torch.manual_seed(1)
-    graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=40, tau=1), warp=lambda logits: logits)
-    assert graph.merged
-    draft = graph.unrolled(40)
-    assert graph.copied
-    assert set(draft.sampled_from) == set(range(1, len(draft.tree))) - graph.copied
 
 
 @st.composite

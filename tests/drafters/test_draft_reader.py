@@ -107,25 +107,3 @@ def test_any_tree_and_any_path_kept(data):
 
 
 MODEL = tiny.llama()
-
-
-def test_the_last_hidden_states_are_kept_where_they_are_wanted(model):
-    """Of the tokens that were read last, on their own paths."""
-    text = tiny.prompt(0, 7)[0]
-    reader = Reader(TreeModel(model), states=True)
-
-    def state_after(*more):
-        ids = torch.cat([text, torch.tensor(more, dtype=torch.long)])
-        return model.model(ids[None]).last_hidden_state[0, -1]
-
-    with torch.no_grad():
-        reader.read(text)
-        torch.testing.assert_close(reader.states[-1], state_after())
-        reader.read_layer([0, 0], [3, 9])
-        torch.testing.assert_close(reader.states, torch.stack([state_after(3), state_after(9)]))
-        reader.read_layer([2], [5])
-        torch.testing.assert_close(reader.states, state_after(9, 5)[None])
-    plain = Reader(TreeModel(model))
-    with torch.no_grad():
-        plain.read(text)
-    assert plain.states is None

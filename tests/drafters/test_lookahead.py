@@ -1,51 +1,9 @@
-"""Lookahead: the published mask, a window of three steps worked by hand, the pool, and sampling."""
+"""Lookahead: a window of three steps worked by hand, and the pool."""
 
-import pytest
 import torch
 
 import token_recycling as tr
-from token_recycling.drafters.lookahead import Pool, Window
-from token_recycling.trees.draft import DraftBuilder
-
-
-def published_mask(columns, levels, guesses, size):
-    """Figure 2 of the paper, and the positions: the root and the window by level and column, then the guesses.
-
-    A cell of level l and column i sees level 0 up to column i, and column i of the levels 1 to l. A guess sees the root
-    and itself, in order.
-    """
-    n = columns * levels + guesses * size
-    mask, positions = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, dtype=torch.long)
-    for level in range(levels):
-        for column in range(columns):
-            row = level * columns + column
-            mask[row, : column + 1] = True
-            mask[row, [above * columns + column for above in range(1, level + 1)]] = True
-            positions[row] = column + level
-    for guess in range(guesses):
-        for place in range(size):
-            first = columns * levels + guess * size
-            mask[first + place, 0] = True
-            mask[first + place, first : first + place + 1] = True
-            positions[first + place] = place + 1
-    return mask, positions
-
-
-@pytest.mark.parametrize(("columns", "size", "guesses"), [(7, 5, 7), (4, 3, 0), (1, 2, 2), (2, 6, 1)])
-def test_the_tree_is_the_published_mask(columns, size, guesses):
-    """With a different token in every cell nothing is merged, and each cell is found by its token."""
-    window = Window(size, range(columns + size - 3))
-    token = 1000
-    window.levels = [[token + columns * level + column for column in range(columns)] for level in range(size - 1)]
-    grams = [tuple(2000 + (size - 1) * guess + place for place in range(size - 1)) for guess in range(guesses)]
-    grown = DraftBuilder(token)
-    window.plant(grown, grams)
-    shape = grown.draft().tree.on(torch.device("cpu"))
-    mask, positions = published_mask(columns, size - 1, guesses, size - 1)
-    assert len(grown.parents) == len(mask)
-    by_token = torch.tensor(grown.tokens).argsort()
-    assert torch.equal(shape.ancestors[by_token][:, by_token], mask)
-    assert torch.equal(shape.depths[by_token], positions)
+from token_recycling.drafters.lookahead import Pool
 
 
 def test_a_window_of_three_steps_and_what_it_put_in_the_pool(counting):

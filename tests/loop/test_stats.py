@@ -8,8 +8,7 @@ from support import tiny
 from support.drafters import learned
 
 import token_recycling as tr
-from token_recycling.loop import stats as stats_module
-from token_recycling.loop.stats import PARTS, Clock
+from token_recycling.loop.stats import PARTS
 
 
 def run(model, drafter, tokens, start=0, **options):
@@ -38,6 +37,7 @@ def test_accepted_and_discarded_nodes_are_counted(
     assert dict(stats.lengths) == lengths
     assert (stats.tokens, stats.mat) == (tokens, tokens / stats.steps)
     assert (stats.drafted, stats.discarded) == (drafted, discarded)
+    assert (stats.discard_rate, stats.verification_rate) == (discarded / tokens, stats.steps / tokens)
     assert (stats.acceptance_by_depth, stats.acceptance_by_rank) == (by_depth, by_rank)
     assert json.loads(json.dumps(stats.as_dict()))["discarded_tokens"] == discarded
 
@@ -68,23 +68,3 @@ def test_the_parts_of_a_step_sum_up(model):
     assert stats.tokens_per_second == pytest.approx((30 - stats.first_tokens) / stats.decode_seconds)
     assert stats.overhead == pytest.approx(stats.decode_seconds / stats.seconds["forward"] - 1)
     assert stats.prompt_tokens == 20
-
-
-def test_compiling_is_a_part_of_neither_the_prompt_nor_a_step(monkeypatch):
-    times, compiled = iter([0.0, 10.0, 12.0, 20.0]), iter([1.0, 8.0, 8.0, 11.0])
-    monkeypatch.setattr(stats_module.time, "perf_counter", lambda: next(times))
-
-    class Compiling:
-        seconds = property(lambda self: next(compiled))
-
-    monkeypatch.setattr(stats_module, "compiling", Compiling())
-    stats = tr.Stats()
-    clock = Clock(stats, torch.device("cpu"))
-    clock.lap("forward")
-    clock.reads_prompt = False
-    clock.lap("forward")
-    clock.lap("retrieve")
-    monkeypatch.undo()
-    assert (stats.prefill_seconds, stats.seconds["forward"], stats.seconds["retrieve"]) == (3.0, 2.0, 5.0)
-    assert stats.compile_seconds == stats.as_dict()["compile_seconds"] == 10.0
-    assert (stats + stats).compile_seconds == 20.0

@@ -95,43 +95,6 @@ def test_of_a_long_prompt_the_end_is_read_with_the_draft():
     assert len(rows) == stats.steps + 1
 
 
-class Printer:
-    """Takes what a streamer is given: the prompt, then the tokens of each step."""
-
-    def __init__(self):
-        self.given: list[list[int]] = []
-
-    def put(self, value):
-        self.given.append(value.flatten().tolist())
-
-    def end(self):
-        """Nothing more comes."""
-
-
-def test_a_first_token_that_is_waited_for_brings_no_draft():
-    """It comes from the pass that `generate` makes, before anything was started for the text."""
-    model, started = tiny.llama(max_position_embeddings=256), []
-
-    class Counted(type(tr.make_drafter("suffix"))):  # type: ignore[misc]
-        def start(self, *args):
-            started.append(printer.given[1:])
-            return super().start(*args)
-
-    ids = tiny.prompt(0, 20).repeat(1, 2)
-    wanted, printer = model.generate(ids, max_new_tokens=12), Printer()
-    with passes(model) as rows:
-        assert torch.equal(tr.generate(model, ids, drafter=Counted(), streamer=printer, max_new_tokens=12), wanted)
-    assert rows[0] == 40
-    assert max(rows[1:]) > 1
-    assert started == [[[int(wanted[0, 40])]]]
-    with passes(model) as rows:
-        assert next(tr.stream(model, ids, "suffix")).tokens == [int(wanted[0, 40])]
-    assert rows == [40]
-    with passes(model) as rows:
-        next(tr.stream(model, ids[:, :30], "prompt_lookup"))
-    assert rows[0] >= 30
-
-
 def test_a_step_is_learned_from_when_its_tokens_are_out(counting):
     drafter = tr.make_drafter("recycling", tree=4)
     steps = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=9)

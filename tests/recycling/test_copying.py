@@ -95,17 +95,13 @@ def test_a_name_that_was_replaced_is_replaced_again():
     assert answering.draft(room=30)[:8] == edited[27:35]
 
 
-def test_tokens_that_a_prediction_had_are_counted():
-    answering = Answering(ASKED, FILE)
-    answering.say(*FILE[:20], 900, *FILE[21:40], ends=True)
-    assert answering.recycler.predicted(answering.text) == 39
-
-
-def test_predictions_are_of_one_text_alone():
+def test_a_prediction_is_of_one_text_alone_and_what_it_had_is_counted():
     answering = Answering(ASKED, FILE)
     answering.say(*FILE[:5])
     other = answering.recycler.begin(np.array(ASKED))
     assert len(answering.recycler.draft_one(other, np.array([*ASKED, FILE[7]]), 9).tokens) == 1
+    answering.say(*FILE[5:20], 900, *FILE[21:40], ends=True)
+    assert answering.recycler.predicted(answering.text) == 39
 
 
 @pytest.mark.parametrize("chains", [False, True])
