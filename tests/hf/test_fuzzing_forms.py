@@ -15,7 +15,7 @@ from support.strategies import fuzz
 
 import token_recycling as tr
 
-SCHEMAS, NEW = 40, 40
+SCHEMAS, NEW = 25, 40
 xgrammar = pytest.importorskip("xgrammar")
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -25,10 +25,10 @@ from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
-from token_recycling.model.architectures import TESTED, Border, Reach
+from token_recycling.model.architectures import TESTED, Reach
 from token_recycling.model.kv_cache import TreeLayer
 from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_model import TreeInputs, TreeModel, masks
+from token_recycling.model.tree_model import TreeInputs, TreeModel
 
 HERE = torch.device("cpu")
 RUNS = [
@@ -169,37 +169,6 @@ def indexed(**config):
     """A model with sparse attention."""
     case = named("deepseek_v32")
     return model_of(replace(case, config={**case.config, **config}))
-
-
-def test_masks_by_hand_for_rows_of_different_positions():
-    """Two texts, the second with one slot of padding; a root with two children in the last three slots."""
-    positions = torch.tensor([[0, 1, 2, 3, 4, 4], [0, 0, 1, 2, 3, 3]])
-    visible = torch.ones(2, 1, 3, 6, dtype=torch.bool)
-    visible[:, 0, :, 3:] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
-    visible[1, :, :, 0] = False
-    layers = {"full_attention": Reach(), "sliding_attention": Reach("sliding", 3), "chunked": Reach("chunked", 2)}
-    made = masks(layers, visible, positions[:, 3:], positions, torch.float32)
-    assert isinstance(made, dict)
-    seen = {kind: (mask == 0).int().squeeze(1).tolist() for kind, mask in made.items()}
-    assert seen["full_attention"] == visible.int().squeeze(1).tolist()
-    assert seen["sliding_attention"] == [
-        [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 1]],
-        [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 1]],
-    ]
-    assert seen["chunked"] == [
-        [[0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]],
-        [[0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 0, 1]],
-    ]
-
-
-def test_borders():
-    def fitting(border, *lengths):
-        return [length for length in lengths if border.fits(length, 4)]
-
-    plain = Border(32, "")
-    assert fitting(plain, 28, 29, 40) == [28]
-    assert fitting(replace(plain, beyond=True), 28, 31, 32) == [28, 32]
-    assert fitting(replace(plain, repeats=True), 27, 28, 31, 60) == [27, 31]
 
 
 @pytest.mark.parametrize("wanted", ["flash_attention_2", "flex_attention"])

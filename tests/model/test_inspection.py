@@ -92,34 +92,23 @@ def test_states_are_those_that_transformers_numbers(case):
         assert torch.equal(fewer[0][..., : fewer[0].shape[-1] // 2], output.hidden_states[1][:, -known:])
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_drafter_has_the_states_of_prompt_and_nodes(model, streamed):
-    """Also where the prompt is read with the first step, and where its pass waits for no draft."""
-    drafter, prompt = Reading(), tiny.prompt(0, 40)
-    if streamed:
-        list(tr.stream(model, prompt, drafter, max_new_tokens=6))
-    else:
-        tr.generate(model, prompt, drafter=drafter, max_new_tokens=6)
-    (begun,) = drafter.begun
-    assert torch.allclose(begun.of_prompt, states_of(model, prompt[0])[:-1], atol=1e-4)
-    text = prompt[0].tolist()
-    for step in begun.steps:
-        assert step.states is not None
-        for node, above in enumerate(step.draft.tree.lineages):
-            path = torch.tensor([*text[:-1], *step.draft.tokens[list(above)].tolist()])
-            assert torch.allclose(step.states[node], states_of(model, path)[-1], atol=1e-4)
-        text += step.tokens
-
-
-def test_texts_of_a_batch_have_their_own_states(model):
-    drafter, texts = Reading(), [tiny.prompt(0, 9), tiny.prompt(1, 5)]
-    ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (4, 0))])
-    mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
-    tr.generate(model, ids, drafter=drafter, attention_mask=mask, max_new_tokens=4, pad_token_id=0)
-    for begun, text in zip(drafter.begun, texts, strict=True):
-        assert torch.allclose(begun.of_prompt, states_of(model, text[0])[:-1], atol=1e-4)
-        step = begun.steps[0]
-        assert torch.allclose(step.states[0], states_of(model, text[0])[-1], atol=1e-4)
+def test_a_drafter_has_the_states_of_prompt_and_nodes(model):
+    """Also where the prompt is read with the first step, where its pass waits for no draft, and of each of a batch."""
+    prompts = [tiny.prompt(0, 40), tiny.prompt(0, 40), tiny.prompt(1, 9), tiny.prompt(2, 5)]
+    ids = torch.cat([prompts[2], torch.nn.functional.pad(prompts[3], (4, 0))])
+    drafter, how = Reading(), {"max_new_tokens": 6}
+    list(tr.stream(model, prompts[0], drafter, **how))
+    tr.generate(model, prompts[1], drafter=drafter, **how)
+    tr.generate(model, ids, drafter=drafter, attention_mask=(ids != 0).long(), pad_token_id=0, **how)
+    for begun, prompt in zip(drafter.begun, prompts, strict=True):
+        assert torch.allclose(begun.of_prompt, states_of(model, prompt[0])[:-1], atol=1e-4)
+        text = prompt[0].tolist()
+        for step in begun.steps:
+            assert step.states is not None
+            for node, above in enumerate(step.draft.tree.lineages):
+                path = torch.tensor([*text[:-1], *step.draft.tokens[list(above)].tolist()])
+                assert torch.allclose(step.states[node], states_of(model, path)[-1], atol=1e-4)
+            text += step.tokens
 
 
 def test_states_that_cannot_be_seen_are_refused(model):

@@ -7,11 +7,10 @@ import pickle
 
 import pytest
 import torch
-from support.speaking import chatty, speaking_llama
-from support.tiny import llama, tokenizer
+from support.tiny import llama
 from torch import nn
 
-from token_recycling import Conversation, accelerate, accelerated, decelerate, generate
+from token_recycling import accelerate, accelerated, decelerate, generate
 from token_recycling.model import prepacking
 from token_recycling.model.prepacking import prepack, prepacked_of
 
@@ -149,17 +148,6 @@ def test_single_calls_and_blocks_use_what_is_there_and_pack_nothing(packed_produ
     assert all(map(torch.equal, texts(), expected))
     assert packed_products
     assert prepacked_of(model) is packed
-
-
-@pytest.mark.parametrize("wanted", [None, False])
-def test_a_conversation_lays_out_what_is_wanted(wanted: bool | None, packed_products: list[int]) -> None:
-    chat = Conversation(speaking_llama(), chatty(tokenizer()), prepack=wanted, max_new_tokens=12, do_sample=False)
-    packed = prepacked_of(chat.model)
-    assert (packed is None) == (wanted is False)
-    packed_products.clear()
-    chat.say("print it")
-    assert bool(packed_products) == (packed is not None)
-    assert prepacked_of(chat.model) is packed
 
 
 def test_no_more_than_a_quarter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
