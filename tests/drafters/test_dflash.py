@@ -3,10 +3,10 @@
 import pytest
 import torch
 from support import assistants, tiny
-from support.architectures import VOCABULARY, model_of
+from support.architectures import model_of
 from support.recurrent_architectures import RECURRENT
-from support.runs import check_same, drafts_of, fix_costs, fix_work, noted_drafts
-from transformers import DynamicCache, cache_utils
+from support.runs import check_same, drafts_of, fix_costs, fix_work
+from transformers import cache_utils
 
 import token_recycling as tr
 from token_recycling.drafters.dflash import DFlash, _without_norm
@@ -14,18 +14,18 @@ from token_recycling.trees.templates import best_paths
 
 
 @torch.no_grad()
-def wanted_chances(model, assistant, text, begin):
-    """(places, vocabulary): of the block after a text, all of it read anew from place `begin` on."""
+def wanted_chances(model, assistant, text):
+    """(places, vocabulary): of the block after a text, all of it read anew."""
     decoder = model.get_decoder()
     states = decoder(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
     config = assistant.config
     block = torch.tensor([[text[-1], *[config.mask_token_id] * (config.block_size - 1)]])
     cache = cache_utils.DFlashCache(config=config)
-    cache.set_previous_accepted_tokens(len(text) - 1 - begin)
+    cache.set_previous_accepted_tokens(len(text) - 1)
     outputs = assistant(
         noise_embeds=model.get_input_embeddings()(block),
-        context_hidden_states=torch.cat([states[number + 1][:, begin:] for number in config.target_layer_ids], dim=-1),
-        position_ids=torch.arange(begin, len(text) - 1 + config.block_size)[None],
+        context_hidden_states=torch.cat([states[number + 1] for number in config.target_layer_ids], dim=-1),
+        position_ids=torch.arange(len(text) - 1 + config.block_size)[None],
         past_key_values=cache,
     )
     return model.lm_head(outputs.last_hidden_state[0, 1:]).softmax(-1)
@@ -43,7 +43,7 @@ def test_every_block_is_what_an_assistant_says_that_reads_everything_anew():
     for number, step in enumerate(steps):
         room = 40 - (len(text) - 9) - 1
         if number and room:
-            probabilities, tokens = wanted_chances(model, assistant, text, 0)[:room].topk(k)
+            probabilities, tokens = wanted_chances(model, assistant, text)[:room].topk(k)
             paths = [path for (_, path), _ in zip(best_paths(probabilities.tolist()), range(nodes), strict=False)]
             wanted = {tuple(int(tokens[depth, rank]) for depth, rank in enumerate(path)) for path in paths}
             tree, drafted = step.draft.tree, step.draft.tokens.tolist()
@@ -63,29 +63,6 @@ def test_a_perfect_assistant_saves_most_steps(counting):
 FAMILIES = {one.family: one for one in RECURRENT}
 
 
-def test_texts_of_a_batch_are_drafted_for_as_if_alone():
-    """Also of a model that reads its prompts together, filled up on the left."""
-    for model in (tiny.llama(1, vocab_size=VOCABULARY), model_of(FAMILIES["qwen3_5_text"])):
-        drafter, long = DFlash(assistants.dflash(model), tree="chain:2"), tiny.prompt(3, 9, VOCABULARY)
-        noted, batch = noted_drafts(drafter), torch.cat([torch.nn.functional.pad(long[:, 4:], (4, 0)), long])
-        given = {"attention_mask": (batch != 0).long(), "max_new_tokens": 8, "do_sample": False}
-        tr.generate(model, batch, drafter=drafter, **given)
-        drafts = [(text, draft.tokens[1:].tolist()) for one in noted for text, draft in one if len(draft.tree) > 1]
-        assert {len(text) for text, _ in drafts} >= {6, 10}, "both were read from the beginning"
-        for text, drafted in drafts:
-            probabilities = wanted_chances(model, drafter.model, text, 0)
-            assert drafted == probabilities[: len(drafted)].argmax(-1).tolist()
-
-
-def test_behind_a_cache_the_text_is_read_from_where_states_are_known():
-    model, ids = tiny.llama(1), tiny.prompt(2, 9)
-    assistant, cache = assistants.dflash(model), DynamicCache(config=model.config)
-    model(ids[:, :6], past_key_values=cache)
-    steps = list(tr.stream(model, ids, DFlash(assistant, tree="chain:2"), max_new_tokens=12, past_key_values=cache))
-    text = ids[0].tolist() + steps[0].tokens
-    assert steps[1].draft.tokens[1:].tolist() == wanted_chances(model, assistant, text, 6)[:2].argmax(-1).tolist()
-
-
 def test_a_block_is_embedded_without_the_norm_of_an_embedding():
     embedding, tokens = model_of(FAMILIES["inkling_text"]).get_input_embeddings(), torch.tensor([[3, 4]])
     normed = embedding(tokens)
@@ -93,9 +70,6 @@ def test_a_block_is_embedded_without_the_norm_of_an_embedding():
     assert torch.equal(plain, torch.nn.functional.embedding(tokens, embedding.weight))
     assert not torch.equal(plain, normed)
     assert torch.equal(embedding(tokens), normed), "the target's own is as before"
-
-
-# options
 
 
 def test_auto_drafts_as_many_nodes_as_pay(counting, monkeypatch):

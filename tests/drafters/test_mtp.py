@@ -34,17 +34,17 @@ def layers_of(case, model):
 
 
 @torch.no_grad()
-def wanted_chances(model, layers, text, begin, beyond):
-    """(places, vocabulary): a token of each layer after a text by transformers' own chain, all of it read anew from
-    place `begin` on, and then `beyond` more of the last layer, every time anew too.
+def wanted_chances(model, layers, text, beyond):
+    """(places, vocabulary): a token of each layer after a text by transformers' own chain, all of it read anew, and
+    then `beyond` more of the last layer, every time anew too.
     """
     ids = torch.tensor([text])
-    states = model.get_decoder()(input_ids=ids[:, :-1]).last_hidden_state[:, begin:]
-    places = torch.arange(begin + 1, len(text))[None]
-    tokens, logits, _ = layers(ids[:, begin + 1 :], states, None, places, MtpCache(config=layers.config))
+    states = model.get_decoder()(input_ids=ids[:, :-1]).last_hidden_state
+    places = torch.arange(1, len(text))[None]
+    tokens, logits, _ = layers(ids[:, 1:], states, None, places, MtpCache(config=layers.config))
     if beyond:  # of one layer
         assert len(layers.layers) == 1
-        ids, own = ids[:, begin + 1 :], states
+        ids, own = ids[:, 1:], states
         for _ in range(beyond):
             outputs = layers.forward_layer(0, own, places, MtpCache(config=layers.config), input_ids=ids)
             own = torch.cat([own, outputs[:, -1:]], dim=1)
@@ -84,7 +84,7 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piec
         places = min(depth, new - (len(text) - 9) - 1)
         if number and places:
             beyond = depth - 1 if len(layers.layers) == 1 else 0
-            probabilities = wanted_chances(model, layers, text, 0, beyond)[:places]
+            probabilities = wanted_chances(model, layers, text, beyond)[:places]
             assert drafted(step) == best_paths(probabilities, k, 60)
         text += step.tokens
     lengths = {len(step.accepted) - 1 for step in steps}
@@ -105,14 +105,6 @@ def test_perfect_layers_save_all_steps_but_one_in_so_many(counting, layers):
     """Beyond their number too."""
     stats = check_perfect(counting, Mtp(assistants.counting_mtp(counting, layers), tree=4, k=1, depth=4), depth=4)
     assert stats.drafter_statistics["draft_forwards"] == 4 * 4
-
-
-def test_behind_a_cache_the_text_is_read_from_where_states_are_known():
-    model, ids = model_of(FAMILIES[0]), tiny.prompt(2, 9, VOCABULARY)
-    layers, cache = layers_of(FAMILIES[0], model), model(ids[:, :6]).past_key_values
-    steps = list(tr.stream(model, ids, Mtp(layers, tree=8, depth=2), max_new_tokens=12, past_key_values=cache))
-    text = ids[0].tolist() + steps[0].tokens
-    assert drafted(steps[1]) == best_paths(wanted_chances(model, layers, text, 6, 0), 4, 8)
 
 
 # options

@@ -1,6 +1,5 @@
 """The shared parts of training: the target's own texts, the loop, the files; interrupted runs end as others do."""
 
-import inspect
 import itertools
 import re
 from dataclasses import replace
@@ -12,7 +11,6 @@ import torch
 from support import tiny
 
 import token_recycling as tr
-from token_recycling.cli.commands import train
 from token_recycling.drafters._shared.training import continuations as texts
 from token_recycling.drafters._shared.training.continuations import Continuations, ContinuationsError, pieces
 from token_recycling.drafters._shared.training.declaration import Schedule
@@ -194,30 +192,3 @@ def test_a_part_of_another_model_or_a_damaged_one_is_refused(model, tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(TrainedPartError, match=words):
             load_part(tmp_path, "kind")
-
-
-# what a method declares
-
-DECLARED = '''
-from __future__ import annotations
-from dataclasses import dataclass
-from ...drafters._shared.training.declaration import Training, option
-
-@dataclass(frozen=True)
-class OtherTraining(Training):
-    """Trains something else."""
-    layers: int = option(2, "How many layers.", min=1)
-    hidden: float = 0.5
-    defaults = {"steps": 7}
-    held_out_use = "are held out"
-'''
-
-
-def test_a_drafter_that_declares_a_training_has_its_command(tmp_path):
-    (tmp_path / "train_options.py").write_text(DECLARED)
-    command = train.command_for("other_drafter", tmp_path / "train_options.py")
-    taken = inspect.signature(command).parameters
-    assert (taken["layers"].default, taken["steps"].default, taken["texts"].default) == (2, 7, 3000)
-    assert taken["output"].default is inspect.Parameter.empty
-    assert command.__doc__ == "Trains something else."
-    assert not {"hidden", "draft"} & set(taken)

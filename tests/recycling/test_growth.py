@@ -136,15 +136,3 @@ def test_the_arrays_serve_one_growth_after_another():
         assert fresh.grow(50, depth) == len(grown.tokens)
         for name in ("tokens", "parents", "values"):
             np.testing.assert_array_equal(getattr(grown, name), getattr(fresh.growing, name))
-
-
-# Templates
-
-
-def test_where_a_candidate_is_missing_so_is_all_below_it():
-    matrix = matrix_of({(5,): {10: 0.5, 11: 0.3}, (10,): {20: 0.5}})
-    grower = Grower(matrix, [5])
-    made = grower.fill("0 1 2 00 01 10 20 000 200")
-    # Beside 10 was 11, and beside 11 was 10.
-    assert grower.paths(made) == [(10,), (11,), (10, 20), (10, 11), (11, 10)]
-    assert grower.growing.parents[:made].tolist() == [-1, 0, 0, 1, 1, 2]

@@ -12,6 +12,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import linear, silu
+from transformers import PreTrainedModel
+
+from token_recycling.drafters._shared.training.continuations import Continuations
+from token_recycling.drafters.eagle.formats import save_head
+from token_recycling.drafters.eagle.train import new_head
+from token_recycling.drafters.eagle.train_options import EagleTraining
 
 HEADS, KV_HEADS, DIM, WIDTH, WITHIN, VOCABULARY, DRAFT = 4, 2, 8, 32, 48, 64, 24
 """Sizes, those of `tiny.llama`; the draft vocabulary is that of heads that have one."""
@@ -182,17 +188,12 @@ def own_states(config: Mapping[str, Any], tensors: Tensors, states: torch.Tensor
     return linear(states, tensors["fc.weight"])
 
 
-def counting_head(folder, model):
+def counting_head(folder: Path, model: PreTrainedModel) -> Path:
     """An EAGLE-1 head for the counting llama: the state before a token's successor names the token itself."""
-    width = model.config.hidden_size
-    sizes = {"hidden_size": width, "vocab_size": width, "num_attention_heads": 4, "head_dim": 8}
-    config = {**EAGLE_1, **sizes, "bias": False}
-    head = tensors_of(config)
-    made = {}
-    for name, weight in head.items():
-        shape = [width if size == EAGLE_1["hidden_size"] and name != "fc.weight" else size for size in weight.shape]
-        if name.endswith(("q_proj.weight", "o_proj.weight")):
-            shape = [32, width] if "q_proj" in name else [width, 32]
-        made[name] = torch.zeros(shape)
-    made["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
-    return written(folder, config, made)
+    head, width = new_head(model, Continuations([], []), EagleTraining(version=1)), model.config.hidden_size
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.zero_()
+        head.fc.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1))
+    save_head(folder, head, model)
+    return folder
