@@ -11,7 +11,7 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling.model import remembered
-from token_recycling.model.pass_times import PassTimes, prior, setting
+from token_recycling.model.pass_times import PassTimes, setting
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.measured
@@ -41,15 +41,6 @@ def taught(target, shape=DEAR, steps=200):
         nodes = step % len(shape) + 1
         known.curve(1, 10).took(nodes, 0.01 * shape[nodes - 1])
     return known
-
-
-def test_a_pass_begins_with_what_is_usual(target):
-    """It reads the weights once; with two rows and more it takes a little longer each."""
-    times = prior(target)
-    assert len(times) == 64
-    assert times[0] == pytest.approx(target.info.bytes_read / 1e10)
-    assert (np.diff(times) > 0).all()
-    assert 1.4 < times[7] / times[0] < 1.8
 
 
 def test_what_one_process_learned_is_what_the_next_begins_with(target):
@@ -109,14 +100,6 @@ def test_a_few_steps_and_what_cannot_be_true_are_not_kept(target, own_cache, sha
     """Two nodes that take as long as ten passes: other work was in the way."""
     taught(target, shape, steps).keep()
     assert list(own_cache.iterdir()) == []
-
-
-def test_another_band_and_several_texts_begin_with_what_was_learned(target):
-    known = taught(target)
-    one = known.curve(1, 10)
-    assert known.curve(1, 3000).seconds.tolist() == one.seconds.tolist()
-    assert known.curve(3, 20_000).seconds.tolist() == one.seconds[2::3].tolist()
-    assert known.curve(1, 200) is one
 
 
 def test_another_setting_has_times_of_its_own(model):

@@ -113,20 +113,6 @@ def test_the_default_budget_counts_the_weights(target, monkeypatch):
         assert default_budget(target) == max(0, free) // 8
 
 
-def test_an_entry_that_cannot_fit_evicts_nothing(target):
-    """Beside its own beginning, that is: the beginning is not evicted for its continuation."""
-    kept, text = PrefixCache(target, 10**8), torch.arange(40)
-    kept.keep(text[:10], read(target, text[:10]), "")
-    small = PrefixCache(target, 4 * kept.nbytes)
-    other = torch.arange(10) + 45
-    for one in (other, text[:20]):
-        small.keep(one, read(target, one), "")
-    longer = torch.cat([text[:20], text[:21]])
-    small.keep(longer, read(target, longer), "")
-    assert len(small) == 30
-    assert [small.take(one, "")[1] for one in (other, longer)] == [9, 20]
-
-
 @settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), max_size=12), st.integers(1, 40))
 def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, room):

@@ -1,7 +1,5 @@
 """Recurrent layers over trees: every node as if its path had been read alone, and the state of what is kept."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, unroll
-from token_recycling.model.prefill import prefill, read_prompts
+from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
@@ -165,21 +163,3 @@ def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
     stop_counting(cache)
     assert not any(isinstance(layer, TokenCount) for layer in cache.layers)
     assert slots(cache) == 0
-
-
-@torch.no_grad()
-def test_states_that_cannot_be_appended_leave_the_other_slots_alone():
-    """The keys and values, which come first, would fit."""
-    case = case_of("lfm2")
-    targets = [TreeModel(model_of(replace(case, config={**case.config, "conv_L_cache": size}))) for size in (3, 5)]
-    caches = [target.new_cache() for target in targets]
-    for target, cache in zip(targets, caches, strict=True):
-        prefill(target, [TEXT], cache)
-    kept, joining = map(TreeCache, caches)
-    with pytest.raises(RuntimeError):
-        kept.join(joining)
-    for target, cache in zip(targets, caches, strict=True):
-        prefill(target, [TEXT], alone := target.new_cache())
-        logits = [target.read(TEXT[None, -1:], each) for each in (cache, alone)]
-        assert logits[0].shape[0] == 1
-        torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-4)

@@ -65,15 +65,6 @@ def test_facts_are_forgotten_when_weights_change(model, numbers, change):
     assert remembered(model, "a", numbers, values_matter=False) == (1 if change in NEW_VALUES else 3)
 
 
-def test_one_thing_or_all_of_a_kind_can_be_forgotten(model, numbers):
-    names = ["a", ("a", 1), ("a", 2), ("b", 1)]
-    assert [remembered(model, name, numbers) for name in names] == [0, 1, 2, 3]
-    kept_of(model).forget(("a", 1))
-    assert [remembered(model, name, numbers) for name in names] == [0, 4, 2, 3]
-    kept_of(model).forget("a")
-    assert [remembered(model, name, numbers) for name in names] == [5, 6, 7, 3]
-
-
 def test_a_warning_is_given_once(model, caplog):
     """A training step is no reason to say it again."""
     with caplog.at_level(logging.WARNING, logger="token_recycling"):

@@ -148,63 +148,17 @@ def test_what_holds_no_model_is_refused(nothing):
         tr.accelerate(nothing)
 
 
-def test_inputs_prepared_by_another_object_are_left_to_it(model):
-    """peft's prompt learning puts embeddings before the prompt this way, and takes its function away again."""
-
-    def prepare(input_ids, **kwargs):
-        inputs = LlamaForCausalLM.prepare_inputs_for_generation(model, input_ids, **kwargs)
-        if kwargs.get("is_first_iteration"):
-            inputs["input_ids"] = inputs["input_ids"].flip(1)
-        return inputs
-
-    plain = model.generate(tiny.prompt(0, 6), **GREEDY)
-    model.prepare_inputs_for_generation = prepare
-    wanted = model.generate(tiny.prompt(0, 6), **GREEDY)
-    assert not torch.equal(wanted, plain)
-    tr.accelerate(model)
-    assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), wanted)
-    assert "prepare_inputs_for_generation" in str(model.acceleration.fallback)
-    model.prepare_inputs_for_generation = super(LlamaForCausalLM, model).prepare_inputs_for_generation
-    assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), plain)
-    assert model.acceleration.fallback is None
-
-
-# What is kept of a family that was tried
-
-
-@pytest.fixture
-def tried(monkeypatch):
-    """The models that were tried."""
-    models, verdict = [], self_test._verdict
-    monkeypatch.setattr(self_test, "_verdict", lambda model, known: (models.append(model), verdict(model, known))[1])
-    return models
-
-
-def test_that_a_family_passed_is_kept_for_later_processes(tried):
-    first, same, other = (
-        tiny.unknown(tiny.llama()),
-        tiny.unknown(tiny.llama(seed=1)),
-        tiny.unknown(tiny.llama(num_hidden_layers=1)),
-    )
-    assert [tr.unsupported(model) for model in (first, same, other)] == [None] * 3
-    assert tried == [first, other]
-    assert tr.check(same, self_test=True).supported
-    assert tried == [first, other, same], "who asks for a test gets one"
-
-
-def test_that_a_model_failed_is_not(tried):
+def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_failed_is_not(monkeypatch):
     """Other weights may pass."""
-    for _ in range(2):
-        model = tiny.unknown(tiny.llama())
+    tried, verdict = [], self_test._verdict
+    monkeypatch.setattr(self_test, "_verdict", lambda model, known: (tried.append(model), verdict(model, known))[1])
+    failing = [tiny.unknown(tiny.llama()) for _ in range(2)]
+    for model in failing:
         model.lm_head.weight.data.zero_()
         assert "logits" in str(tr.unsupported(model))
-    assert len(tried) == 2
-
-
-def test_a_class_without_a_file_is_tried_by_every_process(tried, own_cache):
-    """As in a notebook: nothing says whether it is the same."""
-    model = tiny.unknown(tiny.llama())
-    model.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
-    assert tr.unsupported(model) is None
-    assert len(tried) == 1
-    assert not (own_cache / "self-tests").exists()
+    first, same = tiny.unknown(tiny.llama()), tiny.unknown(tiny.llama(seed=1))
+    other = tiny.unknown(tiny.llama(num_hidden_layers=1))
+    assert [tr.unsupported(model) for model in (first, same, other)] == [None] * 3
+    assert tried == [*failing, first, other]
+    assert tr.check(same, self_test=True).supported
+    assert tried == [*failing, first, other, same], "who asks for a test gets one"

@@ -122,23 +122,6 @@ def test_another_implementation_is_called_outside_of_passes_with_what_it_was_giv
         assert own.masks == [], "it takes no tree mask, as far as is known"
 
 
-def test_an_implementation_registered_anew_is_taken_over_anew(registered):
-    model = tiny.llama(num_key_value_heads=4)
-    wanted = tree_pass(model)
-    mapping = AttentionInterface._global_mapping
-    tree_pass(model)
-    before = mapping.get("sdpa")
-    tree_pass(model)
-    assert mapping["sdpa"] is before, "once only"
-    own = Recorded()
-    registered("sdpa", own)
-    assert torch.equal(tree_pass(model), wanted)
-    assert own.masks
-    own.masks.clear()
-    plain(model)
-    assert own.masks == [None] * len(model.model.layers)
-
-
 def test_what_has_no_sdpa_attends_as_its_own_eager(registered):
     model = model_of(named("gpt_oss"), "eager")
     wanted = tree_pass(model)
