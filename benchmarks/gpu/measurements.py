@@ -16,13 +16,11 @@ from transformers import CompileConfig
 from transformers.generation.streamers import BaseStreamer
 
 from token_recycling._util.device import synchronize
-from token_recycling.cuda_graphs.graphs import Graphs
-from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.support import runner_or_reason
-from token_recycling.model.kv_cache import Frame, TreeCache
-from token_recycling.model.tree_model import TreeModel, band_of
+from token_recycling.cuda_graphs.passes import CapturedPasses
+from token_recycling.cuda_graphs.support import passes_or_reason
+from token_recycling.model.kv_cache import TreeCache
+from token_recycling.model.tree_model import ROWS, TreeModel
 from token_recycling.trees.draft import Draft
-from token_recycling.trees.packed import send
 from token_recycling.trees.templates import star
 
 from .profiled import profiled
@@ -36,7 +34,7 @@ ALONE = (1, 64)
 class Wanted:
     """What is measured of each shape."""
 
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
+    sizes: tuple[int, ...] = ROWS
     """Nodes of captured steps."""
     compared: tuple[int, ...] = (1, 8, 16, 32, 64)
     """Nodes of the steps that are also measured eager, and captured with a compiled forward pass."""
@@ -44,7 +42,7 @@ class Wanted:
     """Whether torch compiles; without, the same is run uncompiled."""
 
 
-EVERYTHING, FEW = Wanted(), Wanted((1, 4, 64), (1,), False)
+EVERYTHING, FEW = Wanted(), Wanted((1, 8, 64), (1,), False)
 _ROUNDS = 20
 """Forward passes that are measured alone."""
 _GENERATED, _WARM = 24, 6
@@ -111,27 +109,27 @@ def _generate(target: TreeModel, context: int, config: CompileConfig | None, sta
     return {"seconds": statistics.median(gaps.tolist())}
 
 
-def _runner(target: TreeModel) -> StepRunner:
-    runner = runner_or_reason(target)
-    if isinstance(runner, str):
-        raise RuntimeError(f"no fast path: {runner}")
-    return runner
+def _passes(target: TreeModel) -> CapturedPasses:
+    passes = passes_or_reason(target)
+    if isinstance(passes, str):
+        raise RuntimeError(f"no fast path: {passes}")
+    return passes
 
 
 def _step(target: TreeModel, context: int, nodes: int) -> Row:
-    return {"seconds": timed(target, _runner(target), context, [nodes], 2.0)[nodes]}
+    return {"seconds": timed(target, _passes(target), context, [nodes], 2.0)[nodes]}
 
 
 def _compiled_step(target: TreeModel, context: int, nodes: int, compiles: bool) -> Row:
     """Seconds of a captured step whose forward pass torch compiles first: once for each shape, up to a minute."""
-    runner, eager = _runner(target), target.eager
-    runner.forget()
+    passes, eager = _passes(target), target.eager
+    passes.forget()
     target.eager = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False, disable=not compiles)
     try:
-        return {"seconds": timed(target, runner, context, [nodes], 2.0)[nodes]}
+        return {"seconds": timed(target, passes, context, [nodes], 2.0)[nodes]}
     finally:
         target.eager = eager
-        runner.forget()
+        passes.forget()
 
 
 @torch.no_grad()
@@ -154,21 +152,12 @@ def _forward(target: TreeModel, context: int, nodes: int) -> Row:
     """Seconds of the model's forward pass, run as a step runs it and with the same shapes, but alone: what of a step is
     not this is overhead. The best of some rounds.
     """
-    runner, draft = _runner(target), Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
-    runner.begin(target, filled(target, context), 1, context + nodes)
-    trees, band = send([draft], [context], nodes, target.device), band_of(context + nodes)
-    places = trees.lengths[:, None] + torch.arange(nodes, device=target.device)
-    inputs = target.inputs.of_trees(trees, trees.lengths[:, None], band)
-
-    def forward() -> torch.Tensor:
-        return target.forward({**inputs, "frame": Frame(places, band, band)}, runner.slots.cache)
-
-    best = math.inf
-    graphs = Graphs(target.device)
+    passes, draft, best = _passes(target), Draft(star(nodes), torch.zeros(nodes, dtype=torch.long)), math.inf
+    passes.begin(target, TreeCache(filled(target, context)), 1, context, context + nodes)
     for done in range(_ROUNDS + 1):
         synchronize(target.device)
         start = time.perf_counter()
-        graphs.run(nodes, forward)
+        passes.forward(target, [draft], [context])
         synchronize(target.device)
         if done:  # the first round captures and compiles
             best = min(best, time.perf_counter() - start)
@@ -189,6 +178,6 @@ def _eager_profile(target: TreeModel, context: int) -> Row:
 
 @torch.no_grad()
 def _step_profile(target: TreeModel, context: int, nodes: int) -> Row:
-    runner = _runner(target)
-    runner.begin(target, filled(target, context), 1, context + nodes)
-    return profiled(lambda: one_step(target, runner, context, nodes)(), target.device)
+    passes = _passes(target)
+    passes.begin(target, TreeCache(filled(target, context)), 1, context, context + nodes)
+    return profiled(lambda: one_step(target, passes, context, nodes)(), target.device)

@@ -59,11 +59,14 @@ class Times:
         return 1 - self.forward(nodes) / self.step(nodes)
 
     def by_nodes(self) -> np.ndarray | None:
-        """(nodes,) t(n) / t(1) of captured steps; None where that of one node is missing."""
+        """(nodes,) t(n) / t(1) of captured steps, whose drafts are filled up to the next size that was measured; None
+        where that of one node is missing.
+        """
         sizes = sorted(n for what, kind, n in self._seconds if (what, kind) == ("step", "captured"))
         if sizes[:1] != [1]:
             return None
-        return np.interp(np.arange(1, sizes[-1] + 1), sizes, [self.step(n) / self.step(1) for n in sizes])
+        filled = np.searchsorted(sizes, np.arange(1, sizes[-1] + 1))
+        return np.array([self.step(n) / self.step(1) for n in sizes])[filled]
 
 
 BARS = (

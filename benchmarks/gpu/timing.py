@@ -1,4 +1,4 @@
-"""Times fast steps of n nodes, each a size of its own."""
+"""Times steps with captured passes over n nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from token_recycling._util.device import synchronize
-from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.step import Choice, StepPlan
-from token_recycling.model.kv_cache import unroll
+from token_recycling.cuda_graphs.passes import CapturedPasses
+from token_recycling.loop.accept import TreeSteps
+from token_recycling.model.kv_cache import TreeCache, unroll
 from token_recycling.model.prefill import prefill
-from token_recycling.model.tree_model import TreeModel, band_of
+from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import star
 
@@ -24,19 +24,19 @@ _PROMPT = 16
 
 @torch.no_grad()
 def timed(
-    target: TreeModel, runner: StepRunner, length: int, sizes: Sequence[int], seconds: float, k: int = 8
+    target: TreeModel, passes: CapturedPasses, length: int, sizes: Sequence[int], seconds: float, k: int = 8
 ) -> dict[int, float]:
-    """Seconds of a step by number of nodes, each a size of its own, after `length` tokens: from the draft on the host
-    to what the host reads, `k` candidates for every node among it.
+    """Seconds of a step by number of nodes, which are filled up to a bucket, after `length` tokens: from the draft on
+    the host to what the host reads, `k` candidates for every node among it.
     """
-    runner.begin(target, filled(target, length), 1, length + max(sizes))
+    passes.begin(target, TreeCache(filled(target, length)), 1, length, length + max(sizes))
     best: dict[int, float] = {}
     began = time.perf_counter()
     for done in range(_MOST_ROUNDS + 1):
         if done > _LEAST_ROUNDS and time.perf_counter() - began > seconds:
             break
         for nodes in sizes:
-            step = one_step(target, runner, length, nodes, k)
+            step = one_step(target, passes, length, nodes, k)
             synchronize(target.device)
             start = time.perf_counter()
             step()
@@ -48,15 +48,16 @@ def timed(
     return best
 
 
-def one_step(target: TreeModel, runner: StepRunner, length: int, nodes: int, k: int = 8) -> Callable[[], None]:
-    """A step of `nodes` nodes after `length` tokens of a text that the runner has begun: from the draft on the host to
-    what the host reads. To be called without gradients.
+def one_step(target: TreeModel, passes: CapturedPasses, length: int, nodes: int, k: int = 8) -> Callable[[], None]:
+    """A step of `nodes` nodes after `length` tokens of a sequence that `passes` has begun: from the draft on the host
+    to what the host reads. To be called without gradients.
     """
-    plan = StepPlan(1, nodes, min(nodes, 16), band_of(length + nodes), k)
     draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
 
     def step() -> None:
-        runner.run(target, plan, [draft], [length], Choice())
+        seen = passes.forward(target, [draft], [length])
+        assert seen.trees is not None
+        TreeSteps([draft], seen.logits, seen.trees, seen.logits.argmax(dim=-1), k)
 
     return step
 

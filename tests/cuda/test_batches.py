@@ -9,6 +9,7 @@ from support.batches import batch
 from support.on_device import check_path, check_same, moved
 
 import token_recycling as tr
+from token_recycling.cuda_graphs import captured, eager
 from token_recycling.hf.batched import DecodingThread
 
 pytestmark = pytest.mark.cuda
@@ -68,7 +69,8 @@ def test_threads_with_a_model_each(device):
             check_same(model, {"input_ids": ids}, text, wanted)
 
 
-def test_texts_that_share_a_running_batch(placed, device):
+@pytest.mark.parametrize("backend", [captured, eager])
+def test_texts_that_share_a_running_batch(placed, device, backend):
     """As those of the server do; their seeds are their own."""
     calls = [
         {
@@ -79,7 +81,7 @@ def test_texts_that_share_a_running_batch(placed, device):
         for seed in range(10)
     ]
     wanted = [tiny.seeded(placed.generate, seed=seed, **call)[0] for seed, call in enumerate(calls)]
-    together, drafter = DecodingThread(placed), tr.make_drafter("recycling")
+    together, drafter = DecodingThread(placed, backend), tr.make_drafter("recycling")
     try:
         with ThreadPoolExecutor(5) as pool:
             ours = list(pool.map(lambda seed: together.model(drafter, seed).generate(**calls[seed]), range(len(calls))))

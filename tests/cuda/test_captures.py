@@ -1,4 +1,4 @@
-"""On a card alone: steps are captured, replayed without waiting, and their memory is given back."""
+"""On a card alone: passes are captured, replayed without waiting, and their memory is given back."""
 
 import gc
 
@@ -8,26 +8,25 @@ from support import tiny
 from support.on_device import CAPTURED, medium
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import runner_of
-from token_recycling.cuda_graphs.step import Choice, StepPlan, verify
+from token_recycling.cuda_graphs import passes_of
+from token_recycling.cuda_graphs.passes import Shape
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.packed import send
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
-def test_cuda_itself_finds_no_wait_in_a_step(model):
+def test_cuda_itself_finds_no_wait_in_a_pass(model):
     target = TreeModel(model.cuda())
-    steps, cache = runner_of(target), target.new_cache()
-    tree = tr.Tree.from_paths([(0,), (1,), (0, 0)])
+    passes, tree = passes_of(target), tr.Tree.from_paths([(0,), (1,), (0, 0)])
     trees = send([tr.Draft(tree, torch.arange(len(tree)))], [0], 8, target.device)
-    plan = StepPlan(1, 8, 8, 1024, 8)
     with torch.no_grad():
-        steps.begin(target, cache, 1, 64)
+        passes.begin(target, TreeCache(target.new_cache()), 1, 0, 64)
         for mode in ("default", "error"):  # the first run loads and compiles
             torch.cuda.set_sync_debug_mode(mode)
             try:
-                verify(target, steps.slots, plan, Choice(), trees, steps.seeds[:1], None)
+                passes._pass(target, Shape(1, 8, 1024), trees)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 

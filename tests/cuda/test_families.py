@@ -10,8 +10,7 @@ from support.on_device import check_path, check_same, moved
 from support.oracle import Oracle
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.cuda_graphs.support import passes_or_reason
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.cuda
@@ -21,7 +20,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 
 def test_texts_are_those_of_generate(device, case):
     model = model_of(case).to(device)
-    holds = isinstance(runner_or_reason(TreeModel(model)), StepRunner)
+    holds = not isinstance(passes_or_reason(TreeModel(model)), str)
     for length in (5, 29):
         given = {"input_ids": tiny.prompt(length, length, VOCABULARY).to(device)}
         wanted = model.generate(**given, **GREEDY)

@@ -12,9 +12,9 @@ from support.two_tokens import SAMPLINGS, SIZE, arguments_for, check_distributio
 from transformers import DynamicCache, StoppingCriteria
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import runner_of
-from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.cuda_graphs import passes_of
+from token_recycling.cuda_graphs.passes import CapturedPasses
+from token_recycling.cuda_graphs.support import passes_or_reason
 from token_recycling.model.tree_model import TreeModel
 
 GREEDY = {"do_sample": False}
@@ -55,26 +55,26 @@ def test_what_is_learned_is_what_the_ordinary_way_learns(model, spec):
 
 def test_buckets_and_bands_are_crossed():
     model = tiny.llama(vocab_size=architectures.VOCABULARY, max_position_embeddings=2048, num_hidden_layers=1)
-    plans, steps = [], runner_of(TreeModel(model))
-    run = steps.run
-    steps.run = lambda target, plan, *others: (plans.append(plan), run(target, plan, *others))[1]
+    shapes, passes = [], passes_of(TreeModel(model))
+    made = passes._pass
+    passes._pass = lambda target, shape, trees: (shapes.append(shape), made(target, shape, trees))[1]
     ids = tiny.prompt(0, 900, architectures.VOCABULARY)
     wanted = model.generate(ids, max_new_tokens=260, **GREEDY)
     text, _ = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=260)
     assert text == wanted[0, 900:].tolist()
-    assert {plan.nodes for plan in plans} >= {8, 16, 96}
-    assert {plan.band for plan in plans} >= {1024, 2048}
+    assert {shape.nodes for shape in shapes} >= {8, 16, 96}
+    assert {shape.band for shape in shapes} >= {1024, 2048}
 
 
 def test_room_grows_within_a_text():
     model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
-    steps, ids = runner_of(TreeModel(model)), tiny.prompt(0, 800)
-    wanted, begin = plain(model, ids, 400), steps.begin
-    steps.begin = lambda target, cache, sequences, slots, penalised: begin(target, cache, sequences, 8, penalised)
+    passes, ids = passes_of(TreeModel(model)), tiny.prompt(0, 800)
+    wanted, begin = plain(model, ids, 400), passes.begin
+    passes.begin = lambda target, cache, sequences, held, longest: begin(target, cache, sequences, held, 8)
     for drafter in ("published:tree=static:8", "recycling:tree=8"):
-        steps.slots = steps._room(TreeModel(model), 1, 0)
+        passes.slots = passes._room(TreeModel(model), 1, 0)
         assert decoded(model, ids, drafter, max_new_tokens=400)[0] == wanted
-        assert steps.capacity == 2048
+        assert passes.capacity == 2048
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -92,14 +92,14 @@ def test_the_end_of_the_context_is_reached(family, drafter):
 def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded):
     """From steps that are recorded and replayed, as CUDA graphs are."""
     model = architectures.model_of(case)
-    steps = runner_or_reason(TreeModel(model))
+    steps = passes_or_reason(TreeModel(model))
     exceptional = {"bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32", "falcon", "jetmoe", "xglm"}
     if case.family in exceptional or any(word in case.tested for word in ("ALiBi", "longrope", "dynamic")):
         assert isinstance(steps, str)
         with pytest.raises(tr.NoFastPathError, match=re.escape(f"fast=True: {steps}")):
             tr.accelerate(model, fast=True)
         return
-    assert isinstance(steps, StepRunner), steps
+    assert isinstance(steps, CapturedPasses), steps
     for length in (5, 29):
         ids = tiny.prompt(length, length, architectures.VOCABULARY)
         wanted = model.generate(ids, max_new_tokens=24, **GREEDY)

@@ -5,7 +5,7 @@ import torch
 from support import tiny
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import runner_of
+from token_recycling.cuda_graphs import passes_of
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.usefixtures("recorded")
@@ -19,11 +19,11 @@ def test_replayed_steps_give_the_text(drafter):
         ids, stats, wanted_stats = tiny.prompt(seed, length), tr.Stats(), tr.Stats()
         steps = tr.stream(model, ids, made, fast=True, stats=stats, max_new_tokens=60)
         text = [token for step in steps for token in step.tokens]
-        # Not a stream, where the ordinary way brings the first token of a long prompt without a draft.
-        wanted = tr.generate(model, ids, drafter=ordinary, fast=False, stats=wanted_stats, max_new_tokens=60)
-        assert text == wanted[0, length:].tolist()
+        steps = tr.stream(model, ids, ordinary, fast=False, stats=wanted_stats, max_new_tokens=60)
+        assert text == [token for step in steps for token in step.tokens]
+        assert text == model.generate(ids, max_new_tokens=60, do_sample=False)[0, length:].tolist()
         assert stats.lengths == wanted_stats.lengths
-    graphs = runner_of(TreeModel(model))._graphs
+    graphs = passes_of(TreeModel(model))._graphs
     assert graphs.replays > 3 * len(graphs.kept) > 3
 
 

@@ -5,12 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import tiny
-from support.runs import decoded
-from transformers import LogitsProcessor
+from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import NoFastPathError, captured_where_possible, runner_of
-from token_recycling.cuda_graphs import step as step_module
+from token_recycling.cuda_graphs import NoFastPathError, captured_where_possible, passes_of
 from token_recycling.model import tree_model
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.tree_model import TreeModel
@@ -28,16 +26,29 @@ class Unknown(LogitsProcessor):
 
 
 def test_calls_that_it_does_not_hold_for_say_why(model, tmp_path):
-    tr.accelerate(model, fast=True)
     ids = tiny.prompt(0, 5)
-    with pytest.raises(tr.NoFastPathError, match="Unknown"):
-        model.generate(ids, max_new_tokens=5, logits_processor=[Unknown()])
-    with pytest.raises(tr.NoFastPathError, match="32 sequences, got 33"):
-        model.generate(ids.repeat(33, 1), max_new_tokens=5, **GREEDY)
+    tr.accelerate(model, fast=True, reproducible=True)
+    with pytest.raises(tr.NoFastPathError, match="reproducible"):
+        model.generate(ids, max_new_tokens=5)
+    tr.accelerate(model, fast=True)
+    with pytest.raises(tr.NoFastPathError, match="offloaded"):
+        model.generate(ids, max_new_tokens=5, cache_implementation="offloaded")
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("sequences", [1, 33])
+def test_every_processor_and_sampled_drafts_hold(model, sequences, sampled, tmp_path, recorded):
+    """In batches of any size."""
     tiny.llama(3).save_pretrained(tmp_path)
-    tr.accelerate(model, f"draft_model:model={tmp_path},sampled=true,mode=sequence,depth=2", fast=True)
-    with pytest.raises(tr.NoFastPathError, match="samples its drafts"):
-        model.generate(ids, max_new_tokens=5, do_sample=True)
+    drafter = f"draft_model:model={tmp_path},sampled={sampled},mode=sequence,depth=2"
+    ids, stats = torch.cat([tiny.prompt(seed, 6) for seed in range(sequences)]), tr.Stats()
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "no_repeat_ngram_size": 2, "pad_token_id": 0}
+    if sequences == 1:
+        how["logits_processor"] = [Unknown()]
+    wanted = model.generate(ids, do_sample=False, **how)
+    ours = tr.generate(model, ids, drafter=drafter, fast=True, stats=stats, do_sample=sampled, **how)
+    assert stats.path.startswith("fast")
+    assert sampled or torch.equal(ours, wanted)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +83,7 @@ def test_batches_penalties_and_scores_are_those_of_generate(model, sequences, ar
 
 
 def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
-    monkeypatch.setattr("token_recycling.cuda_graphs._taken", None)
+    monkeypatch.setattr("token_recycling.cuda_graphs.captured_or_eager", None)
     tr.accelerate(model, "plain").generate(tiny.prompt(0, 5), max_new_tokens=3)
     assert model.acceleration.stats.path == "eager"
 
@@ -80,36 +91,24 @@ def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
 def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeypatch, caplog):
     """On a card that is played: the model says that it is there."""
     target = TreeModel(model)
-    runner = runner_of(target)
-    monkeypatch.setattr("token_recycling.cuda_graphs.support.runner_or_reason", lambda _: runner)
-    steppings = []
-    sequences, selectors, drafter = [1], [SimpleNamespace(processors=(), sample=False)], tr.make_drafter("plain")
+    passes, drafter = passes_of(target), tr.make_drafter("plain")
+    monkeypatch.setattr("token_recycling.cuda_graphs.support.passes_or_reason", lambda _: passes)
     played = SimpleNamespace(device=torch.device("cuda"), kept=target.kept)
-    with captured_where_possible(played, sequences, selectors, drafter, target.new_cache()) as stepping:
-        steppings.append(stepping.kind)
-        with captured_where_possible(played, sequences, selectors, drafter, target.new_cache()) as within:
-            steppings.append(within.kind)  # one call of a model at a time
-    assert steppings == ["captured", ""]
-    selectors[0].processors = (Unknown(),)
+    with captured_where_possible(played, drafter, target.new_cache()) as found:
+        assert found is passes
+        with captured_where_possible(played, drafter, target.new_cache()) as within:
+            assert within is None  # one call of a model at a time
+    offloaded = DynamicCache(offloading=True)
     for _ in range(2):
-        with captured_where_possible(played, sequences, selectors, drafter, target.new_cache()) as stepping:
-            assert stepping.kind == ""
-    assert [record.message.count("Unknown") for record in caplog.records] == [1]
+        with captured_where_possible(played, drafter, offloaded) as found:
+            assert found is None
+    assert [record.message.count("offloaded") for record in caplog.records] == [1]
 
 
 def test_wrong_use_is_refused(model):
     with pytest.raises(ValueError, match="always"):
         tr.accelerate(model, fast="always")  # type: ignore[arg-type]
     assert tr.check(model, self_test=True).as_dict()["no_fast_path"] is None
-
-    class Drawing(tr.Drafter):
-        def draft(self, context):
-            flat = torch.full((64,), 1 / 64)
-            return tr.Draft(tr.Tree((-1, 0), (0, 0)), torch.cat([context.root, flat.multinomial(1)]), {1: flat})
-
-    assert len(decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9)[0]) == 9
-    with pytest.raises(ValueError, match="declare it in its traits"):
-        decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9, do_sample=True)
 
 
 def test_costs_are_those_of_the_steps_that_run(model):
@@ -121,17 +120,12 @@ def test_costs_are_those_of_the_steps_that_run(model):
     assert pass_times(target).curve(1, 100).steps == 0
 
 
-def _all_seen(layers, trees, start, band, dtype):
+def _all_seen(layers, trees, band, dtype):
     return torch.zeros(1, 1, trees.tokens.shape[1], band, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "fault"),
-    [(tree_model, "tree_masks", _all_seen), (step_module, "_move", lambda *given: None)],
-    ids=["mask", "slots"],
-)
-def test_a_fault_is_found_before_a_text_is_written(model, place, name, fault, monkeypatch):
-    """The first steps on a machine are compared with the ordinary way."""
-    monkeypatch.setattr(place, name, fault)
+def test_a_fault_is_found_before_a_text_is_written(model, monkeypatch):
+    """The first passes on a machine are compared with eager ones."""
+    monkeypatch.setattr(tree_model, "tree_masks", _all_seen)
     with pytest.raises(NoFastPathError, match="logits"):
         tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

@@ -9,8 +9,8 @@ from support.adapters import adapted
 from support.runs import decoded, plain
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.cuda_graphs.passes import CapturedPasses
+from token_recycling.cuda_graphs.support import passes_or_reason
 from token_recycling.model.tree_model import TreeModel
 
 TEXTS = [tiny.prompt(seed, 6) for seed in range(2)]
@@ -23,7 +23,7 @@ class Waited:
 
     def __init__(self, monkeypatch):
         self.began, self.then = Event(), lambda: None
-        wait = StepRunner.wait
+        wait = CapturedPasses.wait
 
         def seen(runner):
             self.began.set()
@@ -31,7 +31,7 @@ class Waited:
             self.then()
             return waited
 
-        monkeypatch.setattr(StepRunner, "wait", seen)
+        monkeypatch.setattr(CapturedPasses, "wait", seen)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_threads_make_one_runner(model):
     def found(_):
         target = TreeModel(model)
         together.wait(LONGEST)
-        return runner_or_reason(target)
+        return passes_or_reason(target)
 
     with ThreadPoolExecutor(4) as threads:
         assert len(set(threads.map(found, range(4)))) == 1

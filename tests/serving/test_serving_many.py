@@ -11,7 +11,7 @@ from support.serving import matrix_path, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.passes import CapturedPasses
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
@@ -160,16 +160,17 @@ def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
         create_app(model, tiny.tokenizer(), concurrency=0)
 
 
-def test_a_server_of_one_text_at_a_time_makes_captured_steps(model, tokenizer, server, monkeypatch):
-    """A request for which they do not hold is decoded without; a model for which they do not is refused."""
-    captured, run = [], StepRunner.run
-    monkeypatch.setattr(StepRunner, "run", lambda *arguments: captured.append(1) or run(*arguments))
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_server_makes_captured_passes(model, tokenizer, server, monkeypatch, concurrency):
+    """Whatever a request asks for; a model for which they do not hold is refused."""
+    captured, forward = [], CapturedPasses.forward
+    monkeypatch.setattr(CapturedPasses, "forward", lambda *arguments: captured.append(1) or forward(*arguments))
     asked = [{"prompt": "for index in"}, {"prompt": "import os\nimport", "logit_bias": {"5": -100}}]
-    with serving(model, tokenizer, fast="on") as fast:
-        captured.clear()
+    with serving(model, tokenizer, fast="on", concurrency=concurrency) as fast:
         for one in asked:
+            captured.clear()
             found = fast.complete(**one, temperature=0, max_tokens=12).choices[0].text
             assert found == server.complete(**one, temperature=0, max_tokens=12).choices[0].text
-            assert captured or one is asked[1]
+            assert captured
     with pytest.raises(tr.NoFastPathError):
         create_app(architectures.model_of(architectures.named("bloom")), tokenizer, fast="on")

@@ -10,6 +10,7 @@ import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch
 from token_recycling.loop.hints import NO_HINTS
 from token_recycling.loop.state import RequestState, Sequence, TokenSelector
+from token_recycling.loop.step import eager
 from token_recycling.model.tree_model import TreeModel
 
 
@@ -20,8 +21,8 @@ class GoneError(Exception):
 class Texts:
     """Texts of one batch, and what each has said."""
 
-    def __init__(self, model):
-        self.model, self.batch = model, RunningBatch(TreeModel(model))
+    def __init__(self, model, backend=eager):
+        self.model, self.batch = model, RunningBatch(TreeModel(model), backend)
         self.said: dict[RequestState, list[int]] = {}
         self.ended: list[RequestState] = []
 

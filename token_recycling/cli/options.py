@@ -72,7 +72,7 @@ Reproducible = Annotated[
 FastOption = Annotated[
     Literal["auto", "on", "off"],
     typer.Option(
-        "--fast", help="Capture steps as CUDA graphs: auto where possible on CUDA, on or an error, off never."
+        "--fast", help="Capture forward passes as CUDA graphs: auto where possible on CUDA, on or an error, off never."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

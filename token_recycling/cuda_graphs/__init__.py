@@ -1,8 +1,9 @@
-"""Captured steps: the whole step has constant shapes and runs on the device, captured once as a CUDA graph.
+"""Captured forward passes: of constant shapes, captured once as CUDA graphs and replayed.
 
-On a data-centre accelerator the forward pass of a step takes less time than Python needs to launch it. Where all shapes
-are known in advance, a step can be one CUDA graph: draft trees, mask, forward pass over fixed slots, acceptance, and
-the move of the accepted slots (docs/how-it-works.md). Captured steps are the default on CUDA (`fast="auto"`), where the
+On a data-centre accelerator the forward pass of a step takes less time than Python needs to launch it. A graph is one
+launch. It holds for one number of sequences, of rows and of slots, so that a model has one for each of the few shapes
+that occur (docs/how-it-works.md). Everything else of a step, from the draft to what is learned, is that of eager steps;
+on the device it is launched while the graph runs. Captured passes are the default on CUDA (`fast="auto"`), where the
 common shapes are captured when a model is accelerated.
 """
 
@@ -10,26 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.state import Sequence, TokenSelector
-from ..loop.step import Backend, StepBackend, TreeStepper
+from ..loop.step import Backend, Passes, eager
 from ..model.tree_model import TreeModel
 
 if TYPE_CHECKING:
-    from .runner import StepRunner
+    from .passes import CapturedPasses
 
 
 class NoFastPathError(ValueError):
-    """`fast=True` was given where steps cannot be captured."""
+    """`fast=True` was given where forward passes cannot be captured."""
 
 
 Fast = bool | Literal["auto"]
-"""Whether steps are captured: with True always or an error, with "auto" on CUDA where possible."""
+"""Whether passes are captured: with True always or an error, with "auto" on CUDA where possible."""
 FAST: dict[str, Fast] = {"auto": "auto", "on": True, "off": False}
 """Values of the command-line option."""
 
@@ -44,102 +43,87 @@ def backend_for(fast: Fast) -> Backend:
 
 
 @contextmanager
-def eager(target: TreeModel, *run: object) -> Iterator[StepBackend]:
-    """Make eager steps."""
-    yield StepBackend("", TreeStepper)
-
-
-@contextmanager
-def captured(
-    target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
-) -> Iterator[StepBackend]:
-    """Make the steps of a run of constant shapes, captured where there is CUDA. A model has slots for one call: that of
-    another thread is waited for. Raises NoFastPathError where such steps do not hold.
+def captured(target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None) -> Iterator[CapturedPasses]:
+    """Make passes of constant shapes, captured where there is CUDA. A model has slots for one run: that of another
+    thread is waited for. Raises NoFastPathError where such passes do not hold.
     """
     from .support import why_not
 
-    runner, reason = runner_of(target), why_not(sequences, selectors, drafter, cache)
-    while reason is None and not runner.take():
-        if runner.wait():
-            runner = runner_of(target)  # meanwhile the model may have changed
+    passes, reason = passes_of(target), why_not(drafter, cache)
+    while reason is None and not passes.take():
+        if passes.wait():
+            passes = passes_of(target)  # meanwhile the model may have changed
         else:
             reason = "this thread has another call of the model under way"
     if reason is not None:
         raise NoFastPathError(f"fast=True: {reason}")
-    with _taken(runner) as stepping:
-        yield stepping
+    try:
+        yield passes
+    finally:
+        passes.give_back()
 
 
 @contextmanager
 def captured_where_possible(
-    target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
-) -> Iterator[StepBackend]:
-    """Make captured steps on CUDA where they hold, else eager ones."""
+    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None
+) -> Iterator[Passes | None]:
+    """Make captured passes on CUDA where they hold, else eager ones."""
     backend = captured_or_eager if target.device.type == "cuda" else eager
-    with backend(target, sequences, selectors, drafter, cache) as stepping:
-        yield stepping
+    with backend(target, drafter, cache) as passes:
+        yield passes
 
 
 @contextmanager
 def captured_or_eager(
-    target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache
-) -> Iterator[StepBackend]:
-    """Make captured steps; eager ones where these do not hold, with one warning for each reason, and while another
-    call of the model makes captured ones.
+    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None
+) -> Iterator[Passes | None]:
+    """Make captured passes; eager ones where these do not hold, with one warning for each reason, and while another
+    run of the model makes captured ones.
     """
-    from .support import runner_or_reason, why_not
+    from .support import passes_or_reason, why_not
 
-    reason = why_not(sequences, selectors, drafter, cache)
-    found = reason if reason is not None else runner_or_reason(target)
+    reason = why_not(drafter, cache)
+    found = reason if reason is not None else passes_or_reason(target)
     if isinstance(found, str):
-        target.kept.say_once(f"steps are not captured as CUDA graphs: {found}")
+        target.kept.say_once(f"forward passes are not captured as CUDA graphs: {found}")
     if isinstance(found, str) or not found.take():
-        yield StepBackend("", TreeStepper)
+        yield None
         return
-    with _taken(found) as stepping:
-        yield stepping
-
-
-@contextmanager
-def _taken(runner: StepRunner) -> Iterator[StepBackend]:
-    """Captured steps of a runner that was taken, which is given back afterwards."""
-    from .stepper import CapturedStepper
-
     try:
-        yield StepBackend("captured", partial(CapturedStepper, runner=runner))
+        yield found
     finally:
-        runner.give_back()
+        found.give_back()
 
 
-def capture_common(target: TreeModel, drafter: Drafter, backend: Backend) -> None:
-    """Capture the common shapes of greedy steps now, with a progress bar, so that no call waits for them. Does nothing
-    without CUDA. Raises NoFastPathError where `backend` is `captured` and captured steps do not hold for the model.
+def capture_common(target: TreeModel, drafter: Drafter, backend: Backend, sequences: int = 1) -> None:
+    """Capture the common shapes of passes over up to `sequences` sequences now, with a progress bar, so that no call
+    waits for them. Does nothing without CUDA. Raises NoFastPathError where `backend` is `captured` and captured passes
+    do not hold for the model.
     """
     if backend is captured:
-        runner = runner_of(target)
+        passes = passes_of(target)
     elif backend is captured_where_possible and target.device.type == "cuda":
-        from .support import runner_or_reason
+        from .support import passes_or_reason
 
-        found = runner_or_reason(target)
+        found = passes_or_reason(target)
         if isinstance(found, str):
             return  # the first call says so
-        runner = found
+        passes = found
     else:
         return
-    if drafter.traits.begins_anew or not runner.take():
+    if drafter.traits.begins_anew or not passes.take():
         return
     try:
-        states = drafter.traits.layers_read(target.config.num_hidden_layers)
-        runner.capture_common(target, drafter.traits.top_k, states)
+        passes.capture_common(target, sequences, drafter.traits.layers_read(target.config.num_hidden_layers))
     finally:
-        runner.give_back()
+        passes.give_back()
 
 
-def runner_of(target: TreeModel) -> StepRunner:
-    """Return what runs the captured steps of a model; raises NoFastPathError where they do not hold for it."""
-    from .support import runner_or_reason
+def passes_of(target: TreeModel) -> CapturedPasses:
+    """Return the captured passes of a model; raises NoFastPathError where they do not hold for it."""
+    from .support import passes_or_reason
 
-    found = runner_or_reason(target)
+    found = passes_or_reason(target)
     if isinstance(found, str):
         raise NoFastPathError(f"fast=True: {found}")
     return found

@@ -1,4 +1,4 @@
-"""Which models and calls can make captured steps, and the reason where they cannot."""
+"""Which models can make captured forward passes, and the reason where they cannot."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.state import Sequence, TokenSelector
 from ..model.info import ModelInfo
 from ..model.kv_cache import TreeCache, takes_frames
 from ..model.prefill import prefill
 from ..model.remembered import State, hooks_of
-from ..model.tree_model import BATCHES, TreeModel, batch_of
+from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
-from ..trees.templates import root_only
 from ..trees.tree import Tree
-from .runner import StepRunner, state_of
-from .step import Choice
+from .passes import CapturedPasses, state_of
 
 _TREE = Tree.from_paths([(0,), (1,), (1, 0)])
 _TRIED = 8
@@ -41,7 +38,7 @@ _HOST_BOUND = {
 
 
 def by_configuration(known: ModelInfo) -> str | None:
-    """Return why steps of a model cannot be captured, by its configuration, or None."""
+    """Return why forward passes of a model cannot be captured, by its configuration, or None."""
     if not known.supported:
         return known.reason
     if not known.tested:
@@ -60,28 +57,28 @@ def by_configuration(known: ModelInfo) -> str | None:
 
 
 class _Found:
-    """The captured steps of a model, or why it has none, for as long as its state does not change."""
+    """The captured passes of a model, or why it has none, for as long as its state does not change."""
 
     def __init__(self) -> None:
         self._making = Lock()
-        """Two threads make one runner."""
-        self._found: StepRunner | str | None = None
+        """Two threads make one."""
+        self._found: CapturedPasses | str | None = None
         self._state: State | None = None
         """None where every pass changes it."""
 
-    def of(self, target: TreeModel) -> StepRunner | str:
+    def of(self, target: TreeModel) -> CapturedPasses | str:
         with self._making:
             if self._found is None or (self._state is not None and self._state != state_of(target)):
                 self._found = None  # gives back its memory before the next one takes some
                 self._found = self._made(target)
             return self._found
 
-    def _made(self, target: TreeModel) -> StepRunner | str:
+    def _made(self, target: TreeModel) -> CapturedPasses | str:
         for _ in range(2):  # a model's first pass may make what it keeps
             self._state = state_of(target)
             found = _by_parts(target.eager) or _tried_out(target)
             if self._state == state_of(target):
-                if isinstance(found, StepRunner):
+                if isinstance(found, CapturedPasses):
                     found.state = self._state
                 return found
         self._state = None
@@ -89,14 +86,14 @@ class _Found:
         return f"every forward pass of {name} sets attributes of the model"
 
 
-def runner_or_reason(target: TreeModel) -> StepRunner | str:
-    """Return what runs the model's captured steps, made once for each state of the model, or why it has none."""
+def passes_or_reason(target: TreeModel) -> CapturedPasses | str:
+    """Return the model's captured passes, made once for each state of the model, or why it has none."""
     reason = by_configuration(target.info) or _by_surroundings(target.device)
-    return reason or target.kept.get("captured steps", _Found).of(target)
+    return reason or target.kept.get("captured passes", _Found).of(target)
 
 
 def _by_surroundings(device: torch.device) -> str | None:
-    """Return why this thread's modes of torch prevent captured steps, or None."""
+    """Return why this thread's modes of torch prevent captures, or None."""
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         return f"autocast to {dtype} is on; load the model in that dtype"
@@ -135,67 +132,52 @@ def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
     if hook is None:
         return None
     name = getattr(hook, "__qualname__", type(hook).__name__)
-    return f"a captured step does not call the hook {name} on {where}"
+    return f"a captured pass does not call the hook {name} on {where}"
 
 
 @torch.no_grad()
-def _tried_out(target: TreeModel) -> StepRunner | str:
-    """Make small steps and compare them with eager ones; with CUDA the second one is a replay."""
+def _tried_out(target: TreeModel) -> CapturedPasses | str:
+    """Make small passes and compare them with eager ones; with CUDA the second one is a replay."""
     cache = target.new_cache()
     sequence = torch.arange(1, _TRIED, device=target.device) % target.embedded
     prefill(target, [sequence], cache)
-    kept, name = TreeCache(cache), type(target.model).__name__
+    kept, name, held = TreeCache(cache), type(target.model).__name__, len(sequence) - 1
     if not takes_frames(cache):
         return f"the cache of {name} holds more than keys and values (as of sparse attention)"
-    runner = StepRunner(target)
-    runner.begin(target, cache, 1, _TRIED + 2 * len(_TREE))
+    passes = CapturedPasses(target)
+    passes.begin(target, kept, 1, held, held + 2 * len(_TREE))
     try:
-        deviation = _deviation(target, runner, kept, int(sequence[-1]))
+        deviation = _deviation(target, passes, kept, held, int(sequence[-1]))
     except RuntimeError as error:
         return f"the forward pass of {name} cannot be captured: {error}"
     if deviation > _ALIKE[target.dtype.itemsize]:
         return (
-            f"logits of captured and eager steps differ by {deviation:.2g} of the largest one; this is a bug, please "
+            f"logits of captured and eager passes differ by {deviation:.2g} of the largest one; this is a bug, please "
             "report it"
         )
-    return runner
+    return passes
 
 
-def _deviation(target: TreeModel, runner: StepRunner, kept: TreeCache, root: int) -> float:
-    """The largest difference between the logits of small trees on captured and eager steps, as a share of the
-    largest logit. The second tree sees the slots that were kept of the first.
+def _deviation(target: TreeModel, passes: CapturedPasses, kept: TreeCache, held: int, root: int) -> float:
+    """The largest difference between the logits of small trees in captured and eager passes, as a share of the largest
+    logit. The second tree sees the slots that were kept of the first.
     """
-    cache, worst = kept.cache, 0.0
+    worst, path = 0.0, [0, 2, 3]
     for _ in range(2):
-        held = cache.get_seq_length()
-        alone = target.forward(target.inputs.of([Draft(root_only(), torch.tensor([root]))], [held], held), cache)
-        kept.keep(held, [held], [[]])
-        right = int(alone[0, 0].argmax())
-        draft = Draft(_TREE, torch.tensor([root, (right + 1) % target.embedded, right, 0]))
-        report, found = runner.run(target, runner.plan([draft], [held]), [draft], [held], Choice())
-        wanted = target.forward(target.inputs.of([draft], [held], held), cache)[0].float()
-        logits = found.logits[0, : len(_TREE)].float()
+        draft = Draft(_TREE, torch.arange(root, root + len(_TREE)) % target.embedded)
+        wanted = target.forward(target.inputs.of([draft], [held], held), kept.cache)[0].float()
+        logits = passes.forward(target, [draft], [held]).logits[0, : len(_TREE)].float()
         worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
-        path, tokens = report.accepted(0)
-        kept.keep(held, [held], [path])
-        root = tokens[-1]
+        for cache in (kept, passes.slots):
+            cache.keep(held, [held], [path])
+        held, root = held + len(path), root + len(_TREE)
     return worst
 
 
-def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache) -> str | None:
-    """Return why the steps of a run cannot be captured, or None."""
-    if batch_of(len(sequences)) is None:
-        return f"a captured batch has at most {BATCHES[-1]} sequences, got {len(sequences)}"
-    if cache.offloading:
+def why_not(drafter: Drafter | None, cache: Cache | None) -> str | None:
+    """Return why the passes of a run cannot be captured, or None."""
+    if cache is not None and cache.offloading:
         return "the cache is offloaded"
-    choices = {Choice(tuple(selector.processors), selector.sample) for selector in selectors}
-    others = {type(one).__name__ for choice in choices for one in choice.processors if not Choice.fits(one)}
-    if others:
-        return f"logits processors read more than the scores: {', '.join(sorted(others))}"
-    if len({choice.key for choice in choices}) > 1:
-        return "sequences of the batch are sampled in several ways"
-    if drafter.traits.begins_anew:
+    if drafter is not None and drafter.traits.begins_anew:
         return f"fast steps and reproducible=True cannot be combined ({drafter.describe()}); leave one of the two out"
-    if choices.pop().sample and drafter.traits.samples:
-        return f"{drafter.describe()} samples its drafts"
     return None

@@ -40,7 +40,7 @@ def accelerate(
 ) -> PreTrainedModel:
     """Make the model's own `generate()` faster, in place, and return the model.
 
-    `fast`: "auto" captures steps as CUDA graphs on CUDA where possible, True always or raises, False never
+    `fast`: "auto" captures forward passes as CUDA graphs on CUDA where possible, True always or raises, False never
     (docs/how-it-works.md). `reproducible=True` makes drafts independent of earlier calls, so that equal calls give
     equal outputs in 16 bits too (docs/exactness.md).
 

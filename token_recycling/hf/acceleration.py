@@ -25,10 +25,10 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from .._util.locks import Lock
-from ..cuda_graphs import Backend, eager
 from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
+from ..loop.step import Backend, eager
 from ..model.compat import with_cache
 from ..model.info import UnsupportedModelError
 from ..model.tree_model import TreeModel

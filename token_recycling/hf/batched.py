@@ -17,12 +17,12 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from ..cuda_graphs import Backend, eager
 from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.state import RequestState
 from ..loop.stats import Stats
+from ..loop.step import Backend, eager
 from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
@@ -36,10 +36,12 @@ T = TypeVar("T")
 class DecodingThread:
     """Decodes the sequences of all concurrent calls in one batch."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Start the thread. Raises UnsupportedModelError for a model that cannot decode batches."""
-        self._model, self.target = model, ready(model)
-        self._batch = RunningBatch(self.target)
+    def __init__(self, model: PreTrainedModel, backend: Backend = eager) -> None:
+        """Start the thread; `backend` makes the forward passes of the batch. Raises UnsupportedModelError for a model
+        that cannot decode batches.
+        """
+        self._model, self.target, self._backend = model, ready(model), backend
+        self._batch = RunningBatch(self.target, backend)
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Functions to call before the next step; None to end."""
         self._waiting: dict[RequestState, Future[None]] = {}
@@ -135,7 +137,8 @@ class DecodingThread:
         try:
             return self._batch.step()
         except Exception as error:
-            self._batch = RunningBatch(self.target)
+            self._batch.close()
+            self._batch = RunningBatch(self.target, self._backend)
             for request in self._waiting:
                 request.error = request.error or error
             return list(self._waiting)

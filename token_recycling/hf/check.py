@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from ..cuda_graphs.support import by_configuration, runner_or_reason
+from ..cuda_graphs.support import by_configuration, passes_or_reason
 from ..model.info import ModelInfo, model_info
 from ..model.self_test import tested
 from ..model.tree_model import TreeModel
@@ -29,5 +29,5 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
     if not self_test:
         return found
     found = tested(model, found)
-    fast = runner_or_reason(TreeModel(model)) if found.supported else None
+    fast = passes_or_reason(TreeModel(model)) if found.supported else None
     return replace(found, no_fast_path=fast) if isinstance(fast, str) else found

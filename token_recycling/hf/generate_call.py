@@ -32,14 +32,13 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ..cuda_graphs import Backend, eager
 from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.matchers import for_sequence
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
-from ..loop.step import decode_with
+from ..loop.step import Backend, decode_with, eager
 from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.info import ModelInfo, UnsupportedModelError
 from ..model.kv_cache import slots

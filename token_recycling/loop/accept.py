@@ -1,9 +1,9 @@
 """Which drafted nodes the target agrees with, and where the sequence ends.
 
 Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
-choice. `TreeSteps` judges all nodes at once, in tensor operations that captured steps share (`longest_path`), and reads
-the device once; `accept_walk` follows the target's choices node by node, however they are made. Both accept the longest
-path, and of several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
+choice. `TreeSteps` judges all nodes at once, in tensor operations (`longest_path`), and reads the device once;
+`accept_walk` follows the target's choices node by node, however they are made. Both accept the longest path, and of
+several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
 
 A deterministic draft is verified without loss under sampling too: one token is sampled from the target's distribution
 at every node visited, and the children that carry it are followed, so that a seeded run equals `model.generate`.

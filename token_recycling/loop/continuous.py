@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ from ..trees.draft import Step
 from .prompt import prefill
 from .state import BatchState, RequestState
 from .stats import Clock, Stats
-from .step import TreeStepper, begin, count, learn
+from .step import Backend, Passes, TreeStepper, begin, count, eager, kind_of, learn
 
 OnStep = Callable[[Step], None]
 _MOST_PASSED_OVER = 8
@@ -74,12 +75,17 @@ class _Joining:
 class RunningBatch:
     """A continuous batch; used by one thread."""
 
-    def __init__(self, target: TreeModel) -> None:
-        """Start empty. Raises UnsupportedModelError for a model that cannot batch continuously."""
+    def __init__(self, target: TreeModel, backend: Backend = eager) -> None:
+        """Start empty; `backend` makes the forward passes of steps. Raises UnsupportedModelError for a model that
+        cannot batch continuously.
+        """
         reason = why_not_batched(target)
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.target = target
+        self._backend, self._run = backend, ExitStack()
+        self._passes: Passes | None = None
+        """What makes the passes as long as there are requests, or None for eager ones."""
         self._costs = costs_of(target, 1, 1)
         self._piece = piece_of(target, 0, others=True)
         self._joining: list[_Joining] = []
@@ -111,6 +117,9 @@ class RunningBatch:
         `cache` holds the first `request.cached` of its tokens. With `streamed` a client waits for the first token.
         `reading` is called before each step while the prompt is prefilled, and ends the request if it raises.
         """
+        if not self.requests:
+            self._passes = self._run.enter_context(self._backend(self.target, None, None))
+            self._costs = costs_of(self.target, 1, 1, kind_of(self._passes))
         cache = self.target.new_cache() if cache is None else cache
         clock, wanted = Clock(request.stats, self.target.device), self._states(request)
         for other in self.requests:
@@ -147,7 +156,14 @@ class RunningBatch:
                     request.error = request.error or error
             self._owed -= time.perf_counter() - began
             ended += self._drop()
+        if not self.requests:
+            self.close()
         return ended
+
+    def close(self) -> None:
+        """Give back what makes its passes; the next request takes it again."""
+        self._stepper = self._passes = None
+        self._run.close()
 
     def _begin(self) -> list[RequestState]:
         """Prefill a piece of the waiting prompts, make first steps, and return the requests that end with them."""
@@ -216,7 +232,7 @@ class RunningBatch:
         """Make the first step of a request alone; then let it join the others."""
         batch, request = joining.batch, joining.request
         batch.clock.restart()
-        alone = begin(batch, TreeStepper)
+        alone = begin(batch, self._passes if self._stepper is None else None)
         _step(batch, alone, [joining.on_step])
         _keep_sequence(batch, 0)
         if not request.active:
@@ -248,7 +264,7 @@ class RunningBatch:
         if not self._callbacks:
             self._stepper = None
             if finished:  # idle: time to save
-                pass_times(self.target).keep()
+                pass_times(self.target, kind_of(self._passes)).keep()
         elif finished and self._stepper is not None:
             self._stepper.leave(finished)
         return finished

@@ -9,9 +9,11 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+import torch
 from transformers.generation import logits_process as processors
 
 from ..model.compat import TopHLogitsWarper
+from ..trees.packed import PackedTrees
 
 
 class Scope(IntEnum):
@@ -24,7 +26,7 @@ class Scope(IntEnum):
     SCORES = 2
     """The scores alone; it remembers nothing, so that it may be called for any sequence."""
     EACH_ROW = 3
-    """The same for any row of scores, in tensor operations of known shapes: it can be part of a captured step."""
+    """The same for any row of scores, in tensor operations: it can be called for all nodes of a tree at once."""
 
 
 _SCOPES: dict[type, Scope] = {
@@ -57,3 +59,30 @@ _SCOPES: dict[type, Scope] = {
 def scope(processor: Any) -> Scope:
     """Return what a processor looks at, by its exact type: a subclass may look at more."""
     return _SCOPES.get(type(processor), Scope.UNKNOWN)
+
+
+def holds_at_nodes(processor: Any) -> bool:
+    """Whether it is known what a processor does at every node of a tree."""
+    return scope(processor) == Scope.EACH_ROW or type(processor) is processors.RepetitionPenaltyLogitsProcessor
+
+
+def penalised(
+    processor: processors.RepetitionPenaltyLogitsProcessor,
+    scores: torch.Tensor,
+    sequence: torch.Tensor,
+    tree: PackedTrees,
+) -> torch.Tensor:
+    """Scores (n, vocabulary) after a penalty on repetition, at every node of one packed tree below a sequence
+    (length,), whose last token is the root.
+    """
+    n, vocabulary = scores.shape
+    ignored = 0 if processor.prompt_ignore_length is None else int(processor.prompt_ignore_length)
+    # One column more, for tokens without a score and for what is not on a node's path.
+    said = torch.zeros(vocabulary + 1, dtype=torch.bool, device=scores.device)
+    said.scatter_(0, sequence[ignored:].to(scores.device).clamp(max=vocabulary), True)
+    # The root is part of the sequence.
+    below = tree.ancestors[0] & (torch.arange(n, device=scores.device) > 0)
+    on_path = torch.where(below, tree.tokens.clamp(min=0, max=vocabulary), vocabulary)
+    before = torch.zeros(n, vocabulary + 1, dtype=torch.bool, device=scores.device).scatter_(1, on_path, True)
+    less = torch.where(scores < 0, scores * processor.penalty, scores / processor.penalty)
+    return torch.where((before | said)[:, :vocabulary], less, scores)

@@ -31,11 +31,12 @@ from ..model.prefill import Reading
 from ..model.tree_model import TreeModel
 from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
+from ..trees.packed import PackedTrees
 from ..trees.templates import root_only
 from .accept import IMPOSSIBLE
 from .constraints import constraint_of
 from .hints import NO_HINTS, Hints
-from .processors import Scope, scope
+from .processors import Scope, holds_at_nodes, penalised, scope
 from .stats import Clock, Stats
 
 _LEAST_GROWTH = 256
@@ -158,9 +159,7 @@ class TokenSelector:
         """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
         keeps = keep_scores or keep_logits
-        self.at_every_node = self.greedy or (
-            sample and not keeps and all(scope(one) == Scope.EACH_ROW for one in processors)
-        )
+        self.at_every_node = self.greedy or (not keeps and all(holds_at_nodes(one) for one in processors))
         """Whether the choice can be made at all nodes of a tree at once."""
         self._left: list[Callable[[], None]] = []
         """For each length of the path that `every_node` sampled: sets the generator to its state after so many tokens.
@@ -179,19 +178,27 @@ class TokenSelector:
         """The probabilities (vocabulary,) that the next token is sampled with; called once for every emitted token."""
         return torch.softmax(self.scored(logits), dim=-1)[0]
 
-    def every_node(self, logits: torch.Tensor, depths: torch.Tensor, deepest: int) -> torch.Tensor:
-        """Sample the token (n,) after every node of a tree, from logits (n, vocabulary) and depths (n,) on the device,
-        with the random numbers that calls along any path would draw; `IMPOSSIBLE` where there is no distribution. The
-        caller then says by `sampled` how many tokens were emitted. Nothing waits for the device.
+    def every_node(self, logits: torch.Tensor, tree: PackedTrees, deepest: int) -> torch.Tensor:
+        """Choose the token (n,) after every node of one packed tree, from logits (n, vocabulary) on its device. Tokens
+        are sampled with the random numbers that calls along any path would draw; `IMPOSSIBLE` where there is no
+        distribution. The caller then says by `sampled` how many tokens were emitted. Nothing waits for the device.
         """
-        probabilities = torch.softmax(self.warp(logits), dim=-1)
+        scores = logits.to(copy=True, dtype=torch.float32)
+        for processor in self.processors:
+            if scope(processor) == Scope.EACH_ROW:
+                scores = processor(None, scores)
+            else:
+                scores = penalised(processor, scores, self.sequence.padded[0], tree)
+        if not self.sample:
+            return scores.argmax(dim=-1)
+        probabilities = torch.softmax(scores, dim=-1)
         # As `torch.multinomial` samples one token; nodes of one depth, of which one at most is visited, share numbers.
         noise, self._left = torch.empty_like(probabilities[: deepest + 1]), []
         for row in noise:
             row.exponential_(generator=self.generator)
             state = random_state(logits.device, self.generator)
             self._left.append(partial(set_random_state, logits.device, self.generator, state))
-        choices = (probabilities / noise.index_select(0, depths)).argmax(dim=-1)
+        choices = (probabilities / noise.index_select(0, tree.depths[0])).argmax(dim=-1)
         return choices.where(probabilities.isfinite().all(dim=-1), IMPOSSIBLE)
 
     def sampled(self, tokens: int) -> None:
@@ -373,6 +380,12 @@ class BatchState:
             for place, draft in zip(active, pruned, strict=True):
                 drafts[place] = draft
         return drafts
+
+    @property
+    def layers_read(self) -> tuple[int, ...]:
+        """Numbers of the hidden states that drafters need; () for none."""
+        layers = self.target.config.num_hidden_layers
+        return next((row.traits.layers_read(layers) for row in self.requests if row.traits.states is not None), ())
 
     def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
         """Collect the hidden states that drafters need in a list, a forward pass each; None if no drafter needs any."""

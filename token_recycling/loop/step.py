@@ -5,14 +5,18 @@ one forward pass gives the target's logits after every node; acceptance finds th
 end of the sequence; the cache keeps the accepted slots; the step is yielded, and the drafter learns from it. The last
 token of a sequence is never in the cache: it is the root of the next draft. So the pass over the prompt's last token
 verifies the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone root.
+
+On CUDA forward passes can be captured (`cuda_graphs`): then the sequences lie in slots of those passes, and everything
+else of a step is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers.cache_utils import Cache
@@ -21,7 +25,7 @@ from ..drafters._base import Drafter
 from ..model.kv_cache import TreeCache, slots, takes_frames, unroll
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, cross_border
-from ..model.tree_model import TreeModel
+from ..model.tree_model import TreeModel, band_of, rows_of
 from ..trees.draft import Draft, Step
 from ..trees.packed import PackedTrees, send
 from .accept import TreeSteps, accept_walk
@@ -31,58 +35,78 @@ from .state import BatchState, RequestState, Sequence, TokenSelector, check_cach
 from .stats import Clock, Stats
 
 
-class Stepper(Protocol):
-    """Makes the steps of a batch, eagerly or captured. Reads the prompts when it is made or in its first step."""
-
-    def step(self, active: list[int]) -> list[Step]:
-        """Make one forward pass over all sequences; return the steps of those in `active`, trimmed, with slots kept."""
-
-    def learn(self) -> None:
-        """Learn from the last step, after its tokens were delivered."""
-
-    def leave(self, finished: Collection[RequestState]) -> None:
-        """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
-
-    def close(self) -> None:
-        """Leave in the cache all tokens of each sequence but the last; called after the last step."""
-
-    def describe(self) -> str:
-        """Describe how steps are made and, if that was not what was asked for, why."""
-
-
-S = TypeVar("S", bound=Stepper)
-
-
-class _Pass(NamedTuple):
+class Pass(NamedTuple):
     """Results of one forward pass for all sequences, at all n nodes of the largest draft."""
 
-    lengths: list[int]  # tokens of each sequence that were cached before
-    logits: torch.Tensor  # (batch, n, vocabulary)
-    states: torch.Tensor | None = None  # (batch, n, states * hidden), where drafters read hidden states
+    lengths: Items[int]
+    """Tokens of each sequence that were cached before."""
+    starts: Items[int]
+    """The slot of each root."""
+    logits: torch.Tensor
+    """(batch, n, vocabulary)."""
+    states: torch.Tensor | None = None
+    """(batch, n, states * hidden), where drafters read hidden states."""
+    trees: PackedTrees | None = None
+    """The drafts on the device, where they were sent in one copy."""
+
+
+class Passes(Protocol):
+    """Forward passes over slots of their own, which hold the sequences of one batch: `cuda_graphs.passes`."""
+
+    slots: TreeCache
+    """Slots of the sequences, in order."""
+
+    def describe(self) -> str:
+        """Describe how steps are made."""
+
+    def begin(self, target: TreeModel, cache: TreeCache, sequences: int, held: int, longest: int) -> None:
+        """Take over the sequences of a cache, whose tokens have the first `held` slots; they may grow up to `longest`
+        tokens.
+        """
+
+    def forward(self, target: TreeModel, drafts: list[Draft], lengths: Items[int], states: tuple[int, ...]) -> Pass:
+        """One pass over drafts below sequences of `lengths` cached tokens; the hidden states numbered `states`, too."""
+
+    def join(self, target: TreeModel, other: TreeCache, sequences: int, held: int) -> None:
+        """Add the sequence of another cache, whose tokens have the first `held` slots, behind `sequences` others."""
+
+    def move(self, order: Items[int], slots: int) -> None:
+        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs."""
+
+    def write(self, cache: Cache, lengths: Items[int], first: int) -> None:
+        """Append to a cache the slots of the sequences from `first` on, as far as the longest one goes."""
 
 
 class TreeStepper:
-    """Makes steps eagerly: drafts of any shape, any number of sequences, every kind of token selection."""
+    """Makes the steps of a batch: drafts of any shape, any number of sequences, every kind of token selection. Reads
+    the prompts when it is made or in its first step.
+    """
 
-    def __init__(self, batch: BatchState) -> None:
+    def __init__(self, batch: BatchState, passes: Passes | None = None) -> None:
+        """`passes` makes the forward passes behind the prompt; by default they are eager."""
         self.batch = batch
         unroll(batch.cache)
         if not reads_along(batch):
             prefill(batch)
         self._kept = TreeCache(batch.cache)
+        self._passes = passes
+        self._given: Cache | None = None
+        """The batch's cache, once the sequences lie in the slots of `passes`."""
+        self._first = 0
+        """Slots of that cache that stay as they are."""
         self._steps: list[Step] = []
         """Steps to learn from."""
-        self._trees: PackedTrees | None = None
-        """Trees of this step's drafts, where they were sent to the device in one copy."""
         self._prompt_alone = False
         """Whether the last forward pass read the prompts without a draft."""
         self._prompt_states: list[torch.Tensor] = []
         """Hidden states of the prompts that the last forward pass read, where drafters need them."""
 
     def step(self, active: list[int]) -> list[Step]:
-        """Make one forward pass over all sequences; see `Stepper`. Call `learn` after the tokens were delivered."""
+        """Make one forward pass over all sequences; return the steps of those in `active`, trimmed, with slots kept.
+        Call `learn` after the tokens were delivered.
+        """
         clock = self.batch.clock
-        self._prompt_alone, self._trees = clock.reads_prompt and self.batch.prompt_alone, None
+        self._prompt_alone = clock.reads_prompt and self.batch.prompt_alone
         drafts = self.batch.drafts([] if self._prompt_alone else active)
         clock.lap("retrieve")
         seen = self._forward(drafts, active)
@@ -93,39 +117,60 @@ class TreeStepper:
         clock.lap("update cache")
         return self._steps
 
-    def _forward(self, drafts: list[Draft], active: list[int]) -> _Pass:
+    def _forward(self, drafts: list[Draft], active: list[int]) -> Pass:
         """One forward pass over all trees. Finished rows may have no position left: they are fully masked."""
-        batch, rows = self.batch, self.batch.requests
+        batch, lengths = self.batch, [row.sequence.length - 1 for row in self.batch.requests]
         if batch.target.info.border is not None:
             cross_border(batch.target, batch.sequences, batch.cache)
-        lengths = [row.sequence.length - 1 for row in rows]
         held = batch.cache.get_seq_length()
-        with batch.states() as states:
-            logits = self._logits(drafts, lengths, active)
-        if states is None:
-            return _Pass(lengths, logits)
-        n, read = logits.shape[1], torch.cat(states, dim=1).to(batch.target.device)
-        if 0 < read.shape[1] - n == max(lengths) - held:  # shorter sequences stand behind padding
-            self._prompt_states = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
-        return _Pass(lengths, logits, read[:, -n:])
+        if self._passes is not None and held >= max(lengths):
+            seen = self._behind_prompt(self._passes, drafts, lengths)
+        else:
+            with batch.states() as states:
+                seen = self._eager(drafts, lengths, active)
+            if states is not None:
+                n, read = seen.logits.shape[1], torch.cat(states, dim=1).to(batch.target.device)
+                if 0 < read.shape[1] - n == max(lengths) - held:  # shorter sequences stand behind padding
+                    self._prompt_states = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
+                seen = seen._replace(states=read[:, -n:])
+        # Acceptance node by node is faster in float32.
+        return seen if self._at_once(drafts, active) else seen._replace(logits=seen.logits.float())
 
-    def _logits(self, drafts: list[Draft], lengths: list[int], active: list[int]) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after all nodes, from a pass that also reads the uncached part of a prompt."""
+    def _behind_prompt(self, passes: Passes, drafts: list[Draft], lengths: list[int]) -> Pass:
+        """A pass over sequences whose prompts were read, in the slots of `passes`."""
+        batch, target = self.batch, self.batch.target
+        if self._given is None:
+            longest = max(row.sequence.max_length for row in batch.requests)
+            passes.begin(target, self._kept, len(lengths), max(lengths), longest)
+            self._given, self._first = batch.cache, min(lengths)
+        batch.clock.lap("prepare")
+        seen = passes.forward(target, drafts, lengths, batch.layers_read)
+        self._use_slots(passes)
+        return seen
+
+    def _use_slots(self, passes: Passes) -> None:
+        self._kept, self.batch.cache = passes.slots, passes.slots.cache
+
+    def _eager(self, drafts: list[Draft], lengths: list[int], active: list[int]) -> Pass:
+        """A pass that also reads the uncached part of a prompt."""
         batch, target, cache = self.batch, self.batch.target, self.batch.cache
         logits = first_logits(batch, drafts, self._prompt_alone) if batch.clock.reads_prompt else None
-        if logits is None:
-            lengths = [length if row in active else 0 for row, length in enumerate(lengths)]
-            held = cache.get_seq_length()
-            if target.inputs.fixed_shapes and held:
-                TreeCache(cache)  # takes over its layers, where the prompt was read without a draft
-            if target.inputs.fixed_shapes and takes_frames(cache):
-                inputs, self._trees = target.inputs.of_packed(drafts, lengths, held)
-            else:
-                inputs = target.inputs.of(drafts, lengths, held)
+        if logits is not None:
+            first = cache.get_seq_length() - logits.shape[1]
+            return Pass(lengths, [first] * len(lengths), logits)
+        held = cache.get_seq_length()
+        if target.inputs.fixed_shapes and held:
+            TreeCache(cache)  # takes over its layers, where the prompt was read without a draft
+        if target.inputs.fixed_shapes and takes_frames(cache):
+            n = rows_of(max(len(draft.tree) for draft in drafts))
+            trees = send(drafts, lengths, n, target.device)
+            inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n))
             batch.clock.lap("prepare")
-            logits = target.forward(inputs, cache)
-        # Acceptance node by node is faster in float32.
-        return logits if self._at_once(drafts, active) else logits.float()
+            return Pass(lengths, lengths, target.forward(inputs, cache), trees=trees)
+        visible = [length if row in active else 0 for row, length in enumerate(lengths)]
+        inputs = target.inputs.of(drafts, visible, held)
+        batch.clock.lap("prepare")
+        return Pass(lengths, [held] * len(lengths), target.forward(inputs, cache))
 
     def _at_once(self, drafts: list[Draft], active: list[int]) -> bool:
         """Whether trees are verified at once: on an accelerator a read costs more than choosing at every node."""
@@ -133,22 +178,19 @@ class TreeStepper:
             self.batch.requests[row].selector.at_every_node and not drafts[row].sampled_from for row in active
         )
 
-    def _steps_at_once(self, drafts: list[Draft], seen: _Pass, active: list[int]) -> TreeSteps:
+    def _steps_at_once(self, drafts: list[Draft], seen: Pass, active: list[int]) -> TreeSteps:
         """Choose the token after every node and accept, without waiting for the device until the end."""
         logits, requests = seen.logits, self.batch.requests
-        trees = self._trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
+        trees = seen.trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
         choices = logits.argmax(dim=-1)
         for row in active:
             if not requests[row].selector.greedy:
                 with requests[row].guarded():
-                    n = len(drafts[row].tree)
-                    choices[row, :n] = requests[row].selector.every_node(
-                        logits[row, :n], trees.depths[row, :n], drafts[row].tree.depth
-                    )
+                    choices[row] = requests[row].selector.every_node(logits[row], trees.of(row), drafts[row].tree.depth)
         return TreeSteps(drafts, logits, trees, choices, max(requests[row].traits.top_k for row in active))
 
-    def _accept(self, drafts: list[Draft], seen: _Pass, active: list[int]) -> list[Step]:
-        """Return the steps of the sequences in `going`, without those that failed."""
+    def _accept(self, drafts: list[Draft], seen: Pass, active: list[int]) -> list[Step]:
+        """Return the steps of the sequences in `active`, without those that failed."""
         at_once, steps = self._steps_at_once(drafts, seen, active) if self._at_once(drafts, active) else None, []
         for row in active:
             request, draft, n = self.batch.requests[row], drafts[row], len(drafts[row].tree)
@@ -166,12 +208,11 @@ class TreeStepper:
                 steps.append(step)
         return steps
 
-    def _keep(self, seen: _Pass) -> None:
+    def _keep(self, seen: Pass) -> None:
         """Keep the slots of accepted nodes."""
         if not self._prompt_alone:  # the first token waits for no copies
             accepted = {step.row: step.accepted for step in self._steps}
-            first = self.batch.cache.get_seq_length() - seen.logits.shape[1]
-            self._kept.keep(first, seen.lengths, [accepted.get(row, []) for row in range(len(seen.lengths))])
+            self._kept.keep(seen.starts, seen.lengths, [accepted.get(row, []) for row in range(len(seen.lengths))])
 
     def learn(self) -> None:
         """Learn from the last step; where a prompt was read alone, first ask for the draft that was left out."""
@@ -188,21 +229,30 @@ class TreeStepper:
                     request.observe(target, costs, steps[row])
 
     def close(self) -> None:
-        """Do nothing: the cache is up to date after every step."""
-
-    def describe(self) -> str:
-        return "eager"
+        """Leave in the caller's cache all tokens of each sequence but the last; called after the last step."""
+        if self._given is not None and self._passes is not None and self.batch.returns_cache:
+            self._passes.write(self._given, [row.sequence.length - 1 for row in self.batch.requests], self._first)
 
     def join(self, other: TreeStepper) -> None:
-        """Add the requests of another batch of the same model, after their first steps."""
-        self._kept.join(other._kept)
-        self.batch.requests += other.batch.requests
+        """Add the request of another batch of the same model, after its first step."""
+        (request,) = other.batch.requests
+        if self._given is None or self._passes is None:
+            self._kept.join(other._kept)
+        else:
+            held = request.sequence.length - 1
+            self._passes.join(self.batch.target, other._kept, len(self.batch.requests), held)
+            self._use_slots(self._passes)
+        self.batch.requests.append(request)
 
     def leave(self, finished: Collection[RequestState]) -> None:
-        """Remove finished requests; see `Stepper`."""
+        """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
         requests, order = self.batch.requests, places_left(self.batch.requests, finished)
         requests[:] = [requests[row] for row in order]
-        self._kept.select(order, max(request.sequence.length - 1 for request in requests))
+        longest = max(request.sequence.length - 1 for request in requests)
+        if self._given is None or self._passes is None:
+            self._kept.select(order, longest)
+        else:
+            self._passes.move(order, longest)
 
 
 @torch.inference_mode(False)  # matrices and caches outlive the call, and must be usable outside inference mode
@@ -217,8 +267,7 @@ def decode(
     *,
     cached: list[int] | None = None,
     after_pass: Callable[[], None] | None = None,
-    stepper: Callable[[BatchState], Stepper] = TreeStepper,
-    kind: str = "",
+    passes: Passes | None = None,
     streamed: bool = False,
     reading: Reading | None = None,
     keeps_all: bool = True,
@@ -232,21 +281,22 @@ def decode(
     contents are unspecified. Without `keeps_all` sequences leave the batch when they end, and `Step.row` counts those
     that are left: passes over fewer sequences take less time.
 
-    `after_pass` is called after every forward pass and may end sequences. `stepper` makes the steps; measured costs are
-    kept under the name `kind`. With `streamed` the pass over a long prompt verifies no draft, so that the first token
-    comes early. `reading` is called before each piece of a prompt, and may raise. `hints` are those of every sequence.
+    `after_pass` is called after every forward pass and may end sequences. `passes` makes the forward passes behind the
+    prompts; by default they are eager. With `streamed` the pass over a long prompt verifies no draft, so that the first
+    token comes early. `reading` is called before each piece of a prompt, and may raise. `hints` are those of every
+    sequence.
     """
     cached = cached or [slots(cache)] * len(sequences)
     requests = [
         RequestState(sequence, selector, drafter, stats, tokens, hints)
         for sequence, selector, tokens in zip(sequences, selectors, cached, strict=True)
     ]
-    longest = max(sequence.length for sequence in sequences)
+    longest, kind = max(sequence.length for sequence in sequences), kind_of(passes)
     fixed = drafter.traits.begins_anew
     target = target.unmeasured() if fixed else target
     costs, clock = costs_of(target, len(sequences), longest, kind, fixed=fixed), Clock(stats, target.device)
     batch = BatchState(target, list(requests), costs, cache, clock, streamed or fixed, reading, returns_cache)
-    made = begin(batch, stepper)
+    made = begin(batch, passes)
     active = list(range(len(requests)))
     try:
         while active:
@@ -270,19 +320,17 @@ def decode(
         pass_times(target, kind).keep()
 
 
-class StepBackend(NamedTuple):
-    """How the steps of one run are made: eagerly or captured."""
-
-    kind: str
-    """Name under which their costs are kept; empty for eager steps."""
-    stepper: Callable[[BatchState], Stepper]
-    """Makes the stepper."""
+Backend = Callable[[TreeModel, Drafter | None, Cache | None], AbstractContextManager[Passes | None]]
+"""A context manager for the length of a run, of a drafter in a cache or of many that join and leave. It yields what
+makes the forward passes, or None for eager ones.
+"""
 
 
-Backend = Callable[
-    [TreeModel, list[Sequence], list[TokenSelector], Drafter, Cache], AbstractContextManager[StepBackend]
-]
-"""A context manager for the length of a run; it yields how steps are made."""
+def eager(
+    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None
+) -> AbstractContextManager[Passes | None]:
+    """Make eager passes."""
+    return nullcontext()
 
 
 def decode_with(
@@ -295,17 +343,21 @@ def decode_with(
     stats: Stats,
     **options: Any,
 ) -> Generator[list[Step]]:
-    """Yield the steps of `decode`, with its options, made by `backend`; other threads' calls wait where a forward pass
-    changes the model.
+    """Yield the steps of `decode`, with its options, whose forward passes are made by `backend`; other threads' calls
+    wait where a forward pass changes the model.
     """
-    run = target, sequences, selectors, drafter, cache
-    with target.alone(), backend(*run) as (kind, stepper):
-        options |= {"stepper": stepper, "kind": kind}
-        with closing(decode(target, sequences, drafter, selectors, cache, stats, **options)) as passes:
-            yield from passes
+    with target.alone(), backend(target, drafter, cache) as passes:
+        steps = decode(target, sequences, drafter, selectors, cache, stats, passes=passes, **options)
+        with closing(steps):
+            yield from steps
 
 
-def begin(batch: BatchState, stepper: Callable[[BatchState], S]) -> S:
+def kind_of(passes: Passes | None) -> str:
+    """The name under which the costs of steps are kept."""
+    return "" if passes is None else "captured"
+
+
+def begin(batch: BatchState, passes: Passes | None = None) -> TreeStepper:
     """Create the stepper of a batch. Raises ValueError for a cache that holds all of a sequence."""
     for request in batch.requests:
         check_cached(request.cached, request.sequence.length)
@@ -313,9 +365,8 @@ def begin(batch: BatchState, stepper: Callable[[BatchState], S]) -> S:
     stats = batch.requests[0].stats
     batch.prompt_alone = reads_alone(batch)
     stats.drafter = "" if batch.prompt_alone else batch.sequence_drafter(batch.requests[0]).describe()
-    made = stepper(batch)
-    stats.path = made.describe()
-    return made
+    stats.path = "eager" if passes is None else passes.describe()
+    return TreeStepper(batch, passes)
 
 
 def count(batch: BatchState, steps: list[Step]) -> None:
@@ -332,7 +383,7 @@ def count(batch: BatchState, steps: list[Step]) -> None:
         batch.costs.took(batch.costs.nodes, batch.clock.pass_seconds, longest)
 
 
-def learn(batch: BatchState, stepper: Stepper) -> None:
+def learn(batch: BatchState, stepper: TreeStepper) -> None:
     """Let drafters learn from the last steps of a batch, after their tokens were delivered."""
     batch.clock.restart()
     stepper.learn()

@@ -101,8 +101,6 @@ class Frame:
     """(batch, n) int64: the slot of every node."""
     band: int
     """Slots that attention runs over, from the first one on."""
-    end: int
-    """Slots in use afterwards."""
 
 
 @contextmanager
@@ -162,7 +160,7 @@ class TreeLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states (batch, heads, n, size) and return views of all slots, or of those in the frame's band."""
         if self.frame is not None:
-            self.length = self.frame.end
+            self.length = self.frame.band
             return self._within(self.frame, 0, key_states), self._within(self.frame, 1, value_states)
         if not self.length and self._view(0).shape[:2] != key_states.shape[:2]:
             # Emptied, and reused for another batch size.
@@ -351,23 +349,25 @@ class TreeCache:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the slots of the `accepted` nodes (ascending) of each sequence: node i is in slot `held` + i, and moves
-        to the end of the sequence's `lengths[row]` slots. All other slots from `held` on are dropped.
+    def keep(self, held: int | Sequence[int], lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Keep the slots of the `accepted` nodes (ascending) of each sequence: node i is in slot `held` + i, or
+        `held[row]` + i, and moves to the end of the sequence's `lengths[row]` slots. All other slots behind those are
+        dropped.
         """
+        starts = [held] * len(lengths) if isinstance(held, int) else held
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
         if not self._layers:
             self._take_over()
         # A slot only moves left, onto one that has moved or is forgotten: no copy reads what another wrote.
-        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+        for row, (start, length, nodes) in enumerate(zip(starts, lengths, accepted, strict=True)):
             for place, node in enumerate(nodes):
-                if length + place != held + node:
+                if length + place != start + node:
                     for store in self._stores:
                         slots = store.buffer.narrow(1, row, 1)
-                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, start + node, 1))
                     for layer in self._indexed:
-                        layer.move(row, held + node, length + place)
+                        layer.move(row, start + node, length + place)
         self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
 
     def _cut(self, slots: int) -> None:
@@ -431,11 +431,14 @@ class TreeCache:
         self._cut(max(held, joining))
 
     @lasting()
-    def take(self, other: TreeCache, sequences: int, slots: int) -> None:
-        """Hold the first slots of the first sequences of another cache of the same model, whatever was there."""
+    def take(self, other: TreeCache, sequences: int, slots: int, first: int = 0) -> None:
+        """Hold, from the sequence `first` on, the first slots of the first sequences of another cache of the same
+        model, whatever was there. There must be room.
+        """
+        other._take_over()
         for own, given in zip(self._stores, other._stores, strict=True):
-            own.reserve(slots)
-            own.buffer[:, :sequences, :, :slots] = given.buffer[:, :sequences, :, :slots]
+            own.buffer[:, first : first + sequences, :, :slots] = given.buffer[:, :sequences, :, :slots]
+        self._cut(max(slots, self.cache.get_seq_length()) if first else slots)
 
     @lasting()
     def select(self, rows: Sequence[int], slots: int) -> None:

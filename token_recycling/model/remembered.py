@@ -1,12 +1,12 @@
 """Facts about a model, kept for as long as the model stays the same.
 
-A self-test, learned costs and captured steps are made once and used by every call. They are kept in this process next
+A self-test, learned costs and captured passes are made once and used by every call. They are kept in this process next
 to the model, not in it, so that it is saved, copied and pickled as before; facts that hold for later processes are kept
 on disk. They are dropped when weights or modules (adapters among them) change: by `load_state_dict`, an optimizer,
 `model.to()` or an in-place write, but not through a tensor's `.data`, which torch does not count. A lookup costs 0.1 ms
 for 423 modules with 291 parameters. A damaged file is replaced by the next one written.
 
-A captured step is replayed without Python and needs a stricter check (`State`): an adapter that was switched, disabled
+A captured pass is replayed without Python and needs a stricter check (`State`): an adapter that was switched, disabled
 or scaled, a replaced module, a moved weight, an option of the configuration or of torch. The attributes of every module
 are compared, since peft and others keep the choices of their forward pass there; of tensors the address and shape.
 Changes inside other objects, or in methods besides `forward`, are not seen. Nothing is kept alive. This costs 1.3 ms

@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
-from ..trees.packed import PackedTrees, send
+from ..trees.packed import PackedTrees
 from ..trees.tree import Tree
 from .architectures import Reach
 from .attention import attending, biased_by_position
@@ -40,7 +40,7 @@ from .remembered import kept_of, turns
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
 """Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""
 BATCHES = (1, 2, 4, 8, 16, 32)
-"""Numbers of sequences of captured steps."""
+"""Numbers of sequences of captured passes."""
 SHORTEST_BAND = 1024
 """Slots that an accelerator reads in a hundredth of the time of a pass; fewer are not worth a shape."""
 
@@ -58,9 +58,9 @@ def band_of(slots: int) -> int:
     return band
 
 
-def batch_of(sequences: int) -> int | None:
-    """The smallest batch for so many sequences; None where there are more than in the largest."""
-    return next((batch for batch in BATCHES if batch >= sequences), None)
+def batch_of(sequences: int) -> int:
+    """The smallest batch for so many sequences; beyond the largest, multiples of it."""
+    return next((batch for batch in BATCHES if batch >= sequences), -(-sequences // BATCHES[-1]) * BATCHES[-1])
 
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
@@ -244,22 +244,17 @@ class TreeInputs:
         info = self._info
         return self._device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
 
-    def of_packed(
-        self, drafts: Sequence[Draft], lengths: Sequence[int], held: int
-    ) -> tuple[dict[str, Any], PackedTrees]:
-        """As `of`, in a fixed shape, and the trees on the device; the cache must take frames."""
-        n = rows_of(max(len(draft.tree) for draft in drafts))
-        trees = send(drafts, lengths, n, self._device)
-        places = torch.arange(held, held + n, device=self._device).expand(len(drafts), -1)
-        frame = Frame(places, band_of(held + n), held + n)
-        return {**self.of_trees(trees, held, frame.band), "frame": frame}, trees
-
-    def of_trees(self, trees: PackedTrees, start: int | torch.Tensor, band: int) -> dict[str, torch.Tensor | Masks]:
-        """Inputs of a pass over packed trees whose nodes have the slots from `start`, a number or (batch, 1), on."""
+    def of_packed(self, trees: PackedTrees, band: int) -> dict[str, Any]:
+        """Inputs of a pass of a fixed shape over packed trees. The nodes of each take the slots behind its sequence,
+        and attention runs over the first `band` slots. Numbers on the device are all that changes from pass to pass,
+        so that one can be captured. The cache must take frames.
+        """
+        along = torch.arange(trees.tokens.shape[1], device=self._device)
         return {
             "input_ids": trees.tokens.clamp(min=0),
-            "attention_mask": tree_masks(self._info.layers, trees, start, band, self._dtype),
+            "attention_mask": tree_masks(self._info.layers, trees, band, self._dtype),
             "position_ids": trees.positions,
+            "frame": Frame(trees.lengths[:, None] + along, band),
         }
 
     def of_prompt(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
@@ -344,15 +339,13 @@ class TreeInputs:
         return masks(self._info.layers, visible, positions[:, -n:], keys, self._dtype)
 
 
-def tree_masks(
-    layers: Mapping[str, Reach], trees: PackedTrees, start: int | torch.Tensor, band: int, dtype: torch.dtype
-) -> Masks:
-    """Masks (batch, 1, n, band) of trees whose nodes have the slots from `start`, a number or (batch, 1), on: a node
-    sees the tokens of its sequence, in the first slots, and its ancestors.
+def tree_masks(layers: Mapping[str, Reach], trees: PackedTrees, band: int, dtype: torch.dtype) -> Masks:
+    """Masks (batch, 1, n, band) of trees whose nodes have the slots behind their sequences: a node sees the tokens of
+    its sequence and its ancestors.
     """
     n = trees.tokens.shape[1]
     slots = torch.arange(band, device=trees.tokens.device)[None]
-    nodes = slots - start
+    nodes = slots - trees.lengths[:, None]
     drafted = (nodes >= 0) & (nodes < n)
     nodes = nodes.clamp(0, n - 1).expand(len(trees.tokens), -1)
     ancestors = trees.ancestors.gather(2, nodes[:, None].expand(-1, n, -1))

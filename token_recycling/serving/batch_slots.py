@@ -44,8 +44,6 @@ def batch_slots(target: TreeModel, drafter: Drafter, settings: Settings, cached:
         return BatchSlots(settings.concurrency, "set by --concurrency")
     if settings.reproducible:
         return BatchSlots(1, "--reproducible decodes one request at a time")
-    if settings.fast == "on":
-        return BatchSlots(1, "captured steps decode a fixed batch")
     reason = _why_one(target, drafter)
     return _by_memory(target, settings, cached) if reason is None else BatchSlots(1, reason)
 

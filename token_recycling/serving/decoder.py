@@ -1,7 +1,7 @@
 """How sequences are decoded: a fair queue, worker threads, and the model, batched or one sequence at a time.
 
 Each worker calls transformers' `generate` for a sequence. Where sequences are batched, these calls share the forward
-passes of one decoding thread. Otherwise the worker decodes by itself, with captured CUDA steps where they hold.
+passes of one decoding thread. Otherwise the worker decodes by itself.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ class Decoder:
     """Decodes the sequences of one model."""
 
     def __init__(self, target: TreeModel, drafter: Drafter, slots: BatchSlots, fast: str) -> None:
-        """`fast`: whether steps are captured where one sequence is decoded at a time, as the setting of that name.
-        Raises NoFastPathError.
-        """
+        """`fast`: whether forward passes are captured, as the setting of that name. Raises NoFastPathError."""
         self.model, self.slots = target.model, slots
         backend = backend_for(FAST[fast])
         self._backend = captured_or_eager if fast == "on" else backend
-        self.batch = DecodingThread(self.model) if slots.size > 1 else None
+        self.batch = DecodingThread(self.model, self._backend) if slots.size > 1 else None
         """Decodes all sequences in one batch; None where one is decoded at a time."""
-        if self.batch is None:
-            capture_common(target, drafter, backend)
+        capture_common(target, drafter, backend, slots.size)
         self.workers = WorkerPool(slots.size)
 
     def accelerated(self, drafter: Drafter, seed: int, hints: Hints) -> PreTrainedModel:

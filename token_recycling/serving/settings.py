@@ -71,8 +71,7 @@ class Settings:
     max_new_tokens: int | None = _limit(None, "Maximum output tokens; default the model's context.", 1)
     fast: Literal["auto", "on", "off"] = option(
         "auto",
-        "Capture steps as CUDA graphs where one sequence is decoded at a time: auto where possible on CUDA, on or an "
-        "error, off never.",
+        "Capture forward passes as CUDA graphs: auto where possible on CUDA, on or an error, off never.",
     )
     concurrency: int | None = _limit(
         None, "Maximum number of sequences decoded in one batch; default 4 where they fit in memory, else fewer.", 1
@@ -89,11 +88,6 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation(self.isolation))
         check_declared(self)
-        if self.fast == "on" and self.concurrency not in (None, 1):
-            raise ValueError(
-                f"fast on and a concurrency of {self.concurrency} cannot be combined: requests join and leave a batch, "
-                "and captured steps have a fixed one; choose one of the two"
-            )
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
             raise ValueError("isolation per-key needs an API key, got none; add a key or choose another isolation")

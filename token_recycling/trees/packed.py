@@ -33,6 +33,10 @@ class PackedTrees(NamedTuple):
     ancestors: torch.Tensor
     """(b, n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
 
+    def of(self, row: int) -> PackedTrees:
+        """The tree of one sequence alone."""
+        return PackedTrees(*(part[row : row + 1] for part in self))
+
     @property
     def positions(self) -> torch.Tensor:
         """(b, n) int64: the place of every node in its sequence."""

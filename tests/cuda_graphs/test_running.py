@@ -1,0 +1,99 @@
+"""Continuous batching with captured passes: requests join and leave the slots of replayed graphs."""
+
+import random
+
+import pytest
+import torch
+from support import tiny
+from support.running import GoneError, Texts, alone
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
+
+import token_recycling as tr
+from token_recycling.cuda_graphs import captured, passes_of
+from token_recycling.hf.batched import DecodingThread
+from token_recycling.loop.hints import Hints
+from token_recycling.model.prefixes import PrefixCache
+from token_recycling.model.tree_model import TreeModel
+
+KINDS = {
+    "greedy": ({}, []),
+    "penalised": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
+    "sampled": ({"do_sample": True, "temperature": 0.8, "top_k": 0}, [TemperatureLogitsWarper(0.8)]),
+}
+pytestmark = pytest.mark.usefixtures("recorded")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_join_and_leave_say_what_they_say_alone(seed):
+    """Of every kind and length, with several drafters, in more sequences than there were slots for at first; some
+    leave early, and what they said is the beginning of it.
+    """
+    model, chance = tiny.llama(), random.Random(seed)
+    texts, shared, wanted = Texts(model, captured), tr.make_drafter("recycling:tree=12"), {}
+    for number in range(14):
+        kind, ids = chance.choice(sorted(KINDS)), tiny.prompt(number, chance.choice([1, 3, 33, 70]))
+        arguments, processors = KINDS[kind]
+        torch.manual_seed(number)
+        said, new = [], chance.randrange(1, 40)
+        said = alone(model, ids, new, **arguments)
+        drafter = chance.choice([shared, "suffix", "plain", "published:tree=chain:3"])
+        wanted[texts.join(ids, new, drafter, number if kind == "sampled" else None, processors)] = said
+        for _ in range(chance.randrange(4)):
+            texts.step()
+        if number % 5 == 4 and texts.batch.requests:
+            texts.batch.leave(texts.batch.requests[0], GoneError())
+    texts.finish()
+    for request, said in wanted.items():
+        left = isinstance(request.error, GoneError)
+        assert texts.said[request] == (said[: len(texts.said[request])] if left else said), request.error
+    passes = passes_of(TreeModel(model))
+    assert passes.batch > 4
+    assert passes._graphs.replays > 20
+    assert passes.take(), "nothing is held for nobody"
+
+
+def test_room_grows_while_others_run():
+    model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
+    texts, prompts = Texts(model, captured), [tiny.prompt(0, 12), tiny.prompt(1, 1200)]
+    rows = [texts.join(prompts[0], 60)]
+    for _ in range(3):
+        texts.step()
+    rows.append(texts.join(prompts[1], 20))
+    texts.finish()
+    for row, ids, new in zip(rows, prompts, (60, 20), strict=True):
+        assert texts.said[row] == alone(model, ids, new)
+
+
+def test_slots_of_requests_are_kept_in_the_prefix_cache():
+    model, ids = tiny.llama(), tiny.prompt(0, 20)
+    texts, kept = Texts(model, captured), PrefixCache(TreeModel(model), 10**8)
+    hints = Hints(prefixes=kept.of(""))
+    for turn in range(2):
+        others = texts.join(tiny.prompt(5, 8), 30)
+        row = texts.join(ids, 12, hints=hints)
+        texts.finish()
+        said = texts.said[row]
+        assert said == alone(model, ids, 12)
+        assert texts.said[others] == alone(model, tiny.prompt(5, 8), 30)
+        assert bool(row.stats.cached_tokens) == bool(turn)
+        ids = torch.cat([ids, torch.tensor([said])], dim=1)
+
+
+@pytest.mark.parametrize("drafter", ["recycling:tree=12", "eagle"])
+def test_calls_of_several_threads_share_captured_passes(drafter, tmp_path):
+    from support.drafters import example
+
+    model = tiny.llama()
+    thread = DecodingThread(model, captured)
+    made = example(drafter, model, tmp_path) if drafter == "eagle" else tr.make_drafter(drafter)
+    prompts = [tiny.prompt(seed, 9) for seed in range(3)]
+    stats = tr.Stats()
+    try:
+        for ids in prompts:
+            view = thread.model(made, 0)
+            ours = view.generate(ids, max_new_tokens=20, do_sample=False)
+            assert torch.equal(ours, model.generate(ids, max_new_tokens=20, do_sample=False))
+            stats = view.acceleration.stats
+    finally:
+        thread.close()
+    assert stats.path.startswith("fast")

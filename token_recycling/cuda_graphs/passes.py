@@ -1,0 +1,233 @@
+"""Captured forward passes of one model: their slots, buffers and graphs, which stay from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from threading import Lock, get_ident
+from typing import NamedTuple
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.utils.logging import tqdm
+
+from ..loop.step import Pass
+from ..model.inspection import layer_states
+from ..model.kv_cache import TreeCache, TreeLayer, unroll
+from ..model.prefill import prefill
+from ..model.remembered import State, lasting
+from ..model.tree_model import ROWS, TreeModel, band_of, batch_of, rows_of
+from ..trees.draft import Draft
+from ..trees.packed import PackedTrees, pack, packed_size, unpack
+from ..trees.templates import star
+from . import NoFastPathError
+from .graphs import Graphs
+
+_AHEAD = 2048
+"""Slots that are reserved beyond twice a prompt, if so many may be needed; then room doubles."""
+_COMMON_ROWS = ROWS[:5]
+"""Numbers of rows of most passes: trees of up to 64 nodes, and 1 where drafting is disabled."""
+_COMMON_NODES = 256
+"""Rows of all sequences together, in most passes over a batch."""
+_COMMON_SLOTS = 4096
+"""Slots that are reserved for their graphs: prompts of up to 1,024 tokens leave them in place."""
+
+
+def state_of(target: TreeModel) -> State:
+    """Equal as long as captured passes of the model can be replayed."""
+    return State(target.model, target.info.attention)
+
+
+class Shape(NamedTuple):
+    """Constants of a pass, which determine every operation."""
+
+    batch: int
+    nodes: int
+    """n of each sequence, those that only fill up the bucket included."""
+    band: int
+    """Slots that attention runs over, those of the nodes included."""
+    states: tuple[int, ...] = ()
+    """Numbers of the hidden states that drafters read."""
+
+
+class _Buffer(NamedTuple):
+    """Packed drafts of one shape, on the host and on the device."""
+
+    on_host: torch.Tensor
+    on_device: torch.Tensor
+    trees: PackedTrees
+
+
+class CapturedPasses:
+    """Made once for a model in one state. Serves one call, or one continuous batch, at a time."""
+
+    @lasting()
+    def __init__(self, target: TreeModel) -> None:
+        self.device = target.device
+        self.state: State | None = None
+        """State of the model when this was tested."""
+        self._free = Lock()
+        self._holder: int | None = None
+        self._graphs = Graphs(self.device)
+        self._buffers: dict[tuple[int, int], _Buffer] = {}
+        self._results: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
+        self.batch = self.capacity = 0
+        self.slots = self._room(target, 1, 0)
+
+    def describe(self) -> str:
+        captured = "captured as CUDA graphs" if self.device.type == "cuda" else "not captured"
+        return f"fast: forward passes of constant shapes, {captured}"
+
+    def take(self) -> bool:
+        """Hold it for one call, unless another one is under way."""
+        taken = self._free.acquire(blocking=False)
+        if taken:
+            self._holder = get_ident()
+        return taken
+
+    def give_back(self) -> None:
+        """The call has ended; any thread may say so."""
+        self._holder = None
+        self._free.release()
+
+    def wait(self) -> bool:
+        """Wait until no call is under way; False, at once, if this thread has begun one and would wait for itself."""
+        if self._holder == get_ident():
+            return False
+        with self._free:
+            return True
+
+    def forget(self) -> None:
+        """Drop all captured graphs; the next pass of each shape is captured again."""
+        self._graphs.forget()
+
+    def _room(self, target: TreeModel, batch: int, capacity: int) -> TreeCache:
+        """Slots for so many sequences; graphs that point to others are forgotten."""
+        self._graphs.forget()
+        cache = target.new_cache()
+        prefill(target, [torch.ones(2, dtype=torch.long, device=self.device)], cache)
+        unroll(cache)
+        made = TreeCache(cache)
+        for store in made.stores:
+            store.resize(batch)
+            store.reserve(capacity)
+            store.buffer.zero_()  # what attention hides is still multiplied by zero
+        self.batch, self.capacity = batch, capacity
+        return made
+
+    @lasting()
+    def begin(self, target: TreeModel, cache: TreeCache, sequences: int, held: int, longest: int) -> None:
+        """Take over the sequences of a cache, whose tokens have the first `held` slots; they may grow up to `longest`
+        tokens.
+        """
+        batch, wanted = batch_of(sequences), band_of(min(longest + ROWS[-1], 2 * held + _AHEAD))
+        if batch > self.batch or wanted > self.capacity:
+            del self.slots  # gives back its memory before more is taken
+            self.slots = self._room(target, max(batch, self.batch), max(wanted, self.capacity))
+        if held:
+            self.slots.take(cache, sequences, held)
+
+    @lasting()
+    def reserve(self, target: TreeModel, sequences: int, slots: int) -> None:
+        """Room for so many sequences and slots, those of the sequences kept."""
+        batch, wanted = max(self.batch, batch_of(sequences)), self.capacity
+        if slots > wanted:
+            wanted = band_of(max(slots, 2 * wanted))
+        if (batch, wanted) != (self.batch, self.capacity):
+            before, rows, held = self.slots, self.batch, min(self.capacity, self.slots.cache.get_seq_length())
+            self.slots = self._room(target, batch, wanted)
+            self.slots.take(before, rows, held)
+
+    def join(self, target: TreeModel, other: TreeCache, sequences: int, held: int) -> None:
+        """Add the sequence of another cache, whose tokens have the first `held` slots, behind `sequences` others."""
+        self.reserve(target, sequences + 1, held)
+        self.slots.take(other, 1, held, first=sequences)
+
+    @lasting()
+    def move(self, order: Sequence[int], slots: int) -> None:
+        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs."""
+        for place, row in enumerate(order):
+            if place != row:
+                for store in self.slots.stores:
+                    store.buffer[:, place, :, :slots] = store.buffer[:, row, :, :slots]
+
+    @lasting()
+    def write(self, cache: Cache, lengths: Sequence[int], first: int) -> None:
+        """Append to a cache the slots of the sequences from `first` on, as far as the longest one goes."""
+        if (more := int(cache.get_seq_length()) - first) > 0:  # crop(0) empties a cache before transformers 5.14
+            cache.crop(-more)
+        for index, layer in enumerate(self.slots.cache.layers):
+            if isinstance(layer, TreeLayer):
+                parts = (store.tensors[place] for store, place in layer.parts)
+                cache.update(*(part[: len(lengths), :, first : max(lengths)] for part in parts), index)
+
+    @lasting()
+    def forward(
+        self, target: TreeModel, drafts: list[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
+    ) -> Pass:
+        """One pass over drafts below sequences of `lengths` cached tokens; the hidden states numbered `states`, too.
+        Logits and states are the caller's; the trees are overwritten by the next pass.
+        """
+        nodes = rows_of(max(len(draft.tree) for draft in drafts))
+        shape = Shape(batch_of(len(drafts)), nodes, band_of(max(lengths) + nodes), states)
+        self.reserve(target, shape.batch, shape.band)
+        buffer = self._buffer(shape.batch, nodes)
+        absent = shape.batch - len(drafts)
+        pack([*drafts, *drafts[:1] * absent], [*lengths, *[0] * absent], nodes, buffer.on_host)
+        if self.device.type != "cpu":
+            buffer.on_device.copy_(buffer.on_host, non_blocking=True)
+        if shape not in self._graphs and self.state is not None and self.state != state_of(target):
+            raise NoFastPathError(
+                "an adapter, part or option of the model changed during the call; change it between calls, or leave "
+                "fast=True out"
+            )
+        logits, read = self._graphs.run(shape, partial(self._pass, target, shape, buffer.trees))
+        trees = PackedTrees(*(part[: len(drafts)] for part in buffer.trees))
+        read = None if read is None else read[: len(drafts)].clone()
+        return Pass(lengths, lengths, logits[: len(drafts)].clone(), read, trees)
+
+    def _pass(self, target: TreeModel, shape: Shape, trees: PackedTrees) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What a graph captures: logits (batch, n, vocabulary) and hidden states of the nodes of `trees`, whose slots
+        are written. Nothing else changes, so that it may run again.
+        """
+        numbers = shape.states
+        with layer_states(target.model, lambda _: numbers) if numbers else nullcontext([None]) as states:
+            logits = target.forward(target.inputs.of_packed(trees, shape.band), self.slots.cache)
+        return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
+
+    def _shared(self, name: str, made: torch.Tensor) -> torch.Tensor:
+        """Copy a result into the tensor that all graphs of one shape share, so that memory holds it once."""
+        if self.device.type != "cuda":
+            return made
+        key = name, made.shape, made.dtype
+        if key not in self._results:
+            self._results[key] = torch.empty_like(made)
+        return self._results[key].copy_(made)
+
+    def _buffer(self, batch: int, nodes: int) -> _Buffer:
+        if (batch, nodes) not in self._buffers:
+            size = packed_size(batch, nodes)
+            on_host = torch.zeros(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            on_device = on_host if self.device.type == "cpu" else torch.empty_like(on_host, device=self.device)
+            self._buffers[batch, nodes] = _Buffer(on_host, on_device, unpack(on_device, batch, nodes))
+        return self._buffers[batch, nodes]
+
+    def capture_common(self, target: TreeModel, sequences: int, states: tuple[int, ...]) -> None:
+        """Capture passes over up to `sequences` sequences in the common numbers of rows; those captured before stay.
+        They hold for up to `_COMMON_SLOTS` slots: a longer sequence needs more slots, elsewhere in memory.
+        """
+        most = target.max_length
+        self.reserve(target, sequences, band_of(_COMMON_SLOTS if most is None else min(_COMMON_SLOTS, most + ROWS[-1])))
+        batches = sorted({batch_of(number) for number in range(1, sequences + 1)})
+        common = [
+            (batch, rows)
+            for batch in batches
+            for rows in _COMMON_ROWS
+            if batch * rows <= max(_COMMON_NODES, _COMMON_ROWS[1] * batch)
+        ]
+        missing = [one for one in common if Shape(*one, band_of(1 + one[1]), states) not in self._graphs]
+        bar = tqdm(missing, desc="Capturing CUDA graphs", unit="graph", leave=False, disable=None if missing else True)
+        for batch, rows in bar:
+            draft = Draft(star(rows), torch.zeros(rows, dtype=torch.long))
+            self.forward(target, [draft] * batch, [1] * batch, states)
