@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from support import tiny
 from support.benching import decoded
 from support.drafters import learned
 
-from token_recycling import Draft, Drafter, drafter_names
-from token_recycling.bench.run import methods
 from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import Drafted, Oracle, parse
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.model.info import UnsupportedModelError
-from token_recycling.trees.templates import chain, root_only
 
 
 @pytest.fixture(scope="module")
@@ -102,27 +97,6 @@ def test_in_replay_a_drafter_learns_from_the_models_logits(counting):
     assert runner.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
     assert runner.replay(torch.tensor([10]), torch.tensor([12, 14])).lengths == [1, 1]
     assert runner.replay(torch.tensor([12]), torch.tensor([13, 5])).lengths == [2]
-
-
-@dataclass
-class New(Drafter):
-    """A drafter of another package."""
-
-    length: int = 2
-
-    def draft(self, context):
-        if len(context.tokens) < 3:
-            return Draft(root_only(), context.root)
-        return Draft(chain(self.length), torch.cat([context.root, context.tokens[: self.length]]))
-
-
-def test_a_new_drafter_is_a_method(model, monkeypatch):
-    monkeypatch.setattr(methods, "drafter_names", lambda: [*drafter_names(), "new"])
-    monkeypatch.setattr("token_recycling.drafters._registry.drafter_names", lambda: ["new"])
-    monkeypatch.setattr("token_recycling.drafters._registry.drafter_class", lambda name: New)
-    method = parse("new:length=3")
-    assert (method.spec, method.label) == ("new:length=3", "new (length=3)")
-    assert decoded("new:length=3", model, tiny.prompt(0, 9)).stats.drafted == pytest.approx(3 * 30, abs=9)
 
 
 def test_prompt_lookup_is_replayed_by_its_drafter():

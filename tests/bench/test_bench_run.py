@@ -83,7 +83,7 @@ def uninterrupted(tmp_path_factory):
     return benching.run(benching.setup(repeats=2), plan(), tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("after", [5, 30, 38])
+@pytest.mark.parametrize("after", [5, 38])
 def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, uninterrupted, after):
     where, wanted = benching.setup(repeats=2), uninterrupted
     _, hook = stopping(after)
@@ -157,15 +157,6 @@ def test_the_order_of_methods_moves_on(tmp_path):
     assert Counter(order) == dict.fromkeys(SPECS, 6)
 
 
-def test_the_warm_up_uses_other_drafters_and_another_text(tmp_path):
-    events, hook = stopping(10**6)
-    benching.run(benching.setup(max_new_tokens=4), plan(1), tmp_path, hook)
-    warm = [one for one in events if one.phase == "warming up" and one.found is not None]
-    assert {one.item.name for one in warm} == {"warm-up"}
-    assert all(not isinstance(one.found, Exception) for one in warm)
-    assert len(warm) == sum(len(workload.entries) for workload in plan(1).workloads)
-
-
 def test_failures_are_rows(tmp_path, monkeypatch):
     generate = DraftedRunner.generate
 
@@ -175,15 +166,13 @@ def test_failures_are_rows(tmp_path, monkeypatch):
         return generate(self, arguments, hints)
 
     monkeypatch.setattr(DraftedRunner, "generate", failing)
-    where = benching.setup(repeats=2)
-    found = benching.by_method(benching.run(where, plan(replay=False), tmp_path))
-    assert {method: len(rows) for method, rows in found.items()} == dict.fromkeys(SPECS, 4)
-    failed = [one for one in found["recycling:tree=chain:3"] if one["failure"] is not None]
+    found = benching.by_method(benching.run(benching.setup(max_new_tokens=8), plan(replay=False), tmp_path))
+    failed = [one for one in found.pop("recycling:tree=chain:3") if one["failure"] is not None]
     assert 0 < len(failed) < 4
-    assert {one["failure"] for one in failed} == {"RuntimeError: out of memory"}
-    for key in ("tokens", "steps", "mat", "seconds", "total_seconds", "parts", "identical", "lengths"):
-        assert all(one[key] is None for one in failed)
-    assert all(one["failure"] is None for method in SPECS[:3] for one in found[method])
+    assert {(one["failure"], one["tokens"], one["identical"]) for one in failed} == {
+        ("RuntimeError: out of memory", None, None)
+    }
+    assert all(one["failure"] is None for rows in found.values() for one in rows)
 
 
 def test_a_text_that_differs_is_told_with_its_margin(tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_parts_lengths_and_places_are_shares():
 _times = st.floats(0.01, 100)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(2, 500), _times, _times), min_size=1, max_size=8))
 def test_a_pooled_speedup_lies_within_those_of_the_prompts(runs):
     ours = [row("ours", f"a/{n}", tokens=t, total_seconds=[mine]) for n, (t, mine, _) in enumerate(runs)]

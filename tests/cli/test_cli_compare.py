@@ -9,7 +9,6 @@ import pytest
 import torch
 from support import benching
 from support.commandline import PROMPT, reference, run, run_json
-from transformers import AutoModelForCausalLM
 
 from token_recycling._util.text_stream import IncrementalText, decoded, pieces
 from token_recycling.bench.run.runners import TransformersRunner
@@ -36,21 +35,6 @@ def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder)
     assert rows["all"][1:3] == ["2", "24"]
     (line,) = [line for line in lines if line.startswith("bfloat16:")]
     assert float(line.split()[1]) > 0
-
-
-def test_weights_of_16_bits_are_said_to_be_computed_in_float32(tiny_model_dir, tmp_path, monkeypatch):
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model_dir, folder)
-    AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16).save_pretrained(folder)
-    said, faster = "the weights are bfloat16 and computed in float32", "--dtype bfloat16 may be faster"
-    for flags in ("fpu avx512f avx512_bf16", "fpu avx512f"):
-        (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
-        monkeypatch.setattr("token_recycling._util.device._CPU", tmp_path / "cpuinfo")
-        noted = run("generate", folder, PROMPT, "--max-new-tokens", 2).stderr
-        assert said in noted
-        assert (faster in noted) == ("bf16" in flags)
-    assert said not in run("generate", folder, PROMPT, "--max-new-tokens", 2, "--dtype", "bfloat16").stderr
-    assert said not in run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 2).stderr
 
 
 def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):

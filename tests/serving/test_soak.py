@@ -5,7 +5,6 @@ Every answer must be the output of `generate`, and every matrix file must be who
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -15,11 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 from support.commandline import reference
@@ -59,20 +58,17 @@ class Life:
             time.sleep(0.2)
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
-            return str(answer.read().decode())
+        return httpx2.get(f"http://127.0.0.1:{self.port}{path}", timeout=30).text
 
     def answers(self) -> bool:
-        with suppress(OSError):
+        with suppress(httpx2.TransportError):
             return bool(self.get("/health"))
         return False
 
     def completed(self, prompt: str) -> str:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": NEW, "temperature": 0}
-        url, headers = f"http://127.0.0.1:{self.port}/v1/completions", {"Content-Type": "application/json"}
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return str(json.loads(answer.read())["choices"][0]["text"])
+        answer = httpx2.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=60)
+        return str(answer.raise_for_status().json()["choices"][0]["text"])
 
     def end(self, how: signal.Signals) -> int:
         self.process.send_signal(how)
@@ -91,7 +87,7 @@ def load(life: Life, wanted: dict[str, str]):
             place += 1
             try:
                 said = life.completed(prompt)
-            except (OSError, ValueError):  # cut off by its end
+            except (httpx2.HTTPError, ValueError):  # cut off by its end
                 continue
             if said == wanted[prompt]:
                 good[0] += 1
