@@ -58,17 +58,6 @@ def test_no_key_begins_with_what_another_sent(model, tokenizer):
         assert server.service.prefixes.nbytes == 0
 
 
-@pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_cancelled_turn_keeps_what_was_read(model, tokenizer, concurrency):
-    with serving(model, tokenizer, concurrency=concurrency) as server:
-        stream = server.complete(prompt=LONG, max_tokens=400, stream=True, temperature=0)
-        next(stream)
-        stream.close()
-        server.wait_until_idle(10)
-        answer = server.complete(prompt=LONG, max_tokens=4, temperature=0)
-        assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
-
-
 def test_texts_of_one_beginning_read_it_once(model, tokenizer):
     read, lock = [], threading.Lock()
 
@@ -137,9 +126,6 @@ def test_speculation_can_be_limited_and_left_out(model, tokenizer, monkeypatch):
         assert stated["drafter"].startswith("plain")
         (_, *_, (_, end)) = server.steps(prompt=LONG, max_tokens=20, temperature=0, speculation={"nodes": 2})
         assert end["usage"]["speculation"]["drafted_tokens"] <= 2 * end["usage"]["speculation"]["steps"]
-        for wrong in ({"enabled": 3}, {"nodes": 0}, 5):
-            with pytest.raises(openai.BadRequestError, match="speculation"):
-                asked(extra_body={"speculation": wrong})
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
@@ -162,32 +148,23 @@ def test_predictions_are_drafted_from_and_counted(model, tokenizer, concurrency)
         wrong = create(**asked, temperature=0, prediction={"type": "content", "content": "99 " * 40}, n=2)
         assert {choice.message.content for choice in wrong.choices} == {text}
         assert wrong.usage.completion_tokens_details.rejected_prediction_tokens > 60
-        for prediction in ({"type": "text", "content": "a"}, {"type": "content"}, "a"):
-            with pytest.raises(openai.BadRequestError, match="prediction"):
-                create(**asked, prediction=prediction)
     with serving(model, tokenizer, drafter="suffix") as server, pytest.raises(openai.BadRequestError, match="drafter"):
         server.client().chat.completions.create(**asked, prediction={"type": "content", "content": "a"})
 
 
 def test_a_prediction_is_private_to_its_request(model, tokenizer):
-    """Even with one drafter for all: what was predicted and not said is drafted for nobody else."""
-    asked = {"prompt": "import os", "max_tokens": 30, "temperature": 0}
+    """Even with one drafter for all: what was predicted and not said is not learned."""
     secret = "the secret word of the day is swordfish " * 3
-    with serving(model, tokenizer) as clean:
-        clean.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
-        unplanted = [step["draft"] for name, step in clean.steps(**asked) if name == "step"]
     with serving(model, tokenizer) as server:
         server.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
-        service = server.service
-        with service.pool.acquire("") as drafter:
-            before = drafter.matrix.history.tokens.tolist()
-        messages = [{"role": "user", "content": "swordfish is"}]
-        server.client().chat.completions.create(
-            model="tiny", messages=messages, max_tokens=1, prediction={"type": "content", "content": secret}
-        )
-        with service.pool.acquire("") as drafter:
-            learned = drafter.matrix.history.tokens.tolist()[len(before) :]
-        ids = tokenizer(secret, add_special_tokens=False)["input_ids"]
-        assert len(learned) <= 3
-        assert ids[:4] != learned[:4]
-        assert len(unplanted) == len([step for name, step in server.steps(**asked) if name == "step"])
+
+        def learned():
+            with server.service.pool.acquire("") as drafter:
+                return drafter.matrix.history.tokens.tolist()
+
+        before = learned()
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "swordfish is"}], "max_tokens": 1}
+        server.client().chat.completions.create(**asked, prediction={"type": "content", "content": secret})
+        added = learned()[len(before) :]
+    assert len(added) <= 3
+    assert added[:4] != tokenizer(secret, add_special_tokens=False)["input_ids"][:4]
