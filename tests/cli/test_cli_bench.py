@@ -128,22 +128,6 @@ def test_bench_starts_cold_and_does_batches(tiny_model_dir, texts, tmp_path):
     assert steps["cold"][3] == steps["cold"][0] >= steps["hot"][3]
 
 
-def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir, texts, tmp_path):
-    (texts / "long.jsonl").write_text(json.dumps({"prompt": "a" * 200}) + "\n")
-    data = ("--data", texts / "long.jsonl", "--data", texts / "a.py")
-    result = run(
-        *("bench", tiny_model_dir, *data, "--output", tmp_path / "out", "--max-new-tokens", 6, "--repeats", 1),
-        *("--method", f"assisted:model={tiny_model_dir}", "--method", "recycling:tree=2,k=2"),
-    )
-    assert f"assisted:model={tiny_model_dir} decodes by itself and cannot replay a text" in result.stderr
-    assert "1 of 2 questions are longer than the model's context of 96 tokens and count as failures" in result.stderr
-    assert "1 of 2 questions have no known answer and are not replayed" in result.stderr
-    failures = [(one["prompt"], one["failure"] is None) for one in rows(tmp_path / "out") if one["mode"] == "generate"]
-    assert failures == [("long/1", False)] * 3 + [("a/a.py", True)] * 3
-    found = [one for one in rows(tmp_path / "out") if one["method"].startswith("assisted") and not one["failure"]]
-    assert [one["identical"] for one in found] == [True]
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [

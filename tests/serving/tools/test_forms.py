@@ -128,11 +128,6 @@ def test_a_call_must_be_made_in_the_marks_of_the_family(server):
     assert json.loads(call.function.arguments)["at"] in (1, 2)
 
 
-def test_strict_functions_are_held_to_when_they_are_called(server):
-    strict = [{"type": "function", "function": {**HELD[0]["function"], "strict": True}}]
-    assert chat(server, tools=strict, max_tokens=5).usage.completion_tokens == 5
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_with_tools_and_a_form_an_output_is_calls_or_has_the_form(server, strict):
     """Agents give both: a form alone would forbid every call."""
