@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny
 from support.architectures import VOCABULARY, model_of, named
-from support.batches import EOS, batch
+from support.batches import EOS, batch, turned
 from support.releases import needs
 from support.runs import fix_costs
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
@@ -125,14 +124,6 @@ FAMILIES = [
 ]
 
 
-def turned(inputs, text, seed):
-    """The next turn of a conversation with every text of a batch: two tokens each."""
-    text = torch.cat([text, torch.cat([tiny.prompt(seed * 10 + row, 2, VOCABULARY) for row in range(len(text))])], 1)
-    mask = torch.ones_like(text)
-    mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
-    return {"input_ids": text, "attention_mask": mask}
-
-
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case):
     """One cache is continued by plain generate, one by ours, and one by both, by turns."""
@@ -149,7 +140,7 @@ def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case):
             else:
                 text = model.generate(**inputs, max_new_tokens=8, past_key_values=cache)
             assert cache.get_seq_length() == text.shape[1] - 1
-            inputs = turned(inputs, text, turn)
+            inputs = turned(inputs, text, turn, VOCABULARY)
         texts.append(text)
     assert all(torch.equal(text, texts[0]) for text in texts)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support import tiny
 from support.architectures import VOCABULARY, chosen, model_of, named
-from support.batches import batch
+from support.batches import batch, turned
 from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, skip_before
 from transformers import CompileConfig, DynamicCache, StaticCache
@@ -91,10 +91,7 @@ def test_turns_on_one_static_cache(case, lengths):
             arguments = {**inputs, **GREEDY, "past_key_values": cache}
             text = tr.generate(model, **arguments) if str(turn) in ours else model.generate(**arguments)
             assert int(cache.get_seq_length()) == text.shape[1] - 1
-            more = torch.cat([tiny.prompt(turn * 10 + row, 2, VOCABULARY) for row in range(len(text))])
-            mask = torch.ones(len(text), text.shape[1] + 2, dtype=torch.long)
-            mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
-            inputs = {"input_ids": torch.cat([text, more], dim=1), "attention_mask": mask}
+            inputs = turned(inputs, text, turn, VOCABULARY)
         texts.append(text)
         caches.append(cache)
     assert all(torch.equal(text, texts[0]) for text in texts)

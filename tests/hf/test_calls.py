@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.releases import HERE, skip_before
+from support.releases import HERE
 from transformers import StoppingCriteriaList
 
 import token_recycling as tr
@@ -83,26 +83,6 @@ def test_nothing_is_said_of_a_call_that_failed_before_it_began(model):
 # Ways past our loop
 
 
-def small():
-    """Arguments for continuous batching with little memory."""
-    skip_before(5, 4)
-    from transformers import ContinuousBatchingConfig
-
-    return {
-        "warmup": False,
-        "continuous_batching_config": ContinuousBatchingConfig(max_batch_tokens=16, num_blocks=8),
-    }
-
-
-def generate_batch(model):
-    said = model.generate_batch([[3, 4], [5]], max_new_tokens=3, **small())
-    return [one.generated_tokens for one in said.values()]
-
-
-def paged(model):
-    return model.generate(IDS, max_new_tokens=3, do_sample=False, cache_implementation="paged", **small()).tolist()
-
-
 def manager(model):
     model.init_continuous_batching()
 
@@ -114,8 +94,6 @@ def last_token_twice(model, input_ids, **given):
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
-        pytest.param(generate_batch, "continuous batching", marks=pytest.mark.nightly),
-        pytest.param(paged, "continuous batching", marks=pytest.mark.nightly),
         (manager, "continuous batching"),
         (lambda model: model.generate(IDS, custom_generate=last_token_twice), "custom_generate"),
         (lambda model: model.generate(IDS, num_beams=2, **GREEDY).tolist(), "beam search"),

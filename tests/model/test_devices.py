@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import chosen, model_of, named
-from support.batches import batch
+from support.batches import batch, turned
 from support.elsewhere import THERE, Elsewhere, another_device, put_there
 from transformers import LlamaForCausalLM
 
@@ -169,10 +169,7 @@ def test_an_offloaded_cache_stays_on_the_host(offloading, case):
     assert ours.stats.steps
     assert torch.equal(ours.sequences.to(HERE), wanted)
     assert {layer.keys.device for layer in ours.past_key_values.layers} == {HERE}
-    following = torch.cat([ours.sequences, tiny.prompt(7, 3).expand(len(wanted), 3).to(THERE)], dim=1)
-    mask = torch.ones(following.shape, dtype=torch.long)
-    mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"].to(HERE)
-    inputs = {"input_ids": following, "attention_mask": mask.to(THERE), **GREEDY}
+    inputs = {**turned(inputs, ours.sequences, 7), **GREEDY}
     texts = [
         model.generate(**inputs, past_key_values=copy.deepcopy(plain.past_key_values)),
         model.generate(**inputs, past_key_values=copy.deepcopy(ours.past_key_values)),

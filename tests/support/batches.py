@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from support import tiny
@@ -23,3 +24,11 @@ def padded(texts: Sequence[torch.Tensor | Sequence[int]], spare: int = 0) -> dic
     for row, text in enumerate(texts):
         ids[row, width - len(text) :], mask[row, width - len(text) :] = torch.as_tensor(text), 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def turned(inputs: dict[str, torch.Tensor], text: torch.Tensor, seed: int, vocab_size: int = 64) -> dict[str, Any]:
+    """The next turn of a conversation with every text (rows, length) of a batch: two tokens each."""
+    more = torch.cat([tiny.prompt(seed * 10 + row, 2, vocab_size) for row in range(len(text))]).to(text.device)
+    mask = inputs["attention_mask"].new_ones(len(text), text.shape[1] + 2)
+    mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+    return {"input_ids": torch.cat([text, more], dim=1), "attention_mask": mask}
