@@ -122,34 +122,26 @@ def test_every_processor_of_transformers_is_here():
     assert not set(WAYS) & OTHERS
 
 
-@dataclass
-class Asked:
-    """What one class of processors was called with, and whether it ever changed anything."""
-
-    texts: list[list[list[int]]]
-    allowed: list[torch.Tensor]
-    changed: bool = False
-
-
 @pytest.fixture
 def watch(monkeypatch):
-    """Watches a class of processors; what it gives hands out the calls since the last time."""
+    """Watches a class of processors; what it gives hands out the calls since the last time: the texts that each was
+    asked about, what it allowed, and whether it changed anything.
+    """
 
     def watching(name):
-        kind, asked = getattr(logits_process, name), [Asked([], [])]
+        kind, calls = getattr(logits_process, name), []
         original = kind.__call__
 
         @functools.wraps(original)
         def call(self, input_ids, scores):
             before = scores.clone()
             processed = original(self, input_ids, scores)
-            asked[0].texts.append(input_ids.tolist())
-            asked[0].allowed.append(processed > -torch.inf)
-            asked[0].changed |= not torch.equal(processed, before)
+            calls.append((input_ids.tolist(), processed > -torch.inf, not torch.equal(processed, before)))
             return processed
 
         def since():
-            found, asked[0] = asked[0], Asked([], [])
+            found = calls[:]
+            calls.clear()
             return found
 
         monkeypatch.setattr(kind, "__call__", call)
@@ -174,14 +166,14 @@ def test_one_text(name, way, model, watch):
             arguments = {"max_new_tokens": NEW, "eos_token_id": ENDS, "do_sample": sample, **way.arguments}
             ids = tiny.prompt(length, length, VOCABULARY)
             wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
-            plain, drafter = since(), Oracle(wanted)
-            ours, state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
+            plain = since()
+            ours, state = tiny.seeded(tr.generate, model, ids, drafter=Oracle(wanted), stats=stats, **arguments)
             assert torch.equal(ours, wanted)
             assert torch.equal(state, wanted_state)
             asked = since()
-            assert asked.texts == plain.texts
-            assert len(asked.texts) == ours.shape[1] - length
-            changed |= asked.changed
+            assert [texts for texts, _, _ in asked] == [texts for texts, _, _ in plain]
+            assert len(asked) == ours.shape[1] - length
+            changed |= any(changes for _, _, changes in asked)
     assert changed
     assert stats.mat > 1.5
 
@@ -210,13 +202,9 @@ def test_a_batch(name, way, model, watch):
     assert way.sampled or torch.equal(ours, wanted)
     assert acceleration.stats.mat > (1 if way.sampled else 1.5)
     asked = since()
-    assert asked.changed
+    assert any(changes for _, _, changes in asked)
     for row in ours.tolist():
-        own = [
-            (text, allowed[0])
-            for (text,), allowed in zip(asked.texts, asked.allowed, strict=True)
-            if text[:width] == row[:width]
-        ]
+        own = [(text, allowed[0]) for (text,), allowed, _ in asked if text[:width] == row[:width]]
         assert [text for text, _ in own] == [row[:end] for end in range(width, width + len(own))]
         assert all(allowed[row[len(text)]] for text, allowed in own)
         assert len(own) == NEW or row[width + len(own) - 1] in {*ENDS, 11}
