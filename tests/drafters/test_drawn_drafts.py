@@ -17,7 +17,7 @@ from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
 from token_recycling.model.inspection import last_state, layer_states
 
-SIZE, NEW, RUNS = 3, 4, 250
+SIZE, NEW = 3, 4
 PROMPT = torch.tensor([[1, 0, 2]])
 
 
@@ -46,11 +46,12 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
     "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
     "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
 }
-NAMES = [pytest.param(name, marks=[pytest.mark.nightly] * (name != "tree")) for name in DRAFTERS]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_texts_have_the_distribution_of_generate(name):
+@pytest.mark.parametrize(
+    ("name", "runs"), [("tree", 150), *(pytest.param(name, 400, marks=pytest.mark.nightly) for name in DRAFTERS)]
+)
+def test_texts_have_the_distribution_of_generate(name, runs):
     """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
     model = small(7)
     processors = LogitsProcessorList(
@@ -67,7 +68,7 @@ def test_texts_have_the_distribution_of_generate(name):
 
     torch.manual_seed(11)
     drafter, stats, seen, drawn = DRAFTERS[name](), tr.Stats(), Counter[tuple[int, ...]](), 0
-    for _ in range(RUNS):
+    for _ in range(runs):
         text = []
         for step in tr.stream(
             model, PROMPT, drafter, do_sample=True, logits_processor=processors, max_new_tokens=NEW, stats=stats
@@ -76,9 +77,9 @@ def test_texts_have_the_distribution_of_generate(name):
             drawn += len(step.draft.sampled_from or ())
         seen[tuple(text)] += 1
     assert stats.mat > 1.2
-    assert (drawn > RUNS) == drafter.traits.samples
+    assert (drawn > runs) == drafter.traits.samples
     if name == "graph":
-        assert stats.drafter_statistics["verified_copies"] > RUNS / 6
+        assert stats.drafter_statistics["verified_copies"] > runs / 6
     if name == "specdec_pp":
-        assert RUNS / 8 < stats.drafter_statistics["stopped_by_head"] < stats.steps
-    assert fit(seen, texts, exact, least=8) > 0.001
+        assert runs / 8 < stats.drafter_statistics["stopped_by_head"] < stats.steps
+    assert fit(seen, texts, exact, least=6) > 0.001

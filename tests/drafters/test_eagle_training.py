@@ -77,7 +77,7 @@ def test_a_head_trained_on_a_model_that_counts_foresees_it(version, tmp_path):
     texts, held_out = counted(model, tmp_path).split(0.25)
     how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
     progress = lambda step, steps, loss: losses.append(loss)  # noqa: E731
-    head = fit(task_of(model, texts, how), Schedule(120, rate=0.01), progress=progress)
+    head = fit(task_of(model, texts, how), Schedule(60, rate=0.02), progress=progress)
     assert losses[-1] < 0.8 * losses[0]
     measured = acceptance(model, head, held_out, depths=3, ranks=4)
     assert len(measured) == 3
