@@ -377,7 +377,7 @@ MUTANTS = [
         "estimates never follow what was accepted",
         "calibration[cell, 0] += chosen",
         "calibration[cell, 0] += 0",
-        "recycling/test_calibration.py recycling",
+        "recycling/test_mixture.py recycling",
     ),
     Mutant(
         "first-rule-keeps-the-last",

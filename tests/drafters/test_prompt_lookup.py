@@ -1,4 +1,4 @@
-"""Prompt lookup: the drafts of transformers' own, and examples that can be seen."""
+"""Prompt lookup and the suffix drafter: the drafts of transformers' own, and examples that can be seen."""
 
 import tracemalloc
 
@@ -16,9 +16,9 @@ from token_recycling.model.tree_model import TreeModel
 MODEL = tiny.counting_llama()
 
 
-def drafted(text, prompt=None, **options):
+def drafted(text, prompt=None, name="prompt_lookup", **options):
     """What is drafted after `text`, of which the first `prompt` tokens were the prompt."""
-    drafter = tr.make_drafter("prompt_lookup", **options)
+    drafter = tr.make_drafter(name, **options)
     tokens = torch.tensor(text)
     draft = runs.begun(drafter, tokens[: prompt or len(text)], TreeModel(MODEL)).draft(Context(tokens, 1000))
     assert draft.tree.parents == tuple(range(-1, len(draft.tree) - 1))
@@ -32,6 +32,25 @@ def test_drafts_are_those_of_transformers(text, prompt, num_tokens, size):
     wanted = theirs.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist()
     ours = drafted(text, min(prompt, len(text)), num_tokens=num_tokens, max_matching_ngram_size=size)
     assert ours == wanted
+
+
+@pytest.mark.parametrize(
+    ("repeated", "options", "wanted"),
+    [
+        ([3], {}, [4, 5]),
+        ([2, 3], {}, [4, 5, 6, 7]),
+        ([1, 2, 3], {}, [4, 5, 6, 7, 8, 9]),
+        ([1, 2, 3], {"factor": 0.5}, [4]),
+        ([1, 2, 3], {"factor": 9, "num_tokens": 4}, [4, 5, 6, 7]),
+        ([2, 3], {"min_match": 3}, []),
+        ([2, 3], {"factor": float("inf"), "num_tokens": 3}, [4, 5, 6]),
+        ([2, 3], {"factor": 5e-324}, [4]),
+        ([], {}, []),
+    ],
+)
+def test_the_longer_the_match_the_longer_the_suffix_drafters_draft(repeated, options, wanted):
+    """After 3 stood 4 5 6 7 8 9; then the last 1, 2 or 3 tokens match, and twice as many are drafted."""
+    assert drafted([1, 2, 3, 4, 5, 6, 7, 8, 9, 0, *repeated], 1, "suffix", **options) == wanted
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
