@@ -73,15 +73,6 @@ def test_rejected_nodes_teach_too(worker, monkeypatch):
     assert any(tuple(context[::-1]) not in stand_there for context in learned)
 
 
-def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker):
-    scheduler = sglang_standins.Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=True)
-    made = worker(scheduler, 64)
-    for _ in range(5):
-        scheduler.step(made)
-    (request,) = scheduler.requests
-    assert request.token_recycling_tokens.tokens.tolist()[: 3 + 5] == [5, 6, 7, *request.output_ids][: 3 + 5]
-
-
 def test_the_algorithm_is_registered_and_taken_for_ngram():
     adapter.register()
     algorithm = SpeculativeAlgorithm.from_string("token_recycling")

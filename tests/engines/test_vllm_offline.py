@@ -66,14 +66,6 @@ def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm, model):
         assert said[place] == wanted(model, asked[place], 40)
 
 
-def test_the_sampler_of_the_cpu_is_mended(llm):
-    from vllm.v1.sample import rejection_sampler
-
-    from token_recycling.engines.vllm_cpu import expands
-
-    assert expands(rejection_sampler.expand_batch_to_tokens)
-
-
 def test_a_text_at_the_end_of_the_context(llm, model):
     (prompt,) = prompts(1, 240, 240)
     assert say(llm, [prompt], greedy(100)) == [wanted(model, prompt, 16)]
@@ -180,19 +172,6 @@ def test_the_matrix_is_saved_while_the_engine_works(llm, folder, monkeypatch):
     saved = NgramMatrix(VOCABULARY)
     saved.load(folder / "engine.matrix")
     assert np.array_equal(saved.candidates, recycler.matrix.candidates)
-
-
-def test_chains_end_where_they_do_not_pay(llm, model, monkeypatch):
-    proposer = runner_of(llm).drafter
-    (prompt,) = prompts(1, 9, 9)
-    drafted = []
-    for costs in (None, 1 + 0.3 * np.arange(64)):
-        passes = costs if costs is None else SimpleNamespace(seconds=costs, took=lambda *_: None)
-        monkeypatch.setattr(proposer, "passes", passes)
-        before = counts(llm)["draft_tokens"]
-        assert say(llm, [prompt], greedy(60)) == [wanted(model, prompt, 60)]
-        drafted.append(counts(llm)["draft_tokens"] - before)
-    assert drafted[1] < drafted[0] / 2
 
 
 def test_what_passes_take_is_learned(llm, monkeypatch):
