@@ -39,16 +39,12 @@ def test_every_node_is_what_a_model_says_that_reads_everything_anew(mode):
     options = {"k": 4, "theta_prob": 0.0, "theta_sib": 0.0, "nodes": 60, "depth": 5, "tau": 1}
     drafter = tr.make_drafter("draft_model", model=draft, mode=mode, **options)
     for seed in range(4):
-        ids = tiny.prompt(seed, 6, 8)
-        text = ids[0].tolist()
-        for step in tr.stream(model, ids, drafter, max_new_tokens=30, stats=stats):
-            tree, tokens = step.draft.tree, step.draft.tokens.tolist()
-            for node in (node for node in range(len(tree)) if tree.children[node] and tree.depths[node] < 2):
-                path = [tokens[above] for above in tree.lineages[node][1:]]
-                most_probable = draft(torch.tensor([text + path])).logits[0, -1].topk(4).indices.tolist()
-                drafted = [tokens[child] for child in tree.children[node]]
-                assert drafted == most_probable[: len(drafted)]
-            text += step.tokens
+        for text, step in runs.drafted_steps(model, drafter, tiny.prompt(seed, 6, 8), max_new_tokens=30, stats=stats):
+            for path, children in zip(runs.paths_of(step.draft), step.draft.tree.children, strict=True):
+                if children and len(path) < 2:
+                    most_probable = draft(torch.tensor([[*text, *path]])).logits[0, -1].topk(4).indices.tolist()
+                    drafted = step.draft.tokens[list(children)].tolist()
+                    assert drafted == most_probable[: len(drafted)]
     assert stats.mat > 2
     assert bool(stats.drafter_statistics["steps_with_merge_accepted"]) == (mode == "graph")
 

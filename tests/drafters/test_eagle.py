@@ -15,7 +15,7 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, depths_that_pay, drafts_of, noted_drafts
+from support.runs import check_perfect, depths_that_pay, drafted_steps, drafts_of, noted_drafts, paths_of
 
 import token_recycling as tr
 from token_recycling.drafters._shared.placed import placed_copy
@@ -54,19 +54,6 @@ def wanted_logits(model, config, tensors, text, path, begin=0):
     return torch.full((64,), float("-inf")).index_copy(0, IDS, said)
 
 
-def drafted_steps(model, drafter, prompt, **arguments):
-    """Each step with the text that was there when it was drafted."""
-    text, found = prompt.flatten().tolist(), []
-    for step in tr.stream(model, prompt, drafter, **arguments):
-        found.append((list(text), step))
-        text += step.tokens
-    return found
-
-
-def path_to(step, node):
-    return [int(step.draft.tokens[above]) for above in step.draft.tree.lineages[node][1:]]
-
-
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_every_node_is_what_a_head_says_that_reads_everything_anew(config, deep, tmp_path):
     """Pairs of token and state, positions, siblings that do not see each other, a cache without what was drafted."""
@@ -77,12 +64,10 @@ def test_every_node_is_what_a_head_says_that_reads_everything_anew(config, deep,
     assert any(len(step.accepted) > 1 for _, step in steps), "something is accepted"
     for text, step in steps[1:]:
         tree = step.draft.tree
-        for node in range(len(tree)):
-            if tree.children[node]:
-                logits = wanted_logits(deep, config, tensors, text, path_to(step, node))
-                best = logits.topk(8).indices.tolist()
-                for child in tree.children[node]:
-                    assert int(step.draft.tokens[child]) == best[tree.ranks[child]]
+        for path, children in zip(paths_of(step.draft), tree.children, strict=True):
+            best = wanted_logits(deep, config, tensors, text, path).topk(8).indices.tolist() if children else []
+            for child in children:
+                assert int(step.draft.tokens[child]) == best[tree.ranks[child]]
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
@@ -104,8 +89,7 @@ def test_a_grown_tree_is_that_of_eagle_2(config, deep, tmp_path):
             pool |= found
             frontier = dict(sorted(found.items(), key=lambda one: -one[1])[:k])
         best = sorted(pool, key=lambda path: -pool[path])[:nodes]
-        drafted = {tuple(path_to(step, node)) for node in range(1, len(step.draft.tree))}
-        assert drafted == set(best)
+        assert set(paths_of(step.draft)[1:]) == set(best)
 
 
 def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):

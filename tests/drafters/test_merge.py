@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.languages import LINE, TWO_LEVELS, P, drafted, fits, texts
+from support.runs import paths_of
 from support.strategies import drafts
 
 from token_recycling import Draft
@@ -30,11 +31,7 @@ def draft(paths, tokens, confidence=None, **more):
 
 def paths(tree_of):
     """The tokens from the root down to every node but the root."""
-    made = tree_of.draft if isinstance(tree_of, Merged) else tree_of
-    parents, tokens, found = made.tree.parents, made.tokens.tolist(), [()]
-    for node in range(1, len(parents)):
-        found.append((*found[parents[node]], tokens[node]))
-    return found[1:]
+    return paths_of(tree_of.draft if isinstance(tree_of, Merged) else tree_of)[1:]
 
 
 def chosen_of(merged, values, most, first=ROOT_NODE, drawn=frozenset(), times=NO_COSTS):

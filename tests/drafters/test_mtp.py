@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from support import assistants, tiny
 from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
 from support.recurrent_architectures import RECURRENT
-from support.runs import check_perfect, check_same, depths_that_pay, drafts_of
+from support.runs import check_perfect, check_same, depths_that_pay, drafted_steps, drafts_of, paths_of
 from transformers import AutoModelForCausalLM
 
 import token_recycling as tr
@@ -55,11 +55,6 @@ def wanted_chances(model, layers, text, beyond):
     return logits[0].softmax(-1)
 
 
-def drafted(step):
-    tree, tokens = step.draft.tree, step.draft.tokens.tolist()
-    return {tuple(tokens[above] for above in tree.lineages[node][1:]) for node in range(1, len(tree))}
-
-
 def best_paths(probabilities, k, nodes):
     """The most probable nodes of a chain with siblings."""
     likely, tokens = probabilities.topk(k)
@@ -77,17 +72,16 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piec
     model = model_of(case)
     layers, prompt, new = layers_of(case, model), tiny.prompt(2, 9, VOCABULARY), 30
     depth = len(layers.layers) if len(layers.layers) > 1 else 3
-    text, k = prompt[0].tolist(), 30 if TreeModel(model).info.branches else 1
-    steps = list(tr.stream(model, prompt, Mtp(layers, tree=60, k=k, depth=depth), max_new_tokens=new))
-    assert len(steps[0].draft.tree) == 1, "no state is known before the first pass"
-    for number, step in enumerate(steps):
+    k = 30 if TreeModel(model).info.branches else 1
+    steps = drafted_steps(model, Mtp(layers, tree=60, k=k, depth=depth), prompt, max_new_tokens=new)
+    assert len(steps[0][1].draft.tree) == 1, "no state is known before the first pass"
+    for text, step in steps[1:]:
         places = min(depth, new - (len(text) - 9) - 1)
-        if number and places:
+        if places:
             beyond = depth - 1 if len(layers.layers) == 1 else 0
             probabilities = wanted_chances(model, layers, text, beyond)[:places]
-            assert drafted(step) == best_paths(probabilities, k, 60)
-        text += step.tokens
-    lengths = {len(step.accepted) - 1 for step in steps}
+            assert set(paths_of(step.draft)[1:]) == best_paths(probabilities, k, 60)
+    lengths = {len(step.accepted) - 1 for _, step in steps}
     assert 0 in lengths, "there are rejections"
     assert k == 1 or max(lengths) > 0, "and something is accepted"
 

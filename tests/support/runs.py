@@ -108,6 +108,21 @@ def drafts_of(model: Any, drafter: Any, ids: torch.Tensor, **arguments: Any) -> 
     return [(step.draft.tree.parents, step.draft.tokens.tolist()) for step in steps]
 
 
+def drafted_steps(model: Any, drafter: Any, prompt: torch.Tensor, **arguments: Any) -> list[tuple[list[int], tr.Step]]:
+    """Each step with the text that was there when it was drafted."""
+    text, found = prompt.flatten().tolist(), []
+    for step in tr.stream(model, prompt, drafter, **arguments):
+        found.append((list(text), step))
+        text += step.tokens
+    return found
+
+
+def paths_of(draft: Draft) -> list[tuple[int, ...]]:
+    """The tokens below the root down to each node; none for the root."""
+    tokens = draft.tokens.tolist()
+    return [tuple(tokens[above] for above in lineage[1:]) for lineage in draft.tree.lineages]
+
+
 def depths_that_pay(
     monkeypatch: pytest.MonkeyPatch, model: Any, drafter: Any, price: float, seconds: Sequence[float]
 ) -> set[int]:
