@@ -537,7 +537,7 @@ MUTANTS = [
     ),
     # Captured steps.
     Mutant(
-        "captured-step-keeps-wrong-slots",
+        "captured-slots-of-the-first-capture",
         "captured passes write to the slots of the sequence that they were captured with",
         "Frame(trees.lengths[:, None] + along, band)",
         "Frame(int(trees.lengths[0]) + along.expand(len(trees.lengths), -1), band)",
