@@ -58,7 +58,7 @@ MUTANTS = [
         "a seeded run depends on what was drafted, where all nodes are sampled at once",
         "            self._left[tokens - 1]()",
         "            self._left[-1]()",
-        "cuda_graphs/test_step.py",
+        "cuda_graphs/test_parts.py",
     ),
     Mutant(
         "eos-ignored",
@@ -86,7 +86,7 @@ MUTANTS = [
         "tensor acceptance looks at a node alone, not at those above it",
         "reached = (right[:, None] | ~trees.ancestors).all(dim=2)",
         "reached = right",
-        "loop/test_accept.py cuda_graphs/test_step.py loop cuda_graphs",
+        "loop/test_accept.py cuda_graphs/test_parts.py loop cuda_graphs",
     ),
     Mutant(
         "first-of-equal-siblings",
@@ -541,7 +541,7 @@ MUTANTS = [
         "captured passes write to the slots of the sequence that they were captured with",
         "Frame(trees.lengths[:, None] + along, band)",
         "Frame(int(trees.lengths[0]) + along.expand(len(trees.lengths), -1), band)",
-        "cuda_graphs/test_path.py cuda_graphs",
+        "cuda_graphs/test_calls.py cuda_graphs",
     ),
     Mutant(
         "captured-room-for-the-first-row",
@@ -569,7 +569,7 @@ MUTANTS = [
         "a penalty that is computed at all nodes at once ignores drafted tokens",
         "below = tree.ancestors[0] & (torch.arange(n, device=scores.device) > 0)",
         "below = tree.ancestors[0] & (torch.arange(n, device=scores.device) < 0)",
-        "cuda_graphs/test_step.py cuda_graphs",
+        "cuda_graphs/test_parts.py cuda_graphs",
     ),
     Mutant(
         "graph-of-another-adapter",

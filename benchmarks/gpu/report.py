@@ -91,7 +91,7 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
     profiles = [row for row in rows if row["what"] == "profile" and "error" not in row]
     errors = [row for row in rows if "error" in row]
     pieces = [
-        "# Fast steps on an accelerator",
+        "# Captured passes on an accelerator",
         f"Written by `{command}`. {hardware}, {where['dtype']}, torch {where['torch']}, transformers "
         f"{where['transformers']}, commit {where['commit']}. Llama shapes with random weights; milliseconds, the best "
         "of some rounds; a step goes from the draft on the host to what the host reads.",

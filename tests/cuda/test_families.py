@@ -1,4 +1,4 @@
-"""On a card: models of every family write the text of `generate`, the fast way where it holds and the ordinary way."""
+"""On a card: models of every family write the text of `generate`, with captured passes where they hold and without."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Replayed steps follow a model that is changed between texts, or give way to the ordinary way with the reason."""
+"""Replayed passes follow a model that is changed between texts, or give way to eager ones with the reason."""
 
 from collections.abc import Callable
 from typing import Any

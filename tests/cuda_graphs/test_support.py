@@ -1,4 +1,4 @@
-"""Where fast steps hold, and the reason where they do not. Without CUDA they are made alike, but not captured."""
+"""Where captured passes hold, and the reason where they do not. Without CUDA they are made alike, but not captured."""
 
 from types import SimpleNamespace
 

@@ -25,9 +25,9 @@ class Waited:
         self.began, self.then = Event(), lambda: None
         wait = CapturedPasses.wait
 
-        def seen(runner):
+        def seen(passes):
             self.began.set()
-            waited = wait(runner)
+            waited = wait(passes)
             self.then()
             return waited
 
@@ -39,7 +39,7 @@ def waited(monkeypatch, recorded):
     return Waited(monkeypatch)
 
 
-def test_another_thread_waits_where_fast_steps_are_insisted_on(model, waited):
+def test_another_thread_waits_where_they_are_insisted_on(model, waited):
     wanted = [plain(model, ids) for ids in TEXTS]
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     said = next(first).tokens
@@ -84,7 +84,7 @@ def test_nobody_waits_otherwise(model, waited):
     assert decoded(model, TEXTS[1], "plain", max_new_tokens=20)[0] == wanted
 
 
-def test_threads_make_one_runner(model):
+def test_threads_make_them_once(model):
     together = Barrier(4)
 
     def found(_):

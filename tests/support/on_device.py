@@ -39,7 +39,7 @@ def check_same(model: PreTrainedModel, given: dict[str, Any], ours: torch.Tensor
 
 
 def check_path(stats: Any, device: torch.device) -> None:
-    """Asserts that fast steps were made: captured, where a device can do that."""
+    """Asserts that passes of fixed shapes were made: captured, where a device can do that."""
     assert stats.path.startswith("fast"), stats.path
     assert device.type != "cuda" or CAPTURED in stats.path, stats.path
 

@@ -24,7 +24,7 @@ from token_recycling.model.tree_model import TreeModel
 def decoded(
     model: Any, ids: torch.Tensor, drafter: Any, fast: bool = True, **arguments: Any
 ) -> tuple[list[int], tr.Stats]:
-    """The tokens that `stream` emits, by fast steps if nothing else is said, and the statistics."""
+    """The tokens that `stream` emits, with captured passes if nothing else is said, and the statistics."""
     stats = tr.Stats()
     steps = tr.stream(model, ids, drafter, fast=fast, stats=stats, **arguments)
     return [token for step in steps for token in step.tokens], stats

@@ -179,5 +179,5 @@ def why_not(drafter: Drafter | None, cache: Cache | None) -> str | None:
     if cache is not None and cache.offloading:
         return "the cache is offloaded"
     if drafter is not None and drafter.traits.begins_anew:
-        return f"fast steps and reproducible=True cannot be combined ({drafter.describe()}); leave one of the two out"
+        return f"fast and reproducible cannot both be True (the drafter is {drafter.describe()}); leave one of them out"
     return None

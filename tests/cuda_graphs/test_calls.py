@@ -1,4 +1,4 @@
-"""Fast steps in the loop: the same text and the same learning. Without CUDA they are made alike, but not captured."""
+"""Captured passes in calls: the same text and the same learning. Without CUDA they are made alike, but not captured."""
 
 import re
 
@@ -21,7 +21,7 @@ GREEDY = {"do_sample": False}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(name, model, tmp_path):
+def test_every_drafter_gives_the_text_and_the_mat_of_eager_passes(name, model, tmp_path):
     ours, theirs = (example(name, model, folder) for folder in (tmp_path / "a", tmp_path / "b") if not folder.mkdir())
     for seed in range(3):
         ids = tiny.prompt(seed, 1 + 6 * seed)
@@ -37,7 +37,7 @@ def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(name, mode
 @pytest.mark.parametrize(
     "spec", ["published:tree=static:12,update=last", "published:tree=static:12,update=first", "recycling:tree=20"]
 )
-def test_what_is_learned_is_what_the_ordinary_way_learns(model, spec):
+def test_what_is_learned_is_what_eager_passes_teach(model, spec):
     """To the last row, also where the text ends within a step or is left before its end."""
     ours, theirs = tr.make_drafter(spec), tr.make_drafter(spec)
     for seed in range(6):

@@ -1,4 +1,4 @@
-"""The parts of a fast step, each against what the ordinary way does or against numbers worked out by hand."""
+"""The parts of a step in tensors of fixed shapes, each against its eager counterpart or numbers worked out by hand."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, 
 
 
 @pytest.mark.parametrize("length", [0, 3, 9])
-def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model, length):
+def test_masks_are_those_of_eager_passes_with_nothing_behind(model, length):
     tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
     drafts = [Draft(tree, torch.zeros(len(tree), dtype=torch.long))]
     wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
