@@ -12,7 +12,6 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.kv_cache import TreeCache
-from token_recycling.model.pass_times import pass_times
 from token_recycling.model.prefill import extend, prefill
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
@@ -64,16 +63,3 @@ def test_a_cache_goes_from_call_to_call(model, order, ours_first):
             found = generate(model, text, past_key_values=cache, return_dict_in_generate=True, **GREEDY)
         assert torch.equal(found.sequences, wanted)
         cache, text = found.past_key_values, torch.cat([wanted, tiny.prompt(turn, 3)], dim=1)
-
-
-@pytest.mark.parametrize("within", [True, False])
-def test_what_is_kept_for_later_passes_is_made_for_both(model, within):
-    tree, target = tr.Tree.from_paths([(0,), (1,), (1, 0)]), TreeModel(model)
-    with inside(True):
-        shape = tree.on(target.device)
-        kept = [shape.parents, shape.ranks, shape.depths, shape.ancestors]
-        mask = target.inputs._mask(tree, 8)
-        assert tr.check(model, self_test=True).supported
-    assert not any(tensor.is_inference() for tensor in (*kept, mask))
-    with inside(within):
-        assert pass_times(target).curve(1, 8).relative[0] == 1

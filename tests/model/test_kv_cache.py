@@ -94,14 +94,6 @@ def test_transformers_own_operations_work_on_a_kept_cache(model, operation):
     assert_same(cache, wanted)
 
 
-@needs(5, 15)
-def test_more_slots_than_there_are_cannot_be_forgotten(model):
-    cache = rebuilt(model, tiny.prompt(0, 20))
-    TreeCache(cache).keep(19, [19], [[]])
-    with pytest.raises(ValueError, match="got 3"):
-        cache.crop(3)
-
-
 def test_a_cache_longer_than_the_text_is_refused(model):
     """At once, not with the first step."""
     for length in (5, 19):

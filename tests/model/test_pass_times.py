@@ -88,13 +88,6 @@ def test_texts_end_while_others_begin(target):
         beginning.result()
 
 
-def test_one_busy_process_spoils_little(target):
-    taught(target).keep()
-    taught(target, 1 + 2 * (np.arange(8) > 0) * np.ones(8)).keep()
-    before = new(target).curve(1, 10).relative
-    assert 1.5 < before[1] < 1.9
-
-
 @pytest.mark.parametrize(("shape", "steps"), [(DEAR, 15), (np.array([1.0, *[20] * 7]), 200)])
 def test_a_few_steps_and_what_cannot_be_true_are_not_kept(target, own_cache, shape, steps):
     """Two nodes that take as long as ten passes: other work was in the way."""
