@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import runs, tiny
+from support import tiny
 from support.runs import check_perfect, fix_costs
 
 import token_recycling as tr
@@ -20,7 +20,6 @@ from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_
 from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, task_of
 from token_recycling.drafters.medusa.train_options import MedusaTraining
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.trees.draft import Context, Step
 from token_recycling.trees.templates import best_paths, tree_of
 
 VOCABULARY = 16
@@ -39,25 +38,10 @@ def counting_heads(folder, model, heads=3):
     return folder
 
 
-def written(tree):
-    """Rank paths, a line for each depth."""
-    return "\n".join(" ".join("".join(map(str, tree.paths[node])) for node in layer) for layer in tree.layers)
-
-
 def drafted(drafter, model, text):
-    """The tree and tokens that are drafted after a text whose last token came from the hidden state before it."""
-    target = TreeModel(model)
-    begun = runs.begun(drafter, text, target)
-    with torch.no_grad():
-        hidden = model.model(input_ids=torch.tensor([text[:-1]])).last_hidden_state[0, -1:]
-        root_step = begun.draft(Context(torch.tensor(text[:-1]), remaining=50))
-        begun.observe(Step(root_step, torch.zeros(1, VOCABULARY), [0], [text[-1]], False, states=hidden))
-        draft = begun.draft(Context(torch.tensor(text), remaining=50))
-    return written(draft.tree).strip() if len(draft.tree) > 1 else "", draft.tokens.tolist()
-
-
-def pass_costs(monkeypatch, *seconds):
-    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
+    """The rank paths and the tokens that are drafted after a text whose last token the model says itself."""
+    _, step = islice(tr.stream(model, torch.tensor([text[:-1]]), drafter, max_new_tokens=50), 2)
+    return " ".join("".join(map(str, path)) for path in step.draft.tree.paths[1:]), step.draft.tokens.tolist()
 
 
 # trees
@@ -82,11 +66,11 @@ def test_the_first_paths_are_the_best_tree_of_their_number(probabilities):
 @pytest.mark.parametrize(
     ("tree", "seconds", "wanted", "tokens"),
     [
-        ("0 1 00 000", (), "0 1\n00\n000", [5, 6, 7, 7, 8]),
-        ("static:3", (), "0 1\n00", [5, 6, 7, 7]),
-        ("static:6", (), "0 1\n00 01 10\n000", [5, 6, 7, 7, 8, 7, 8]),
+        ("0 1 00 000", (), "0 1 00 000", [5, 6, 7, 7, 8]),
+        ("static:3", (), "0 1 00", [5, 6, 7, 7]),
+        ("static:6", (), "0 1 00 01 10 000", [5, 6, 7, 7, 8, 7, 8]),
         ("static:1", (), "0", [5, 6]),
-        ("static", (1.0, 1.01, 1.02, 1.03, 9.0), "0 1\n00", [5, 6, 7, 7]),
+        ("static", (1.0, 1.01, 1.02, 1.03, 9.0), "0 1 00", [5, 6, 7, 7]),
         ("static", (1.0, 9.0), "", [5]),
     ],
 )
@@ -95,7 +79,7 @@ def test_heads_foresee_from_the_state_that_gave_the_root(
 ):
     """In a tree that is given, or the best of so many nodes, or of as many as pay, by the measured accuracy."""
     if seconds:
-        pass_costs(monkeypatch, *seconds)
+        fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
     found = drafted(Medusa(counting_heads(tmp_path, counting), tree=tree), counting, [3, 4, 5])
     assert found[0] == wanted
     assert found[1] == tokens
@@ -110,7 +94,7 @@ def test_perfect_heads_save_all_steps_but_one_in_so_many(counting, tmp_path):
 
 def test_a_grown_tree_follows_the_probabilities_of_the_step(counting, tmp_path):
     """The counting llama gives each next candidate a little less; sharp heads make a chain, flat ones a star."""
-    for factors, wanted in (((50, 50), ("0\n00", [2, 3, 4])), ((1, 0), ("0 1", [2, 3, 4]))):
+    for factors, wanted in (((50, 50), ("0 00", [2, 3, 4])), ((1, 0), ("0 1", [2, 3, 4]))):
         heads = foreseeing(2)
         heads.output.data *= torch.tensor(factors)[:, None, None]
         save_heads(tmp_path, heads, counting, [[0.5], [0.5]])
@@ -182,4 +166,4 @@ def test_heads_trained_on_a_model_that_counts_foresee_it(counting, tmp_path, own
     assert [ranks[0] for ranks in measured] == pytest.approx([1, 1])
     assert all(sum(ranks) <= 1 + 1e-6 for ranks in measured)
     save_heads(tmp_path, heads.bfloat16(), counting, measured)
-    assert drafted(Medusa(tmp_path, tree="0 00"), counting, [1, 2]) == ("0\n00", [2, 3, 4])
+    assert drafted(Medusa(tmp_path, tree="0 00"), counting, [1, 2]) == ("0 00", [2, 3, 4])

@@ -254,21 +254,22 @@ def test_models_whose_texts_cannot_share_passes_are_refused():
         RunningBatch(TreeModel(split))
 
 
-def test_drafters_that_need_other_hidden_states_do_not_share_a_batch(tmp_path):
-    class Seeing(tr.Drafter):
-        def __init__(self, number):
-            self.number = number
+class Seeing(tr.Drafter):
+    def __init__(self, number):
+        self.number = number
 
-        @property
-        def traits(self):
-            return tr.DrafterTraits(states=lambda layers: [self.number])
+    @property
+    def traits(self):
+        return tr.DrafterTraits(states=lambda layers: [self.number])
 
-        def draft(self, context):
-            return tr.make_drafter("plain").draft(context)
+    def draft(self, context):
+        return tr.make_drafter("plain").draft(context)
 
+
+def test_drafters_that_need_other_hidden_states_do_not_share_a_batch():
     texts = Texts(LLAMA)
-    texts.join(tiny.prompt(0, 5), 6, Seeing(1))
-    texts.join(tiny.prompt(1, 5), 6, Seeing(1))
+    for number in (1, 1):
+        texts.join(tiny.prompt(0, 5), 6, Seeing(number))
     with pytest.raises(ValueError, match=r"hidden states, \[\d\], got \[\d\]"):
         texts.join(tiny.prompt(2, 5), 6, Seeing(2))
     texts.finish()
