@@ -560,7 +560,7 @@ MUTANTS = [
     Mutant(
         "captured-leave-without-move",
         "a sequence that takes the place of another leaves its slots behind",
-        "            self._passes.move(order, longest)\n",
+        "            self._within.move(order, longest)\n",
         "            pass\n",
         "cuda_graphs/test_running.py cuda_graphs",
     ),

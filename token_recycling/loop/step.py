@@ -90,10 +90,10 @@ class TreeStepper:
             prefill(batch)
         self._kept = TreeCache(batch.cache)
         self._passes = passes
-        self._given: Cache | None = None
-        """The batch's cache, once the sequences lie in the slots of `passes`."""
-        self._first = 0
-        """Slots of that cache that stay as they are."""
+        self._within: Passes | None = None
+        """The passes in whose slots the sequences lie; None while these are in the batch's cache."""
+        self._given, self._first = batch.cache, 0
+        """The cache that the batch came with, and its slots that stay as they are."""
         self._steps: list[Step] = []
         """Steps to learn from."""
         self._prompt_alone = False
@@ -139,10 +139,10 @@ class TreeStepper:
     def _behind_prompt(self, passes: Passes, drafts: list[Draft], lengths: list[int]) -> Pass:
         """A pass over sequences whose prompts were read, in the slots of `passes`."""
         batch, target = self.batch, self.batch.target
-        if self._given is None:
+        if self._within is None:
             longest = max(row.sequence.max_length for row in batch.requests)
             passes.begin(target, self._kept, len(lengths), max(lengths), longest)
-            self._given, self._first = batch.cache, min(lengths)
+            self._within, self._first = passes, min(lengths)
         batch.clock.lap("prepare")
         seen = passes.forward(target, drafts, lengths, batch.layers_read)
         self._use_slots(passes)
@@ -230,18 +230,18 @@ class TreeStepper:
 
     def close(self) -> None:
         """Leave in the caller's cache all tokens of each sequence but the last; called after the last step."""
-        if self._given is not None and self._passes is not None and self.batch.returns_cache:
-            self._passes.write(self._given, [row.sequence.length - 1 for row in self.batch.requests], self._first)
+        if self._within is not None and self.batch.returns_cache:
+            self._within.write(self._given, [row.sequence.length - 1 for row in self.batch.requests], self._first)
 
     def join(self, other: TreeStepper) -> None:
         """Add the request of another batch of the same model, after its first step."""
         (request,) = other.batch.requests
-        if self._given is None or self._passes is None:
+        if self._within is None:
             self._kept.join(other._kept)
         else:
             held = request.sequence.length - 1
-            self._passes.join(self.batch.target, other._kept, len(self.batch.requests), held)
-            self._use_slots(self._passes)
+            self._within.join(self.batch.target, other._kept, len(self.batch.requests), held)
+            self._use_slots(self._within)
         self.batch.requests.append(request)
 
     def leave(self, finished: Collection[RequestState]) -> None:
@@ -249,10 +249,10 @@ class TreeStepper:
         requests, order = self.batch.requests, places_left(self.batch.requests, finished)
         requests[:] = [requests[row] for row in order]
         longest = max(request.sequence.length - 1 for request in requests)
-        if self._given is None or self._passes is None:
+        if self._within is None:
             self._kept.select(order, longest)
         else:
-            self._passes.move(order, longest)
+            self._within.move(order, longest)
 
 
 @torch.inference_mode(False)  # matrices and caches outlive the call, and must be usable outside inference mode
