@@ -175,7 +175,7 @@ ENDS: dict[str, tuple[dict[str, Any], type[Exception] | None]] = {
     "an unknown drafter": ({"drafter": "nonsense"}, ValueError),
     "a drafter's options": ({"drafter": "recycling:tree=nonsense"}, ValueError),
     "an argument that generate does not know": ({"nonsense": 3}, ValueError),
-    "fast steps that do not hold": ({"fast": True, "no_repeat_ngram_size": 2}, tr.NoFastPathError),
+    "fast steps that do not hold": ({"fast": True, "reproducible": True}, tr.NoFastPathError),
     "a streamer": ({"streamer": Interrupting}, Interrupted),
     "a processor": ({"logits_processor": [interrupting]}, Interrupted),
     "a criterion": ({"stopping_criteria": StoppingCriteriaList([interrupting])}, Interrupted),
