@@ -162,3 +162,8 @@ def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_faile
     assert tried == [*failing, first, other]
     assert tr.check(same, self_test=True).supported
     assert tried == [*failing, first, other, same], "who asks for a test gets one"
+    for _ in range(2):
+        written = tiny.unknown(tiny.llama())
+        written.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
+        assert tr.unsupported(written) is None
+        assert tried.pop() is written, "a class without a file, as in a notebook, may be another one"

@@ -103,6 +103,15 @@ def test_choices_of_attention_are_seen(model):
     assert before != State(model, "eager")
 
 
+def test_attributes_that_hold_themselves(model):
+    model.lm_head.parts = [1, [2]]
+    model.lm_head.parts.append(model.lm_head.parts)
+    before = state(model)
+    assert before == state(model)
+    model.lm_head.parts[1][0] = 3
+    assert before != state(model)
+
+
 def test_a_function_in_the_place_of_one_that_is_gone_is_another(model, monkeypatch):
     """Python gives its number to the next one; also of a class."""
     for scale in range(5):
