@@ -11,7 +11,7 @@ from support.runs import decoded, plain
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
-@pytest.mark.parametrize("variant", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"])
+@pytest.mark.parametrize("variant", [{}, {"use_dora": True}], ids=["lora", "dora"])
 def test_text_follows_the_adapters(model, variant):
     ids = tiny.prompt(0, 6)
     texts = []
