@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from support import tiny
@@ -69,27 +67,11 @@ def test_prompts_that_cannot_be_continued_are_refused_at_once(model, ids, messag
         tr.stream(model, ids)
 
 
-# The prompt's own pass
-
-
-@contextmanager
-def passes(model):
-    """Within it, the rows of each forward pass."""
-    rows = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    try:
-        yield rows
-    finally:
-        hook.remove()
-
-
 def test_of_a_long_prompt_the_end_is_read_with_the_draft():
     model, ids = tiny.llama(max_position_embeddings=2048), tiny.prompt(0, 700).repeat(1, 2)
-    wanted, stats = model.generate(ids, max_new_tokens=12), tr.Stats()
-    with passes(model) as rows:
-        assert torch.equal(tr.generate(model, ids, drafter="suffix", stats=stats, max_new_tokens=12), wanted)
+    wanted, stats, rows = model.generate(ids, max_new_tokens=12), tr.Stats(), []
+    model.register_forward_pre_hook(lambda *given: rows.append(given[-1]["input_ids"].shape[1]), with_kwargs=True)
+    assert torch.equal(tr.generate(model, ids, drafter="suffix", stats=stats, max_new_tokens=12), wanted)
     assert sum(rows[:2]) == 1399 + 12
     assert rows[1] == 512
     assert len(rows) == stats.steps + 1
