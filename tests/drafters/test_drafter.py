@@ -14,7 +14,6 @@ from support import tiny
 from support.drafters import Garbage
 from support.runs import check_same
 from support.strategies import trees
-from transformers import DynamicCache
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter
@@ -139,27 +138,14 @@ def test_a_drafter_is_told_what_it_needs(length):
     assert seen == text
 
 
-MODEL = tiny.llama(vocab_size=5, num_hidden_layers=1)
-TEXTS = [(ids, MODEL.generate(ids, max_new_tokens=24)) for ids in (tiny.prompt(seed, 3 + seed, 5) for seed in range(4))]
-
-
-@settings(max_examples=40)
-@given(st.lists(trees(max_nodes=20), min_size=1, max_size=4), st.integers(0, 10**6), st.integers(0, 3))
-def test_no_drafter_can_change_the_output(shapes, seed, text):
-    """Random tokens of a small vocabulary on random trees: often right, mostly wrong, never harmful."""
-    ids, wanted = TEXTS[text]
-    cache = DynamicCache(config=MODEL.config)
-    drafter = Garbage(shapes, seed, vocab_size=5)
-    steps = list(tr.stream(MODEL, ids, drafter, max_new_tokens=24, past_key_values=cache))
-    assert [token for step in steps for token in step.tokens] == wanted[0, ids.shape[1] :].tolist()
-    assert cache.get_seq_length() == wanted.shape[1] - 1
-    assert len(drafter.steps) == len(steps)
+SMALL = tiny.llama(vocab_size=5, num_hidden_layers=1)
 
 
 @settings(max_examples=20)
 @given(st.lists(trees(max_nodes=20), min_size=1, max_size=4), st.integers(0, 10**6))
 def test_no_drafter_can_change_a_seeded_sample(shapes, seed):
-    check_same(MODEL, Garbage(shapes, seed, 5), TEXTS[0][0], do_sample=True, max_new_tokens=16, seed=seed)
+    """Random tokens of a small vocabulary on random trees: often right, mostly wrong, never harmful."""
+    check_same(SMALL, Garbage(shapes, seed, 5), tiny.prompt(0, 3, 5), do_sample=True, max_new_tokens=16, seed=seed)
 
 
 def test_the_drafter_that_contributing_shows_is_complete(model, tmp_path, monkeypatch):
