@@ -116,15 +116,3 @@ def test_where_drafting_does_not_pay_it_rests_and_comes_back(counting, rise, clo
     assert (len(clock) - before) / 4 < 200 / 7
     drafted = sizes(counting, drafter, 100)
     assert min(drafted[-3:-1]) > 0
-
-
-def test_several_texts_share_a_pass(model, rise):
-    """Passes of up to 64 rows are 15 drafted nodes for each of four texts, and 31 for each of the last two."""
-    rise(1e-6)
-    model.generation_config.pad_token_id = 0
-    for keeps_all, most in ((True, {16}), (False, {21, 32, 64})):
-        stats = tr.Stats()
-        how = {"max_new_tokens": 24, "return_dict_in_generate": keeps_all}
-        tr.generate(model, **batch([30, 30, 30, 30], 0), drafter="recycling", stats=stats, **how)
-        assert 16 in stats.nodes
-        assert max(stats.nodes) in most

@@ -8,7 +8,7 @@ from support import runs, tiny
 
 import token_recycling as tr
 from token_recycling.drafters.fuse import merge
-from token_recycling.drafters.recycling import Recycling, warm_up
+from token_recycling.drafters.recycling import warm_up
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling import suffix_index
 
@@ -31,30 +31,24 @@ def decode(model, drafter):
         tr.generate(model, ids, drafter=drafter, max_new_tokens=24)
 
 
-def check(model, drafter):
-    """Once a drafter has begun a text, nothing is compiled for it."""
-    ours = forgotten()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("recycling", {}),
+        ("recycling", {"tree": "chain:3", "suffix": False}),
+        ("recycling", {"tree": "paper"}),
+        ("recycling", {"tree": 8, "orders": 4, "k": 3}),
+        ("recycling", {"tree": "0 1 00", "memory": 0, "history": 0}),
+        ("suffix", {}),
+        ("fuse:recycling+suffix", {}),
+    ],
+    ids=str,
+)
+def test_nothing_is_compiled_later(name, options, model):
+    """Once a drafter has begun a text."""
+    drafter, ours = tr.make_drafter(name, **options), forgotten()
     runs.begun(drafter, [0], TreeModel(model))
     before = {one: list(one.signatures) for one in ours}
     assert any(before.values())
     decode(model, drafter)
     assert {one: list(one.signatures) for one in ours} == before
-
-
-OPTIONS = [
-    {},
-    {"tree": "chain:3", "suffix": False},
-    {"tree": "paper"},
-    {"tree": 8, "orders": 4, "k": 3},
-    {"tree": "0 1 00", "memory": 0, "history": 0},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_recycling_compiles_nothing_later(options, model):
-    check(model, Recycling(**options))
-
-
-@pytest.mark.parametrize("drafter", ["suffix", "fuse:recycling+suffix"])
-def test_others_compile_nothing_later(drafter, model):
-    check(model, tr.make_drafter(drafter))
