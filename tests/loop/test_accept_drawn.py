@@ -98,7 +98,7 @@ DRAFTS: dict[str, Callable[[Text], Draft]] = {
 }
 
 
-EVERY_RUN = ("a drawn tree", "a drawn graph", "drawn and chosen siblings")
+EVERY_RUN = ("a drawn tree", "all tokens drawn", "a drawn graph", "drawn and chosen siblings")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from token_recycling import Draft, Step, Tree
 from token_recycling.drafters._shared.expand import draw
 from token_recycling.trees.templates import chain, parse_paths
 
-TOKENS, LENGTH, RUNS = 3, 4, 1000
+TOKENS, LENGTH, RUNS = 3, 4, 1500
 Text = tuple[int, ...]
 
 
