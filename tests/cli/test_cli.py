@@ -75,6 +75,7 @@ def test_version_and_help_answer_at_once():
     """They do not wait for torch and transformers, which are imported by the commands that need them."""
     version = run("--version").stdout
     assert version == f"token-recycling {__version__}\n"
+    assert "compare" in run().stdout
     assert "--temperature" in run("generate", "--help").stdout
     code = "import sys, token_recycling.cli.app; from token_recycling.cli.options import completed_drafters; "
     code += "completed_drafters(''); print({'torch', 'transformers'} & set(sys.modules))"

@@ -72,6 +72,7 @@ REFUSED = [
     (("matrix", "FOREIGN", "--token", "257"), "0 to 256"),
     (("matrix", "FOREIGN", "--model", "MODEL"), "tokenizer 0123456789abcdef"),
     (("matrix", "BAD/matrix"), "BAD/matrix"),
+    (("matrix", "FOREIGN", "--model", "EMPTY"), "EMPTY"),
     # Commands
     (("generat",), "Did you mean 'generate'?"),
     (("train", "medus"), "Did you mean 'medusa'?"),
