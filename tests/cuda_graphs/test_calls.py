@@ -73,6 +73,22 @@ def test_room_grows_within_a_text():
         assert passes.capacity == 2048
 
 
+def test_after_a_call_without_enough_memory_others_go_on(model, monkeypatch):
+    passes, room = passes_of(TreeModel(model)), CapturedPasses._room
+
+    def limited(self, target, batch, capacity):
+        if batch > 1:
+            raise torch.OutOfMemoryError("no room")
+        return room(self, target, batch, capacity)
+
+    monkeypatch.setattr(CapturedPasses, "_room", limited)
+    ids = tiny.prompt(0, 6)
+    with pytest.raises(torch.OutOfMemoryError):
+        tr.generate(model, ids.repeat(2, 1), attention_mask=torch.ones(2, 6), fast=True, pad_token_id=0)
+    assert decoded(model, ids, "plain", max_new_tokens=20)[0] == plain(model, ids)
+    assert passes.batch == 1
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("drafter", ["recycling:tree=80", "plain"])
 def test_the_end_of_the_context_is_reached(family, drafter):

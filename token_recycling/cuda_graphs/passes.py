@@ -123,8 +123,13 @@ class CapturedPasses:
         """
         batch, wanted = batch_of(sequences), band_of(min(longest + ROWS[-1], 2 * held + _AHEAD))
         if batch > self.batch or wanted > self.capacity:
+            batch, wanted = max(batch, self.batch), max(wanted, self.capacity)
             del self.slots  # gives back its memory before more is taken
-            self.slots = self._room(target, max(batch, self.batch), max(wanted, self.capacity))
+            try:
+                self.slots = self._room(target, batch, wanted)
+            except Exception:  # there is not enough: later calls begin with little
+                self.slots = self._room(target, 1, 0)
+                raise
         if held:
             self.slots.take(cache, sequences, held)
 
