@@ -50,13 +50,6 @@ def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: TreeModel)
     return drafter.start(prompt, target, costs_of(target, 1, len(prompt)))
 
 
-def texts_of(drafter: Drafter) -> list[SequenceDrafter]:
-    """What the drafter starts from now on, in order."""
-    started, start = [], drafter.start
-    drafter.start = lambda *given: (started.append(start(*given)), started[-1])[1]
-    return started
-
-
 def noted_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
     """For every sequence that the drafter starts from now on its drafts, each with the tokens that it was made for."""
     found: list[list[tuple[list[int], Draft]]] = []
