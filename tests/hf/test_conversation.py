@@ -118,7 +118,7 @@ def test_an_error_leaves_the_conversation_as_it_was(chat):
 
 def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
     model = tiny.llama(vocab_size=300, max_position_embeddings=64)
-    chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=1000, do_sample=False)
+    chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=150, do_sample=False)
     chat.say("add a, b")
     assert chat.last is not None
     assert chat.last.arguments["input_ids"].shape[1] + len(chat.last.tokens) == 64
