@@ -102,9 +102,7 @@ def test_without_the_extra_it_is_named(monkeypatch):
 WRONG = [{name: 0} for name in ("max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "save_every")]
 
 
-@pytest.mark.parametrize(
-    "settings", [*WRONG, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}, {"fast": "on", "concurrency": 3}]
-)
+@pytest.mark.parametrize("settings", [*WRONG, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}])
 def test_settings_that_do_not_fit(settings):
     with pytest.raises(ValueError, match="|".join(settings)):
         Settings(keys=parse_keys(["metrics:one"]), **settings)
