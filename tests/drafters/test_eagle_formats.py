@@ -151,6 +151,7 @@ UNKNOWN_KEYS = [
     (EAGLE_1, {"num_hidden_layers": 2}, "got 2"),
     (EAGLE_1, {"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
     (EAGLE_1, {"hidden_act": "bent"}, "'bent'"),
+    (EAGLE_1, {"model_type": "mistral"}, "'mistral'"),
     (EAGLE_1, {"architectures": ["MedusaForCausalLM"]}, "MedusaForCausalLM"),
     (without(EAGLE_1, "intermediate_size"), {}, "intermediate_size"),
     (EAGLE_3, {"eagle_config": {}}, "eagle_config"),
@@ -179,6 +180,7 @@ def test_a_key_that_is_not_known_is_named(config, change, words, tmp_path):
     [
         (EAGLE_1, "layers.0.input_layernorm.weight", torch.ones(WIDTH), "layers.0.input_layernorm.weight"),
         (EAGLE_1, "fc.bias", None, "fc.bias"),
+        (EAGLE_1, "d2t", torch.zeros(DRAFT, dtype=torch.long), "d2t"),
         (EAGLE_3, "fc.weight", torch.ones(WIDTH, 2 * WIDTH), r"fc.weight .*\(32, 96\), got \(32, 64\)"),
         (EAGLE_3, "input_norm.weight", torch.ones(3 * WIDTH), "input_norm.weight"),
         (EAGLE_3, "d2t", None, r"d2t .*\(24,\)"),
