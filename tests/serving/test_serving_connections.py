@@ -1,7 +1,9 @@
 """Clients that send half of a request, or too many, and those that come meanwhile."""
 
+import asyncio
 import contextlib
 import itertools
+import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +13,7 @@ from starlette.responses import StreamingResponse
 from support import tiny
 from support.serving import serving, wait_for
 
-from token_recycling.serving.http_server import ConnectionLimits
+from token_recycling.serving.http_server import ConnectionLimits, QuietAccepting
 
 HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HALF_HEADERS, HALF_BODY = HEADERS, HEADERS + b'Content-Length: 100\r\n\r\n{"prompt": "'
@@ -149,3 +151,15 @@ def test_limits_that_do_not_fit(monkeypatch):
     assert ConnectionLimits().most == 64
     with pytest.raises(ValueError, match="<= 64, got 65"):
         ConnectionLimits(most=65)
+
+
+def test_accept_errors_are_logged_once_a_second(caplog):
+    loop, handler = asyncio.new_event_loop(), QuietAccepting()
+    with contextlib.closing(loop), caplog.at_level(logging.ERROR, "asyncio"):
+        for _ in range(100):
+            handler(loop, {"message": "socket.accept() out of system resource", "exception": OSError(24, "files")})
+        handler(loop, {"message": "something else"})
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        "socket.accept() out of system resource",
+        "something else",
+    ]

@@ -165,6 +165,7 @@ REFUSED = [
     (R, {"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
     (A, {"messages": []}, "messages", "[]"),
     (A, {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0", "id"),
+    (A, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0", "image"),
     (A, {"max_tokens": None}, "max_tokens", ""),
     (S, {"messages": MESSAGES}, "prompt", "messages"),
     # What is no JSON, or too deep for it
@@ -197,6 +198,7 @@ REFUSED = [
     # Numbers and ends
     (C, {"n": 0}, "n", "0"),
     (C, {"prompt": ["a", "b"], "n": 65}, "n", "2 prompts x 65"),
+    (C, {"min_tokens": 10**30}, "min_tokens", str(10**30)),
     (C, {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9"),
     (C, {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     (C, {"stop": ""}, "stop.0", '""'),
@@ -226,6 +228,7 @@ REFUSED = [
     (C, {"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice", "structured_outputs"),
     (C, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex, choice"),
     (C, {"guided_json": "[1]"}, "guided_json", "[1]"),
+    (C, {"guided_json": "[" * 9000}, "guided_json", "JSON"),
     (C, {"guided_regex": "("}, "guided_regex", "regex"),
     (C, {"guided_grammar": "{bad"}, "guided_grammar", "grammar"),
     (C, {"guided_choice": []}, "guided_choice", "[]"),

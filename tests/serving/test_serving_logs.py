@@ -9,7 +9,7 @@ from support import tiny
 from support.serving import keys, serving, wait_for
 from support.speaking import speaking_llama
 
-from token_recycling.serving.metrics import JsonLines
+from token_recycling.serving.metrics import JsonLines, log_json_lines
 
 SECRET = "a secret that is in no log"
 
@@ -55,6 +55,25 @@ def test_seconds_are_counted_by_key_and_are_those_of_the_whole_stream(access):
     events = [record for record in access.records if record.fields.get("path") != "/metrics"]
     generated, answered = (record.fields for record in events[-2:])
     assert answered["seconds"] >= generated["prefill_seconds"] + generated["decode_seconds"]
+
+
+def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd):
+    root, own, other = (logging.getLogger(name) for name in ("", "token_recycling", "transformers"))
+    before = [(logger, logger.handlers[:], logger.propagate) for logger in (root, own, other)]
+    try:
+        log_json_lines()
+        try:
+            raise ValueError("something\nin two lines")
+        except ValueError:
+            own.exception("it failed")
+        logging.getLogger("somebody.else").warning("of somebody else")
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers[:], logger.propagate = handlers, propagate
+    first, second = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert (first["level"], first["event"]) == ("error", "it failed")
+    assert "in two lines" in first["trace"]
+    assert second["logger"] == "somebody.else"
 
 
 def test_unknown_paths_are_not_logged_as_they_came(access):
