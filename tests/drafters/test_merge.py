@@ -19,7 +19,7 @@ from token_recycling.drafters._pruning import prune
 from token_recycling.drafters.fuse import merge as fusing
 from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, kept_first, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
-from token_recycling.trees.templates import parse_paths
+from token_recycling.trees.templates import parse_paths, root_only
 
 ROOT = 5
 
@@ -89,6 +89,12 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
 
 
 # Weighing
+
+
+def test_siblings_share_what_is_certain():
+    sure = draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0])
+    merged = merge_drafts([sure, Draft(root_only(), torch.tensor([ROOT]))])
+    assert FuseCalibration.empty(2).values_of(merged).values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
 
 
 def test_who_is_right_is_learned():
