@@ -1,7 +1,7 @@
 """Tiny random models of the families of `AutoModelForCausalLM` that `architectures` does not have.
 
 The most used families are there, in several configurations each; here is one of each other family. Together with
-`UNMEASURED` they are the whole list of transformers 5.23.
+`UNMEASURED` they are the whole list of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TOWER = sizes(
     "hidden_size=16 intermediate_size=16 num_hidden_layers=1 num_attention_heads=2 image_size=28 patch_size=14"
 )
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 INDEXED = {**MOE, **MLA, **GROUP, "index_topk": 48, "index_head_dim": 16, "index_n_heads": 2}
 KEYS_48 = "48 keys a query"
 
@@ -28,7 +29,10 @@ def _inside(family: str, tested: str = "", text: dict[str, Any] | None = None, *
 
 
 FULL = [
-    *alike("gpt-sw3 hyperclovax internlm3 iquestcoder jais2"),
+    *alike("exaone gpt-sw3 hyperclovax internlm3 iquestcoder jais2"),
+    Case("apertus1p5_text", config={"rope_parameters": ROPE}),
+    Case("sarvam_mla", config={**MOE, **MLA, **GROUP}),
+    Case("sarvam_moe", config={**MOE, **GROUP, "n_shared_experts": 1}),
     *alike("gpt_neox_japanese", sdpa=False),
     *alike("dots1 solar_open", **MOE, **GROUP, n_shared_experts=1),
     *alike("axk1 glm4_moe_lite", **{**MOE, **MLA, **GROUP}),
@@ -109,7 +113,7 @@ BERTS = [
     *alike("big_bird megatron-bert rembert roformer", sdpa=False, **BERT),
     Case("xmod", config={**BERT, "languages": ["en_XX"], "default_language": "en_XX"}),
 ]
-ROPES = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in MIXED["layer_types"]}
+ROPES = dict.fromkeys(MIXED["layer_types"], ROPE)
 FURTHER_WINDOWS = [
     *alike("beam exaone_moe kolibri1 laguna mellum", "window of 8", **MIXED, **MOE, **GROUP),
     *alike("cwm modernbert-decoder", "window of 8", **{**MIXED, **TOKENS}),
@@ -206,6 +210,7 @@ FURTHER_REFUSED = [
 UNMEASURED = {
     "refused, as qwen4_exp_text is, which is a part of it": "qwen4_exp",
     "built by transformers only with the package timm": "gemma3n",
+    "exact or refused by its self-test, as its configuration says how loops share a cache": "dory",
 }
 """Families of which there is no case, by the reason."""
 NOT_DECODER_ONLY = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.architectures import BASE, GROUP, LEFT_OUT, MLA, MOE, WINDOW, Case
+from support.architectures import BASE, GROUP, LEFT_OUT, MLA, MOE, VOCABULARY, WINDOW, Case
 from support.tiny import sizes
 
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
@@ -42,6 +42,11 @@ RECURRENT = [
     Case("qwen3_5_moe_text", config={**_HYBRID, **_DELTA, **MOE}),
     Case("qwen3_5", config={**_INSIDE, "text_config": {**BASE, **_HYBRID, **_DELTA}}),
     Case("qwen3_5_moe", config={**_INSIDE, "text_config": {**BASE, **_HYBRID, **_DELTA, **MOE}}),
+    Case(
+        "lara_mini",
+        "window of 8",
+        {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": WINDOW, **_DELTA, **MOE},
+    ),
     Case("olmo_hybrid", config={**_HYBRID, **_DELTA}),
     Case(
         "kimi_linear",
@@ -85,7 +90,7 @@ RECURRENT = [
         {**MOE, **_WINDOW, "router_hidden_size": 8, "num_experts_per_tok": 1, "layer_types": _HYBRIDS},
     ),
     Case("inkling_text", "window of 8", {**MOE, **_INKLING, "swa_head_dim": 8, "d_rel": 4, "rel_extent": 16}),
-    Case("inkling2_text", "window of 8", {**MOE, **_INKLING}, sdpa=False),
+    Case("inkling2_text", "window of 8", {**MOE, **_INKLING, "unpadded_vocab_size": VOCABULARY}, sdpa=False),
     Case("mamba", config={"state_size": 4}, sdpa=False),
     Case("falcon_mamba", config={"state_size": 4}, sdpa=False),
     Case(
@@ -107,6 +112,23 @@ RECURRENT_REFUSED = [
         },
     ),
     Case("minimax", config={**_HYBRID, **MOE}),
+    Case(
+        "inkling2_loop_text",
+        "with two passes of its loop",
+        sdpa=False,
+        config={
+            **MOE,
+            **_INKLING,
+            "num_hidden_layers": 4,
+            "layer_types": LEFT_OUT,
+            "unpadded_vocab_size": VOCABULARY,
+            **sizes(
+                "swa_head_dim=8 sliding_window_size=8 d_rel=4 rel_extent=16 "
+                "n_layers_per_attn_res_block=1 loop_layer_index_start=1 loop_layer_index_end=3 loop_num_passes=2 "
+                "loop_gate_rank=4"
+            ),
+        },
+    ),
     Case("recurrent_gemma", config={"num_hidden_layers": 3, "block_types": ["recurrent", "recurrent", "attention"]}),
     Case("rwkv"),
     Case("xlstm"),

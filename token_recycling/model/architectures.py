@@ -15,21 +15,22 @@ from transformers import PretrainedConfig
 from .compat import rotary
 
 _FAMILIES = """
-afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation big_bird biogpt bitnet bloom camembert codegen cohere
-cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32 diffllama doge
-dots1 dots3_note_text electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo flint gemma gemma2
-gemma3_text gemma3n_text gemma4_text gemma4_unified_text git glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2
-gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
-granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2
-jetmoe kolibri1 laguna llama llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
-minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo3 olmoe
-opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe rembert roberta roberta-prelayernorm
-roc_bert roformer seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu
+afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 beam bert bert-generation big_bird biogpt bitnet bloom camembert
+codegen cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32
+diffllama doge dots1 dots3_note_text electra ernie ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon flex_olmo
+flint gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text git glm glm4 glm4_moe glm4_moe_lite
+glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe
+granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3
+iquestcoder jais2 jetmoe kolibri1 laguna llama llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3
+minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2
+olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe rembert roberta
+roberta-prelayernorm roc_bert roformer sarvam_mla sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
+xglm xlm-roberta xlm-roberta-xl xmod youtu
 """
 
 _STATEFUL = """
-bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkling_text jamba kimi_linear lfm2 lfm2_moe
-lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2 zaya
+bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkling_text jamba kimi_linear lara_mini lfm2
+lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2 zaya
 """
 _READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 """Families whose layers, given several tokens at once, begin as if nothing had been read."""
