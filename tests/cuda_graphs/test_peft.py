@@ -5,8 +5,10 @@ from contextlib import nullcontext
 import peft
 import pytest
 import torch
+from packaging.version import Version
 from support import tiny
 from support.runs import decoded, plain
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 pytestmark = pytest.mark.usefixtures("recorded")
 
@@ -54,6 +56,7 @@ def test_text_follows_the_adapters(model, variant):
     assert not any(type(module).__module__.startswith("peft") for module in model.modules())
 
 
+@pytest.mark.skipif(Version(peft.__version__) < Version(MIN_PEFT_VERSION), reason="transformers needs a later peft")
 def test_adapters_of_the_model_itself(model):
     """Those that transformers adds, with peft, without a wrapper."""
     ids = tiny.prompt(0, 6)
