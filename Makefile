@@ -17,7 +17,7 @@ demo: setup      ## two minutes: a chat answer, JSON and an edit by SmolLM2-135M
 	@$(RUN)/python -m benchmarks.demo
 
 WORKERS := --numprocesses auto --maxprocesses 8
-test: setup      ## the tests to run before every commit: five minutes on two cores
+test: setup      ## the tests to run before every commit: four minutes on two cores
 	$(RUN)/python -m pytest $(WORKERS)
 
 test-all: browser ## everything: also all families, soak, browser, ecosystem, engines, releases and the real model (hours)
