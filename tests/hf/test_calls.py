@@ -97,7 +97,10 @@ def last_token_twice(model, input_ids, **given):
         (manager, "continuous batching"),
         (lambda model: model.generate(IDS, custom_generate=last_token_twice), "custom_generate"),
         (lambda model: model.generate(IDS, num_beams=2, **GREEDY).tolist(), "beam search"),
-        (lambda model: model.generate(IDS, prompt_lookup_num_tokens=3, **GREEDY).tolist(), "assisted generation"),
+        (
+            lambda model: model.generate(IDS, prompt_lookup_num_tokens=3, **{**GREEDY, "eos_token_id": 63}).tolist(),
+            "assisted generation",
+        ),
     ],
 )
 def test_a_way_past_our_loop_is_noted_and_said_once(model, caplog, way, reason):
