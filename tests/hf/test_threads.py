@@ -7,12 +7,12 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.batches import batch
-from support.drafters import NAMES, Garbage, example
+from support.drafters import NAMES, example
+from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
 from token_recycling.model.info import model_info
-from token_recycling.trees.templates import chain
 
 pytestmark = pytest.mark.usefixtures("switching_often")
 
@@ -120,8 +120,7 @@ def test_a_first_pass_of_a_hybrid_within_the_first_of_another_thread():
             others[0].join(60)
 
     def call():
-        drafter = Garbage([chain(1)], vocab_size=architectures.VOCABULARY)
-        return tr.generate(model, ids, drafter=drafter, max_new_tokens=NEW)
+        return tr.generate(model, ids, drafter=Oracle([wanted[0]]), max_new_tokens=NEW)  # whose nodes are accepted
 
     (layer,) = {mixer.module for mixer in model_info(model).mixers[:1]}
     hooks = [part.register_forward_hook(in_between) for part in layer.children() if isinstance(part, torch.nn.Linear)]
