@@ -10,7 +10,7 @@ common shapes are captured when a model is accelerated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from transformers.cache_utils import Cache
@@ -63,14 +63,12 @@ def captured(target: TreeModel, drafter: Drafter | None = None, cache: Cache | N
         passes.give_back()
 
 
-@contextmanager
 def captured_where_possible(
     target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None
-) -> Iterator[Passes | None]:
+) -> AbstractContextManager[Passes | None]:
     """Make captured passes on CUDA where they hold, else eager ones."""
     backend = captured_or_eager if target.device.type == "cuda" else eager
-    with backend(target, drafter, cache) as passes:
-        yield passes
+    return backend(target, drafter, cache)
 
 
 @contextmanager

@@ -117,9 +117,6 @@ class RunningBatch:
         `cache` holds the first `request.cached` of its tokens. With `streamed` a client waits for the first token.
         `reading` is called before each step while the prompt is prefilled, and ends the request if it raises.
         """
-        if not self.requests:
-            self._passes = self._run.enter_context(self._backend(self.target, None, None))
-            self._costs = costs_of(self.target, 1, 1, kind_of(self._passes))
         cache = self.target.new_cache() if cache is None else cache
         clock, wanted = Clock(request.stats, self.target.device), self._states(request)
         for other in self.requests:
@@ -128,6 +125,9 @@ class RunningBatch:
                     f"drafters of a batch must need the same hidden states, {self._states(other)}, got {wanted} of "
                     f"{request.drafter.describe()}"
                 )
+        if not self.requests:
+            self._passes = self._run.enter_context(self._backend(self.target, None, None))
+            self._costs = costs_of(self.target, 1, 1, kind_of(self._passes))
         request.isolated = True
         self._joining.append(
             _Joining(BatchState(self.target, [request], self._costs, cache, clock, streamed, reading), on_step)
