@@ -153,6 +153,8 @@ test-vllm: .venv-vllm/.ready ## Token Recycling in vLLM on a CPU, in .venv-vllm 
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_offline.py
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_guided.py
 	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_served.py
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps arctic-inference==0.3.0
+	.venv-vllm/bin/python -m pytest -m "nightly or not nightly" -k answers_two tests/engines/test_engine_benchmarks.py
 
 test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its kernels stood in for, in .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
@@ -160,11 +162,11 @@ test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its ke
 
 bench-vllm: .venv-vllm/.ready ## tokens per step and speed in vLLM, next to its ngram, its suffix decoding and none (2 hours, C++ compiler)
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps arctic-inference==0.3.0
-	.venv-vllm/bin/python benchmarks/engines.py vllm
+	.venv-vllm/bin/python -m benchmarks.engines vllm
 
 bench-sglang: .venv-vllm/.ready ## tokens per step of trees in SGLang with and without history, its kernels stood in for
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
-	.venv-vllm/bin/python benchmarks/engines.py sglang
+	.venv-vllm/bin/python -m benchmarks.engines sglang
 
 ECOSYSTEM := tests/ecosystem/requirements.txt
 .venv-ecosystem/.ready: pyproject.toml constraints.txt $(ECOSYSTEM)
@@ -184,9 +186,10 @@ test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, c
 
 test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, built in .venv-llama-cpp (C++ compiler, minutes)
 	.venv-llama-cpp/bin/python -m pytest tests/engines/test_llama_cpp.py
+	.venv-llama-cpp/bin/python -m pytest -m "nightly or not nightly" -k answers_two tests/engines/test_engine_benchmarks.py
 
 bench-llama-cpp: .venv-llama-cpp/.ready ## tokens per step and speed in llama-cpp-python, next to its prompt lookup and none
-	.venv-llama-cpp/bin/python benchmarks/engines.py llama-cpp
+	.venv-llama-cpp/bin/python -m benchmarks.engines llama-cpp
 
 .venv-mlx/.ready:
 	$(PYTHON) -m venv .venv-mlx
@@ -196,9 +199,10 @@ bench-llama-cpp: .venv-llama-cpp/.ready ## tokens per step and speed in llama-cp
 
 test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU build, in .venv-mlx
 	.venv-mlx/bin/python -m pytest tests/engines/test_mlx.py tests/engines/test_mlx_use.py
+	.venv-mlx/bin/python -m pytest -m "nightly or not nightly" -k answers_two tests/engines/test_engine_benchmarks.py
 
 bench-mlx: .venv-mlx/.ready ## tokens per step and speed with mlx-lm, next to none
-	.venv-mlx/bin/python benchmarks/engines.py mlx
+	.venv-mlx/bin/python -m benchmarks.engines mlx
 
 .PHONY: docs-check help setup demo test test-all test-architectures mutants test-quick test-lowest test-versions browser test-browser lint docs docs-serve drafter-table architectures package bench bench-quick \
 	bench-gpu bench-gpu-dry test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \

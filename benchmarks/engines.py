@@ -1,6 +1,6 @@
 """Token Recycling in a serving engine next to the engine's own drafters and to none.
 
-    python benchmarks/engines.py vllm | llama-cpp | mlx | sglang      in the environment of that engine (see Makefile)
+    python -m benchmarks.engines vllm | llama-cpp | mlx | sglang      in the environment of that engine (see Makefile)
 
 Questions are answered greedily, the same ones again, then edits of one file. Each method has an engine of its own in a
 process of its own. Methods take turns from batch to batch, so that other load of the machine falls on all alike.
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 NONE, OURS = "none", "Token Recycling"
 WORKS = ("fresh", "again", "edits")
@@ -189,6 +188,7 @@ class Sglang:
     loads: ClassVar = ("1", "8")
 
     def __init__(self, method: str, model: str, tokens: int) -> None:
+        sys.path.insert(0, str(ROOT / "tests"))
         from support.sglang_standins import Scheduler, stand_in, worker
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -300,7 +300,8 @@ def measure(
     turn: int, load: str, asked: dict[str, list[str]], methods: list[str], options: list[str]
 ) -> list[dict[str, Any]]:
     """Return a row for each method and work of one round; `options` are those of the engines' processes."""
-    command, environment = [sys.executable, __file__, *options, "--serve"], {**os.environ, **_ENVIRONMENT}
+    command = [sys.executable, "-m", "benchmarks.engines", *options, "--serve"]
+    environment = {**os.environ, **_ENVIRONMENT}
     engines = {}
     for method in methods:
         engines[method] = subprocess.Popen(

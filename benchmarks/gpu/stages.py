@@ -53,7 +53,7 @@ def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
     )
     yield Stage("texts 8B bfloat16", 25, sizes)
     rows = ("--rows", str(output / "vllm.jsonl"))
-    vllm = (sys.executable, str(ROOT / "benchmarks" / "engines.py"), "vllm", "--clock", "wall", *rows)
+    vllm = _module("benchmarks.engines", "vllm", "--clock", "wall", *rows)
     yield Stage("vLLM", 20, (((*vllm, *_each("--load", (1, 8, 32, 64))),),), "vllm")
 
 
@@ -69,7 +69,7 @@ def rehearsal(output: Path) -> Iterator[Stage]:
     yield Stage("texts target float32", 1, ((_bench(model, data, output / "float32", "float32", (1, 2), *less),),))
     texts = _bench(str(grown), data, output / "small", "float32", (1, 2), *less)
     yield Stage("texts small float32", 1, ((_grown(grown, "small", model), texts),))
-    vllm = (sys.executable, str(ROOT / "benchmarks" / "engines.py"), "vllm", "--model", model, "--data", data)
+    vllm = _module("benchmarks.engines", "vllm", "--model", model, "--data", data)
     few = ("--limit", "2", "--max-new-tokens", "8", "--load", "1", "--rows", str(output / "vllm.jsonl"))
     yield Stage("vLLM", 2, (((*vllm, *few),),), "vllm")
 

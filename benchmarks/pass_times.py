@@ -1,6 +1,6 @@
 """t(n) / t(1): what a forward pass over n nodes costs, by which the default drafter sizes its trees.
 
-    python -m benchmarks.kernels MODEL --dtype bfloat16 --length 1000
+    python -m benchmarks.pass_times MODEL --dtype bfloat16 --length 1000
 
 Chains of n nodes after a prompt, in processor time of one thread, the median of the rounds, all sizes in turn.
 """
