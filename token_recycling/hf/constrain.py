@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from transformers import AutoTokenizer, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.extras import lacking
-from ..loop.matchers import GrammarProcessor
+from ..grammar.adapters import GrammarProcessor
 from ..model.info import model_info
 from .forms import compiled
 

@@ -33,8 +33,8 @@ from transformers.generation.stopping_criteria import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..drafters._base import Drafter
+from ..grammar.adapters import for_sequence
 from ..loop.hints import NO_HINTS, Hints
-from ..loop.matchers import for_sequence
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats

@@ -26,15 +26,15 @@ from .._util.device import random_state, set_random_state
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from ..drafters._pruning import prune
+from ..grammar.constraint import constraint_of
+from ..grammar.state import State
 from ..model.inspection import layer_states
 from ..model.prefill import Reading
 from ..model.tree_model import TreeModel
-from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from ..trees.packed import PackedTrees
 from ..trees.templates import root_only
 from .accept import IMPOSSIBLE
-from .constraints import constraint_of
 from .hints import NO_HINTS, Hints
 from .processors import Scope, holds_at_nodes, penalised, scope
 from .stats import Clock, Stats

@@ -20,7 +20,7 @@ import numpy as np
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
-from .constrained import Candidates, GrammarStatistics, grow
+from ..grammar.grow import Candidates, GrammarStatistics, grow
 from .growth import Asked, SequenceArrays, Shape, count_chosen, draft, put, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree, keep_allowed
@@ -30,7 +30,7 @@ from .suffix_index import BREAK, LONGEST, SuffixIndex, masked
 if TYPE_CHECKING:
     import torch
 
-    from ..trees.constraint import State
+    from ..grammar.state import State
     from ..trees.tree import Tree
 
 _OURS = "token_recycling"

@@ -2,7 +2,7 @@
 
 A grammar is compiled once, to masks of the tokens that may follow (Dong et al., XGrammar, arXiv:2411.15100), after a
 trial in a process of its own (`compiling`); at every token a mask is filled in and applied, microseconds. It is a
-logits processor as all others, which drafts know (`loop.matchers`).
+logits processor as all others, which drafts know (`grammar.adapters`).
 
 Grammars compile in threads of low priority, some of one API key at a time: neither free text nor another key waits for
 those that take long.
@@ -27,9 +27,9 @@ import torch
 from transformers import LogitsProcessor
 
 from .._util.text_stream import one_line
+from ..grammar.adapters import GrammarProcessor
 from ..hf.constrain import tokenizer_info
 from ..hf.forms import compiled
-from ..loop.matchers import GrammarProcessor
 from ..model.info import model_info
 from ..model.loading import Loaded
 from .compiling import BYTES, GoneError, TooExpensiveError, Trials

@@ -40,8 +40,8 @@ import torch
 
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
+from ..grammar.state import State
 from ..model.tree_model import TreeModel
-from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from .answers import Answer, Event, from_threads
 from .choices import Choice

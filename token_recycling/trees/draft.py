@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ import torch
 from .._util import display
 from .._util.text_stream import Decodes
 from .._util.topk import top_candidates
-from .constraint import State
 from .tree import Tree, by_depth, shape
+
+if TYPE_CHECKING:
+    from ..grammar.state import State
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import torch
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...costs.costs import Costs, Overhead
+from ...grammar.grow import GrammarStatistics
 from ...model.tree_model import TreeModel
-from ...recycling.constrained import GrammarStatistics
 from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.nodes import CHILDREN

@@ -12,15 +12,15 @@ import torch
 from ..._util.compiled import compiling
 from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs
-from ...recycling.constrained import states_of
+from ...grammar.allowed import top_allowed
+from ...grammar.grow import states_of
+from ...grammar.state import State
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT
 from ...recycling.recycler import Recycler
-from ...trees.constraint import State
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
 from .._base import PREDICTED, SequenceDrafter
-from .allowed import top_allowed
 
 if TYPE_CHECKING:
     from . import Recycling

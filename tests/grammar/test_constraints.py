@@ -8,10 +8,10 @@ from support.automata import AutomatonProcessor, _Place, random_automaton
 from support.drafters import NAMES, example
 
 import token_recycling as tr
-from token_recycling.loop import matchers
-from token_recycling.loop.constraints import Constraint
-from token_recycling.recycling.constrained import GrammarStatistics
-from token_recycling.trees.constraint import State
+from token_recycling.grammar import adapters
+from token_recycling.grammar.constraint import Constraint
+from token_recycling.grammar.grow import GrammarStatistics
+from token_recycling.grammar.state import State
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.tree import Tree
 
@@ -110,4 +110,4 @@ def test_a_grammar_forces_a_string_of_limited_length(form, expected):
     """xgrammar's own search for it does not end where a grammar has no end."""
     pytest.importorskip("xgrammar")
     processor = tr.constrain(tiny.tokenizer(), grammar=form)
-    assert matchers.state_of([processor], PROMPT).forced == expected
+    assert adapters.state_of([processor], PROMPT).forced == expected

@@ -1,7 +1,7 @@
 """Allowed next tokens under a grammar: a JSON schema, a regular expression, a context-free grammar.
 
 A `State` is one place in a sequence, real or drafted, and never changes. It wraps the matcher of a library
-(`loop.constraints` knows which), forked for every place: a microsecond, and another for the mask of allowed tokens. So
+(`adapters` knows which), forked for every place: a microsecond, and another for the mask of allowed tokens. So
 the places of a tree may be visited in any order.
 """
 

@@ -3,7 +3,7 @@
 Known are xgrammar's own (Dong et al., 2411.15100); those of outlines, with whatever library it asks: xgrammar,
 llguidance or outlines-core; the function of lm-format-enforcer; and any that says so itself (`Matching`), as that of
 `constrain` does. They choose the tokens as they do in `generate`, each called once a token. Drafts follow a copy of
-their matcher (`trees.constraint.State`). Any other processor is called as before, and drafts know nothing of it.
+their matcher (`state.State`). Any other processor is called as before, and drafts know nothing of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from transformers import LogitsProcessor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from ..trees.constraint import Matcher, State
+from .state import Matcher, State
 
 _SLOW = 0.02
 """Processor seconds of a mask from which on a grammar is no longer followed: repeats within repeats take seconds."""

@@ -17,7 +17,7 @@ import numpy as np
 from .._util.locks import Lock
 from ..costs.budget import may_pay
 from ..trees.best_first import best_first
-from ..trees.constraint import State
+from .state import State
 
 _STATES, _TAKEN = 4096, 48
 """Most sets of allowed tokens that are kept, and the choices in one after which older ones count half."""

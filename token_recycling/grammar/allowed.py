@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..._util.topk import top_candidates
-from ...trees.constraint import State
-from ...trees.draft import Step
+from .._util.topk import top_candidates
+from ..trees.draft import Step
+from .state import State
 
 _ENOUGH = 0.5
 """Total probability of the allowed ones among the top candidates from which on the rest is not searched."""

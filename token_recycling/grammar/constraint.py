@@ -14,10 +14,10 @@ import torch
 from transformers import LogitsProcessor
 
 from ..costs.budget import NO_COSTS
-from ..recycling.constrained import Candidates, GrammarStatistics, grow, states_of
-from ..trees.constraint import State
 from ..trees.draft import Draft, Step
-from .matchers import state_of
+from .adapters import state_of
+from .grow import Candidates, GrammarStatistics, grow, states_of
+from .state import State
 
 _CHAIN = 8
 """Nodes that a draft may have in any case: a forced chain takes hardly any guess."""
