@@ -43,10 +43,10 @@ class Environment:
 
 
 ENVIRONMENTS = (
-    Environment("lowest", "3.10", "2.6.0", ("4.57.1",), lowest=True),
-    Environment("middle", "3.12", "2.9.1", ("5.9.0",)),
+    Environment("lowest", "3.11", "2.9.0", ("5.10.1",), lowest=True),
+    Environment("middle", "3.12", "2.11.0", ("5.16.1",)),
     Environment("newest", "3.13", "2.15.0", ("5.23.0",)),
-    Environment("others", "3.11", "2.13.0", ("5.0.0", "5.14.1", "5.22.2", "5.24.0")),
+    Environment("others", "3.11", "2.13.0", ("5.13.1", "5.14.1", "5.22.2", "5.24.0")),
 )
 
 

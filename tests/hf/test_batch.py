@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.architectures import VOCABULARY, model_of, named
 from support.batches import EOS, batch, turned
-from support.releases import needs
 from support.runs import fix_costs
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
 
@@ -22,7 +21,7 @@ TREES = ["paper", 6, "chain:4"]
 ENDS = [5, 9, 14, 22, 33, 41, 60]
 
 
-@pytest.mark.parametrize("cache_is_seen", [True, pytest.param(False, marks=needs(5, 17))])
+@pytest.mark.parametrize("cache_is_seen", [True, False])
 def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(counting, cache_is_seen, monkeypatch):
     """Three of four texts end soon. For four a node of each costs half a pass, for one an eighth: of the first four
     tokens that are foreseen two would not pay if the others' were still counted. A cache that somebody will see keeps

@@ -17,7 +17,7 @@ from support import tiny
 from support.architectures import VOCABULARY, chosen, model_of, named
 from support.batches import batch, turned
 from support.recurrent_architectures import RECURRENT
-from support.releases import HERE, skip_before
+from support.releases import skip_before
 from transformers import CompileConfig, DynamicCache, StaticCache
 
 import token_recycling as tr
@@ -37,12 +37,10 @@ FAMILIES = [
 
 
 def of_family(case):
-    if case.family == "deepseek_v3":  # whose keys and values differ in size
-        skip_before(5, 0)
     if case.family == "deepseek_v32":
         skip_before(*SPARSE_STATIC)
-    if case.family == "llama4_text" and (5, 6) <= HERE < (5, 20):
-        pytest.skip("needs a transformers whose chunked masks know static caches: before 5.6, or 5.20")
+    if case.family == "llama4_text":  # whose chunked masks do not know static caches before
+        skip_before(5, 20)
     model = model_of(case)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 33]
     return model

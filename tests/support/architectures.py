@@ -17,8 +17,6 @@ from support.tiny import sizes
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from token_recycling.model.compat import of_rotary
-
 VOCABULARY = 96
 WINDOW = 8
 LEFT_OUT: Any = object()
@@ -184,8 +182,6 @@ def model_of(case: Case, attention: str | None = None, seed: int = 0) -> PreTrai
     chosen = {} if attention is None else {"attn_implementation": attention}
     skip_without(case.family, CONFIG_MAPPING)
     given = {name: value for name, value in {**BASE, **case.config}.items() if value is not LEFT_OUT}
-    if "rope_parameters" in given:
-        given |= of_rotary(given.pop("rope_parameters"))
     config = CONFIG_MAPPING[case.family](**given)
     made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **chosen).eval()
     made.generation_config.eos_token_id = made.generation_config.bos_token_id = None

@@ -11,13 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
-
-from token_recycling._util.versions import release
 
 THERE = torch.device("cuda:0")
 aten = torch.ops.aten
@@ -92,8 +89,6 @@ class _Dispatch(TorchDispatchMode):
 @contextmanager
 def another_device() -> Iterator[None]:
     """Within the block tensors can be made there, and nothing is differentiated."""
-    if release(torch.__version__)[:2] == (2, 6):
-        pytest.skip("needs torch 2.7: the attention of 2.6 makes tensors on the CPU past the stand-in")
     with (
         mock.patch.object(torch.cuda, "_lazy_init"),
         mock.patch.object(torch.cuda, "get_device_name", return_value="a stand-in"),

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -26,7 +25,6 @@ LACKING = [
     "MtpModel",
     "MtpCache",
     "DFlashTokenCandidateGenerator",
-    "TopHLogitsWarper",
 ]
 
 
@@ -44,12 +42,12 @@ def as_of(monkeypatch, version):
 @pytest.mark.parametrize(
     ("transformers", "torch", "expected"),
     [
-        ("4.57.0", "2.6.0+cpu", None),
+        ("5.10.1", "2.9.0+cpu", None),
         ("5.24.7", "2.15.9", None),
         (None, "2.13.0", None),
-        ("4.56.2", "2.6.0", "transformers must be 4.57 to 5.24, got 4.56.2; pip install"),
-        ("5.25.0", "2.6.0", "transformers must be 4.57 to 5.24, got 5.25.0; pip install"),
-        ("5.0.0", "2.5.1+cu121", "torch must be 2.6 to 2.15, got 2.5.1+cu121; pip install"),
+        ("5.9.0", "2.9.0", "transformers must be 5.10 to 5.24, got 5.9.0; pip install"),
+        ("5.25.0", "2.9.0", "transformers must be 5.10 to 5.24, got 5.25.0; pip install"),
+        ("5.10.0", "2.8.0+cu126", "torch must be 2.9 to 2.15, got 2.8.0+cu126; pip install"),
     ],
 )
 def test_outside_the_range_one_line_names_it(transformers, torch, expected):
@@ -69,9 +67,9 @@ def test_importing_says_so_and_below_the_range_it_is_an_error(tmp_path, monkeypa
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     (line,) = done.stderr.splitlines()
-    assert "transformers must be 4.57 to 5.24, got 6.0.0" in line
-    with pytest.raises(ImportError, match=r"transformers must be 4\.57 to 5\.24, got 4\.40\.1"):
-        as_of(monkeypatch, "4.40.1")
+    assert "transformers must be 5.10 to 5.24, got 6.0.0" in line
+    with pytest.raises(ImportError, match=r"transformers must be 5\.10 to 5\.24, got 4\.57\.1"):
+        as_of(monkeypatch, "4.57.1")
 
 
 @needs(5, 23)
@@ -82,16 +80,16 @@ def test_the_newest_release_lacks_nothing(monkeypatch):
 
 
 def test_what_a_release_lacks_is_nothing_of_it_and_named_where_it_is_needed(monkeypatch):
-    here = as_of(monkeypatch, "4.57.1")
+    here = as_of(monkeypatch, "5.10.1")
     for name in LACKING:
         kind = getattr(here, name)
         assert not isinstance(transformers.DynamicCache(config=LlamaConfig()).layers[0], kind)
-        with pytest.raises(ValueError, match=r"transformers >= 5\.\d+, got 4\.57\.1"):
+        with pytest.raises(ValueError, match=r"transformers >= 5\.\d+, got 5\.10\.1"):
             here.needed(kind, "this")
 
 
 def test_a_family_that_changed_is_not_taken_for_the_one_that_was_compared(monkeypatch):
-    before = as_of(monkeypatch, "4.57.1")
+    before = as_of(monkeypatch, "5.10.1")
     assert not before.is_as_compared("doge")
     assert before.is_as_compared("llama")
     assert differences_of_now(monkeypatch).is_as_compared("doge")
@@ -101,7 +99,7 @@ def test_a_family_that_changed_is_not_taken_for_the_one_that_was_compared(monkey
     ("asked", "before", "now"), [(-3, 7, 7), (-30, 0, 0), (0, 0, 10), (4, 4, None), (40, 10, None)]
 )
 def test_crop_means_what_it_means_in_the_release(monkeypatch, asked, before, now):
-    assert as_of(monkeypatch, "4.57.1").left_by_crop(asked, 10) == before
+    assert as_of(monkeypatch, "5.10.1").left_by_crop(asked, 10) == before
     if now is None:
         with pytest.raises(ValueError, match=f"<= 0, got {asked}"):
             differences_of_now(monkeypatch).left_by_crop(asked, 10)
@@ -111,26 +109,18 @@ def test_crop_means_what_it_means_in_the_release(monkeypatch, asked, before, now
 
 def differences_of_now(monkeypatch):
     """Of 5.15 at least, without the classes that it has."""
-    made = as_of(monkeypatch, "4.57.1")
+    made = as_of(monkeypatch, "5.10.1")
     monkeypatch.setattr(made, "_TRANSFORMERS", (5, 23))
     return made
 
 
-def test_rotary_parameters_are_read_in_both_forms(monkeypatch):
-    stated = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
-    before = as_of(monkeypatch, "4.57.1")
-    old = before.of_rotary(stated)
-    assert old == {"rope_theta": 500.0, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
-    config = SimpleNamespace(max_position_embeddings=64, **old)
-    assert before.rotary(config) == stated
-    long = SimpleNamespace(
-        max_position_embeddings=64,
-        original_max_position_embeddings=32,
-        rope_theta=1.0,
-        rope_scaling={"type": "longrope", "short_factor": [1.0]},
-    )
-    assert before.rotary(long)["original_max_position_embeddings"] == 32
-    assert before.of_rotary({"rope_type": "default", "rope_theta": 5.0}) == {"rope_theta": 5.0, "rope_scaling": None}
-    now = differences_of_now(monkeypatch)
-    assert now.of_rotary(stated) == {"rope_parameters": stated}
-    assert now.rotary(SimpleNamespace(rope_parameters=stated)) == stated
+def test_a_callers_cache_is_recognised_without_transformers_mark(monkeypatch):
+    """Before 5.17 no cache has a mark: one is a caller's unless our entry of `generate` says otherwise."""
+    before = as_of(monkeypatch, "5.10.1")
+    unmarked, given = transformers.DynamicCache(), transformers.DynamicCache()
+    assert before.is_callers(unmarked)
+    before.mark_callers(given)
+    for cache in (unmarked, given, None):
+        before.mark_made(cache)
+    assert not before.is_callers(unmarked)
+    assert before.is_callers(given)

@@ -1,7 +1,7 @@
 """The releases of torch and transformers that this library runs on, and what is said outside of them.
 
 `docs/versions.md` shows with which of them the tests passed; `make test-versions` makes it. What a release within the
-range lacks is in `differences`. Nothing heavy is imported here: the installed releases are read from what pip wrote.
+range lacks is in `model/compat`. Nothing heavy is imported here: the installed releases are read from what pip wrote.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from importlib import metadata
 
-SUPPORTED = {"transformers": ((4, 57), (5, 24)), "torch": ((2, 6), (2, 15))}
+SUPPORTED = {"transformers": ((5, 10), (5, 24)), "torch": ((2, 9), (2, 15))}
 """The lowest and the newest release of each that the tests passed with, as far as its second number."""
 
 logger = logging.getLogger("token_recycling")

@@ -19,7 +19,6 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
-from ..model.compat import with_cache
 from ..model.prepacking import drop, prepacked_of
 from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
@@ -173,8 +172,7 @@ def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto"
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        prepared = with_cache(model, model_kwargs)
-        call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared)
+        call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         return run_call(call.ready(model), call, made, Stats(), backend)
 
     return recycle

@@ -29,7 +29,7 @@ from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..loop.step import Backend, eager
-from ..model.compat import with_cache
+from ..model.compat import mark_callers, mark_made
 from ..model.info import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from .generate_call import GenerateCall, run_call
@@ -136,6 +136,7 @@ class _Accelerated(PreTrainedModel):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' own `generate`; what it does not decode through `_sample` is noted as not accelerated."""
+        mark_callers(kwargs.get("past_key_values"))
         with _new_call(self):
             return super().generate(*args, **kwargs)
 
@@ -166,8 +167,8 @@ class _Accelerated(PreTrainedModel):
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        prepared = with_cache(self, model_kwargs)
-        given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared, streamer)
+        given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
+        mark_made(given.cache)
         with _call_of(self) as call:
             acceleration = call.acceleration
             try:

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 
 from ..loop.state import Sequence, TokenSelector
 from ..model.architectures import Border
-from ..model.compat import DummyLayer, StaticIndexedLayer, write_behind
+from ..model.compat import DummyLayer, StaticIndexedLayer
 from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache
 from ..model.prefill import extend
 from ..model.tree_model import TreeModel
@@ -112,7 +112,7 @@ def _write(cache: DynamicCache, static: Cache) -> None:
         if layer.keys is None:
             continue
         keys, values = (states[:, :, held:].to(layer.device) for states in (layer.keys, layer.values))
-        write_behind(static, held, index, keys, values)
+        static.update(keys, values, index)
         indexer_keys = getattr(layer, "indexer_keys", None)
         if indexer_keys is not None:
             static.update_indexer(indexer_keys[:, held:], index)

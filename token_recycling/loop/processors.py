@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as processors
 
-from ..model.compat import TopHLogitsWarper
 from ..trees.packed import PackedTrees
 
 
@@ -37,7 +36,7 @@ _SCOPES: dict[type, Scope] = {
     processors.TopPLogitsWarper: Scope.EACH_ROW,
     processors.TypicalLogitsWarper: Scope.EACH_ROW,
     processors.EtaLogitsWarper: Scope.SCORES,
-    TopHLogitsWarper: Scope.SCORES,
+    processors.TopHLogitsWarper: Scope.SCORES,
     processors.ExponentialDecayLengthPenalty: Scope.EACH_TEXT,
     processors.ForcedBOSTokenLogitsProcessor: Scope.EACH_TEXT,
     processors.ForcedEOSTokenLogitsProcessor: Scope.EACH_TEXT,

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PretrainedConfig
 
-from .compat import rotary
-
 _FAMILIES = """
 afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 beam bert bert-generation big_bird biogpt bitnet bloom camembert
 codegen cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32
@@ -157,7 +155,7 @@ def index_border(config: PretrainedConfig) -> Border:
 
 def rotary_border(config: PretrainedConfig) -> Border | None:
     """Return the length at which rotary frequencies change, for the scalings that do so."""
-    given = rotary(config)
+    given = getattr(config, "rope_parameters", None) or {}
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
         kind = str(parameters.get("rope_type"))

@@ -1,19 +1,19 @@
-"""Stand-ins for what releases of transformers and torch lack: the one place that knows.
+"""Stand-ins for features that supported releases of transformers lack: the only module that compares releases.
 
-Everything else is written for the newest release. What a lower one within the range (`versions`) does not have is an
-entry here, with the release that brought it. Where nothing can stand in, there is a class that nothing is of, and
-`needed` tells the user which release has it. An entry goes when the lowest release has it.
+Everything else is written for the newest release. Each entry names the release that brought the feature, and goes when
+that release is the lowest one supported (`versions`). Where nothing can stand in, an empty class does, and `needed`
+tells the user which release has the feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, cache_utils
+from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicLayer
 
 from .._util.versions import outside, release
@@ -23,7 +23,6 @@ if _TOO_OLD is not None:
     raise ImportError(_TOO_OLD)
 
 _TRANSFORMERS = release(transformers.__version__)
-_TORCH = release(torch.__version__)
 
 CACHE = "cache" if _TRANSFORMERS >= (5, 24) else "past_key_values"
 """The argument of forward passes, and the field of their outputs, with the KV cache; renamed in 5.24."""
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
         StaticIndexedLayer,
     )
     from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
-    from transformers.generation.logits_process import TopHLogitsWarper
     from transformers.modeling_layers import MtpModel
 else:
     # Layers that keep nothing, in models of which some layers share keys or do not attend: none before.
@@ -77,7 +75,7 @@ else:
     DynamicIndexedLayer = _found("cache_utils", "DynamicIndexedLayer", (5, 11), DynamicLayer)
     StaticIndexedLayer = _found("cache_utils", "StaticIndexedLayer", (5, 11))
 
-    # Recurrent states, by number. Before, each family kept them in its own way.
+    # Recurrent states, by number. Before 5.14 each family kept them in its own way.
     LinearAttentionCacheLayerMixin = _found("cache_utils", "LinearAttentionCacheLayerMixin", (5, 14))
     LinearAttentionLayer = _found("cache_utils", "LinearAttentionLayer", (5, 14))
     LinearAttentionAndFullAttentionLayer = _found("cache_utils", "LinearAttentionAndFullAttentionLayer", (5, 14))
@@ -92,12 +90,9 @@ else:
     # DFlash assistants: since 5.15, with hidden states by number, as the drafter gives them, since 5.23.
     DFlashTokenCandidateGenerator = _found("generation.candidate_generator", "DFlashTokenCandidateGenerator", (5, 23))
 
-    # A processor: none before.
-    TopHLogitsWarper = _found("generation.logits_process", "TopHLogitsWarper", (5, 0))
-
 
 class OwnLayer(cache_utils.CacheLayerMixin):
-    """A kind of layer that is not transformers' own. Before 5.13 its room had another name."""
+    """A cache layer of our own. Before 5.13 its capacity had another name."""
 
     if _TRANSFORMERS < (5, 13):
 
@@ -118,22 +113,21 @@ def left_by_crop(asked: int, held: int) -> int:
     return held
 
 
-def write_behind(cache: Cache, held: int, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Appends states (batch, heads, n, size) to a layer of a static cache that holds `held` slots. Before 5.4 it was
-    told where they go, and took slots of zeros for empty ones; since then it counts.
-    """
-    if _TRANSFORMERS >= (5, 4):
-        cache.update(keys, values, index)
-        return
-    places = torch.arange(held, held + keys.shape[2], device=keys.device)
-    # The slots of padding, which nothing attends to, hold ones.
-    filled = keys.masked_fill(~keys.any(dim=-1, keepdim=True), 1)
-    cache.update(filled, values, index, {"cache_position": places})
+def mark_callers(cache: Any) -> None:
+    """Mark the cache that a caller gives to `generate`, as transformers does itself since 5.17."""
+    if isinstance(cache, Cache) and _TRANSFORMERS < (5, 17):
+        cache._is_user_defined = True  # type: ignore[attr-defined]
+
+
+def mark_made(cache: Any) -> None:
+    """Mark any other cache as made by `generate`; transformers marks both since 5.17."""
+    if isinstance(cache, Cache) and _TRANSFORMERS < (5, 17) and not hasattr(cache, "_is_user_defined"):
+        cache._is_user_defined = False  # type: ignore[attr-defined]
 
 
 def is_callers(cache: Cache) -> bool:
-    """Whether a cache may be that of the caller of `generate`. Before 5.17 there was no mark of it."""
-    return _TRANSFORMERS < (5, 17) or getattr(cache, "_is_user_defined", False)
+    """Whether a cache may be that of the caller of `generate`. Before 5.17 one without a mark may be."""
+    return getattr(cache, "_is_user_defined", _TRANSFORMERS < (5, 17))
 
 
 _ANOTHER_MODEL_BEFORE = {"doge": (5, 18)}
@@ -145,53 +139,7 @@ def is_as_compared(family: str) -> bool:
     return _ANOTHER_MODEL_BEFORE.get(family, (0,)) <= _TRANSFORMERS
 
 
-def with_cache(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return what `generate` hands to its loop. In 5.0 it left a cache of the usual kind for the model to make."""
-    usual = (
-        (5, 0) <= _TRANSFORMERS < (5, 1) and model_kwargs.get("use_cache") and model._supports_default_dynamic_cache()
-    )
-    if not usual or model_kwargs.get("past_key_values") is not None:
-        return model_kwargs
-    return {**model_kwargs, "past_key_values": DynamicCache(config=model.config.get_text_config(decoder=True))}
-
-
-def rotary(config: PretrainedConfig) -> dict[str, Any]:
-    """Return what a configuration says of rotary positions: `rope_type`, `rope_theta` and what a scaling needs, or such
-    mappings by type of layer. Before 5.0 the base stood by itself, and the type went by two names.
-    """
-    if _TRANSFORMERS >= (5, 0):
-        return getattr(config, "rope_parameters", None) or {}
-    scaling = dict(getattr(config, "rope_scaling", None) or {})
-    kind = scaling.pop("type", None)
-    at = getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
-    return {
-        "rope_type": kind or "default",
-        "rope_theta": getattr(config, "rope_theta", None),
-        **({"original_max_position_embeddings": at} if "longrope" in (kind, scaling.get("rope_type")) else {}),
-        **scaling,
-    }
-
-
-def of_rotary(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a configuration for such a mapping."""
-    if _TRANSFORMERS >= (5, 0):
-        return {"rope_parameters": dict(parameters)}
-    scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
-    default = scaling["rope_type"] == "default"
-    return {"rope_theta": parameters["rope_theta"], "rope_scaling": None if default else scaling}
-
-
 def dequantising() -> dict[str, Any]:
     """Arguments of `from_pretrained` that make it dequantise a GGUF file, as releases before `GgufConfig` always do."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
-
-
-def precision_options() -> list[Any]:
-    """Return torch's settings of precision: one for all devices before 2.9, none for 16-bit sums before 2.7."""
-    matmul = torch.backends.cuda.matmul
-    sums = [matmul.allow_fp16_accumulation] if _TORCH >= (2, 7) else []
-    if _TORCH < (2, 9):
-        return [torch.get_float32_matmul_precision(), matmul.allow_tf32, *sums]
-    backends: Any = torch.backends
-    return [backends.fp32_precision, backends.mkldnn.matmul.fp32_precision, matmul.fp32_precision, *sums]

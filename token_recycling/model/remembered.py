@@ -33,7 +33,6 @@ from torch.nn.modules import module as torch_modules
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .._util.files import cache_folder, replacing
-from .compat import precision_options
 
 logger = logging.getLogger("token_recycling")
 
@@ -377,12 +376,16 @@ def hooks_of(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
 
 def _options() -> list[Any]:
     """Options of torch that choose between operations, or their precision."""
-    cuda, matmul = torch.backends.cuda, torch.backends.cuda.matmul
+    backends: Any = torch.backends
+    cuda, matmul = backends.cuda, backends.cuda.matmul
     return [
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.get_deterministic_debug_mode(),
-        *precision_options(),
+        backends.fp32_precision,
+        backends.mkldnn.matmul.fp32_precision,
+        matmul.fp32_precision,
+        matmul.allow_fp16_accumulation,
         matmul.allow_fp16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction,
         cuda.preferred_blas_library(),

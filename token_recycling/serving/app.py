@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -151,7 +151,7 @@ def _openai_routes(service: Service) -> APIRouter:
             # Anthropic's fields.
             "type": "model",
             "display_name": one,
-            "created_at": datetime.fromtimestamp(service.created, timezone.utc).isoformat(),
+            "created_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
         }
         for one in (name, *service.settings.aliases)
     }

@@ -208,7 +208,7 @@ class _Watched:
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), deadline - time.monotonic())
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 why = too_slow("body", seconds)
                 raise ApiError(408, why, "connection_closed", headers={"Connection": "close"}) from None
             if not message.get("more_body", False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ DEFAULT_OFFERS = ("recycling", "published", "suffix", "prompt_lookup", "lookahea
 """Drafters that requests for steps may name where the operator lists none."""
 
 
-class Isolation(str, Enum):
+class Isolation(StrEnum):
     """Who shares a drafter."""
 
     shared = "shared"

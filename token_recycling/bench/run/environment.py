@@ -33,7 +33,7 @@ def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
         "model_fingerprint": weights_fingerprint(model, typed=False),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
     }
 

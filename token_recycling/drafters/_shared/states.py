@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
-from typing_extensions import Self
 
 from ...costs.budget import best_size
 from ...costs.costs import Costs, Overhead

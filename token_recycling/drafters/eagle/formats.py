@@ -24,7 +24,6 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.activations import ACT2FN
 
 from ..._util.files import replacing
-from ...model.compat import of_rotary, rotary
 from .._shared.training.saved import TrainedPartError, describe_part, described_part
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 
@@ -182,7 +181,7 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
     absent = {name: config[name] for name in _LAYER - set(sizes) if config.get(name) is not None}
     for name in ("model_type", "rope_theta", "rope_scaling", "rope_parameters"):
         absent.pop(name, None)
-    layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], **of_rotary(rope)}
+    layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], "rope_parameters": rope}
     if "head_dim" not in absent and family == "qwen3":  # its own default is 128, whatever the sizes
         raise ValueError("head_dim is missing from the configuration of the qwen3 layer")
     if absent.get("hidden_act", "silu") not in ACT2FN:
@@ -247,7 +246,7 @@ def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrained
     assert shape == told, "a head of another shape than those that are made here"
     rope = ("rope_parameters", "rope_scaling", "rope_theta")
     config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER.difference(rope))}
-    config["rope_theta"] = rotary(layer)["rope_theta"]
+    config["rope_theta"] = layer.rope_parameters["rope_theta"]
     if shape.version == 1:
         config |= {"architectures": ["LlamaForCausalLMEagle"], "bias": shape.fc_bias}
     else:

@@ -22,7 +22,6 @@ import torch
 from torch.nn.functional import pad, smooth_l1_loss
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from ...model.compat import of_rotary
 from ...model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.placed import placed_copy
@@ -68,7 +67,7 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
         num_attention_heads=heads,
         num_key_value_heads=math.gcd(heads, _size(target.config, "num_key_value_heads", heads)),
         max_position_embeddings=target.max_length or 2048,
-        **of_rotary({"rope_type": "default", "rope_theta": THETA}),
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
         attn_implementation="sdpa",
     )
     torch.manual_seed(training.seed)
