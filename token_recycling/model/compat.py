@@ -116,13 +116,13 @@ def left_by_crop(asked: int, held: int) -> int:
 def mark_callers(cache: Any) -> None:
     """Mark the cache that a caller gives to `generate`, as transformers does itself since 5.17."""
     if isinstance(cache, Cache) and _TRANSFORMERS < (5, 17):
-        cache._is_user_defined = True  # type: ignore[attr-defined]
+        cache._is_user_defined = True
 
 
 def mark_made(cache: Any) -> None:
     """Mark any other cache as made by `generate`; transformers marks both since 5.17."""
     if isinstance(cache, Cache) and _TRANSFORMERS < (5, 17) and not hasattr(cache, "_is_user_defined"):
-        cache._is_user_defined = False  # type: ignore[attr-defined]
+        cache._is_user_defined = False
 
 
 def is_callers(cache: Cache) -> bool:
