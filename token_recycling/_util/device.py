@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from .locks import CAPTURING
 
 _OF_CONTAINER, _UNKNOWN = Path("/sys/fs/cgroup/memory.max"), 8 * 2**30
+_SEEDS = 2**63 - 1
+"""Seeds are below it."""
 _CPU = Path("/proc/cpuinfo")
 _INSTRUCTIONS = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
@@ -43,6 +46,23 @@ def set_random_state(device: torch.device, generator: torch.Generator | None, st
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, *_named(device))
+
+
+def seeded_generators(
+    number: int, device: torch.device, generator: torch.Generator | None = None
+) -> list[torch.Generator]:
+    """Return generators on a device, seeded with random numbers of `generator`, or of the device's own."""
+    seeds = torch.randint(_SEEDS, (number,), device=device, generator=generator).tolist()
+    return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+
+def derived_generator(device: torch.device, generator: torch.Generator | None) -> torch.Generator:
+    """Return a generator on a device whose numbers follow from the present state of `generator`, or of the device's
+    own, without taking any of its numbers.
+    """
+    state = random_state(device, generator).cpu().numpy().tobytes()
+    seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "big")
+    return torch.Generator(device).manual_seed(seed % _SEEDS)
 
 
 def _named(device: torch.device) -> tuple[torch.device, ...]:

@@ -32,6 +32,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from .._util.device import seeded_generators
 from ..drafters._base import Drafter
 from ..grammar.adapters import for_sequence
 from ..loop.hints import NO_HINTS, Hints
@@ -278,8 +279,8 @@ def run_call(
     hints: Hints = NO_HINTS,
     generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:
-    """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Sampled tokens
-    are sampled with `generator`, or torch's own.
+    """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Random numbers
+    are those of `generator`, or torch's own; see `beginnings`.
     """
     _say_what_is_bypassed(target, call)
     sequences, selectors = beginnings(call, generator)
@@ -378,8 +379,16 @@ def _begins_anew(call: GenerateCall) -> bool:
 def beginnings(
     call: GenerateCall, generator: torch.Generator | None = None
 ) -> tuple[list[Sequence], list[TokenSelector]]:
-    """Create the sequences of a call, and the selectors of their tokens."""
+    """Create the sequences of a call, and the selectors of their tokens.
+
+    A single sequence is sampled with `generator`, or torch's own, as `generate` samples it. Of several sequences each
+    has random numbers of its own, seeded from that generator: how far the others are, which depends on what was
+    drafted, shifts none of its numbers.
+    """
     config = call.config
+    generators = [generator] * len(call.input_ids)
+    if len(generators) > 1 and config.do_sample:
+        generators = [*seeded_generators(len(generators), call.input_ids.device, generator)]
     sequences = [
         Sequence(ids, call.criteria_by_text, pad) for ids, pad in zip(call.input_ids, call.paddings, strict=True)
     ]
@@ -390,7 +399,7 @@ def beginnings(
             sample=bool(config.do_sample),
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),
-            generator=generator,
+            generator=generators[row],
         )
         for row, sequence in enumerate(sequences)
     ]

@@ -22,7 +22,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from .._util.device import random_state, set_random_state
+from .._util.device import derived_generator, random_state, set_random_state
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from ..drafters._pruning import prune
@@ -260,6 +260,10 @@ class RequestState:
         """The grammar that constrains it, if a processor of a known library does."""
         self._asked_at: State | None = None
         """Grammar state at the last draft's root, where the draft was fitted to it."""
+        self.draft_generator: torch.Generator | None = None
+        """Random numbers of sampled drafts; the selector's are left to the tokens of the target."""
+        if self.traits.samples and self.selector.sample:
+            self.draft_generator = derived_generator(self.prompt.device, self.selector.generator)
 
     @property
     def active(self) -> bool:
@@ -312,7 +316,7 @@ class RequestState:
         warp = self.selector.warp if self.selector.sample else None
         state = None if self.constraint is None else self.constraint.at(tokens.cpu().numpy())
         draft = self.started(target, costs).draft(
-            Context(tokens.to(device), remaining, warp, state, self.selector.generator)
+            Context(tokens.to(device), remaining, warp, state, self.draft_generator)
         )
         if self.constraint is None or state is None or self.traits.within_grammars:
             return draft

@@ -186,7 +186,7 @@ class Context:
     state: State | None = None
     """Grammar state at the end of the sequence; None without a grammar, or where it is unknown."""
     generator: torch.Generator | None = None
-    """Random numbers of this sequence, for drafters that sample; None for torch's own generator."""
+    """Random numbers of this sequence's drafts, for drafters that sample; None where nothing is sampled."""
 
     @property
     def root(self) -> torch.Tensor:
