@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .cuda_graphs import NoFastPathError
     from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
-    from .hf.accelerate import accelerate, accelerated, custom_generate, decelerate, generate
+    from .hf.accelerate import accelerate, accelerated, decelerate, generate
     from .hf.acceleration import Acceleration
     from .hf.check import check
     from .hf.constrain import constrain
@@ -53,7 +53,6 @@ __all__ = [
     "accelerated",
     "check",
     "constrain",
-    "custom_generate",
     "decelerate",
     "drafter_names",
     "fingerprint",
@@ -72,7 +71,7 @@ _MODULES = {
     "cuda_graphs": ("NoFastPathError",),
     "drafters._base": ("Drafter", "DrafterTraits", "SequenceDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),
-    "hf.accelerate": ("accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
+    "hf.accelerate": ("accelerate", "accelerated", "decelerate", "generate"),
     "hf.acceleration": ("Acceleration",),
     "hf.check": ("check",),
     "hf.constrain": ("constrain",),

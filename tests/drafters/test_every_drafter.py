@@ -36,10 +36,6 @@ def accelerated(model, drafter):
     return generate
 
 
-def custom(model, drafter):
-    return partial(model.generate, custom_generate=tr.custom_generate(drafter))
-
-
 def streamed(model, drafter):
     def generate(ids, temperature=1.0, top_k=0, **arguments):
         if top_k:
@@ -60,7 +56,6 @@ def fast(model, drafter):
 TABLE = {
     generated: ways.EVERY_WAY,
     accelerated: [ways.greedy, ways.sampled, ways.padded_batch, ways.stop_strings, ways.conversation, ways.streamer],
-    custom: [ways.greedy, ways.sampled, ways.padded_batch, ways.criteria, ways.scores, ways.conversation],
     streamed: [ways.greedy, ways.one_token, ways.end_of_sequence, ways.sampled, ways.logits_processor, ways.criteria],
     fast: [
         ways.greedy,

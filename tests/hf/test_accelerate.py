@@ -112,7 +112,6 @@ def by_stream(model, /, **options):
 
 WAYS = [
     lambda model, /, **options: tr.accelerate(model, **options).generate(IDS, **GREEDY),
-    lambda model, /, **options: model.generate(IDS, custom_generate=tr.custom_generate(**options), **GREEDY),
     by_accelerated,
     by_stream,
 ]
@@ -124,9 +123,7 @@ def test_a_drafter_may_have_an_option_named_model(model, way):
     assert torch.equal(way(model, model=tiny.related(model), **DRAFTED), wanted)
 
 
-@pytest.mark.parametrize(
-    "function", [tr.accelerate, tr.accelerated, tr.stream, tr.custom_generate, tr.make_drafter, tr.generate]
-)
+@pytest.mark.parametrize("function", [tr.accelerate, tr.accelerated, tr.stream, tr.make_drafter, tr.generate])
 def test_no_option_of_a_drafter_is_an_argument_of_ours(function):
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     ours = {name for name, given in inspect.signature(function).parameters.items() if given.kind in kinds}
@@ -148,13 +145,10 @@ def test_what_a_stream_refuses(model, arguments, error, value):
         tr.stream(model, **{"input_ids": IDS, **arguments})
 
 
-def test_a_custom_generate_returns_statistics_leaves_the_model_alone_and_refuses(model):
-    recycle = tr.custom_generate("published", tree="paper")
-    output = model.generate(IDS, custom_generate=recycle, return_dict_in_generate=True, **GREEDY)
+def test_one_call_of_generate_returns_statistics_and_leaves_the_model_alone(model):
+    output = tr.generate(model, IDS, drafter="published", return_dict_in_generate=True, **GREEDY)
     assert output.stats.tokens == 12
     assert type(model) is LlamaForCausalLM
-    with pytest.raises(tr.UnsupportedModelError, match="no cache"):
-        model.generate(IDS, use_cache=False, custom_generate=recycle, **GREEDY)
 
 
 # Pickled and copied, with what was learned

@@ -43,7 +43,7 @@ SPECS = [
     *("prompt_lookup:num_tokens=5", "lookahead:window=2,ngram_size=3", "layer_skip:layers=1", "plain"),
 ]
 """Drafters that need no file, besides the default one and `EXAMPLES`."""
-SURFACES = ("accelerate", "generate", "custom_generate", "stream")
+SURFACES = ("accelerate", "generate", "stream")
 ENDS = {"eos_token_id": [5, 11, 23, 41, 60, 77], "pad_token_id": 0}
 ARGUMENTS: list[dict[str, Any]] = [
     ENDS,
@@ -121,7 +121,7 @@ def calls(draw: st.DrawFn, surface: str, seeded: bool, shared: bool, resumes: bo
     arguments = {"do_sample": False, **draw(st.sampled_from(sampling))}
     for one in more:
         arguments |= one
-    if shared or surface == "custom_generate" or arguments["do_sample"]:
+    if shared or arguments["do_sample"]:
         arguments.pop("num_beams", None)
     return Call(
         prompts,
@@ -191,9 +191,6 @@ def surface_of(case: Case, model: PreTrainedModel, folder: Path) -> Callable[...
     drafter = made(case, model, folder)
     if case.surface == "accelerate":
         return tr.accelerate(model, drafter, fast=case.fast).generate
-    if case.surface == "custom_generate":
-        recycle = tr.custom_generate(drafter, fast=case.fast)
-        return lambda ids, **arguments: model.generate(ids, custom_generate=recycle, **arguments)
     if case.surface == "generate":
         return lambda ids, **arguments: tr.generate(model, ids, drafter=drafter, fast=case.fast, **arguments)
 

@@ -1,18 +1,17 @@
 """The library inside transformers: `accelerate(model)` and the model's own `generate()` is faster.
 
 Pipelines, streamers and servers work unchanged, and the model is saved and copied under its own name; `acceleration`
-says how. `generate` and `custom_generate` leave the model as it is.
+says how. `generate` leaves the model as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import PreTrainedModel
 
 from ..cuda_graphs import Fast, backend_for, capture_common
 from ..drafters._base import Drafter
@@ -24,7 +23,6 @@ from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain, view
-from .generate_call import GenerateCall, run_call
 
 
 def accelerate(
@@ -154,25 +152,3 @@ def _predicted(
             f"{int(ids.max())}"
         )
     return ids
-
-
-def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any) -> Callable[..., Any]:
-    """Return a function for `model.generate(..., custom_generate=...)`, which leaves the model itself unchanged.
-
-    Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate`
-    for one. Raises UnsupportedModelError for a call that cannot be accelerated.
-    """
-    made, backend = make_drafter(drafter, **options), backend_for(fast)
-
-    def recycle(
-        model: PreTrainedModel,
-        input_ids: torch.LongTensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
-        return run_call(call.ready(model), call, made, Stats(), backend)
-
-    return recycle
