@@ -118,17 +118,16 @@ def test_a_server_refuses_by_name_and_answers_others(shipped):
             time.sleep(0.2)
         assert answers[0].status_code == 400
         assert "--grammar-seconds" in answers[0].json()["error"]["message"]
-        assert completion(server, response_format={"type": "regex", "value": "[a-c]{3}"}).choices[0].text
+        assert completion(server, regex="[a-c]{3}").choices[0].text
 
 
 def test_a_form_whose_masks_grow_is_refused_by_name(shipped):
     """It compiles at once; the masks of repeats within repeats take seconds each after a few tokens."""
     with serving(*shipped) as server:
-        form = {"type": "regex", "value": "(([a-z]{0,100}){0,100}){0,100}"}
-        body = {"prompt": "a", "response_format": form, "max_tokens": 2000, "temperature": 0}
+        body = {"prompt": "a", "regex": "(([a-z]{0,100}){0,100}){0,100}", "max_tokens": 2000, "temperature": 0}
         before = time.process_time()
         answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=600)
         assert time.process_time() - before < 30
         assert answer.status_code == 400, answer.text
         assert "response_format: the masks of this grammar take more than" in answer.json()["error"]["message"]
-        assert completion(server, response_format={"type": "regex", "value": "[a-c]{3}"}).choices[0].text
+        assert completion(server, regex="[a-c]{3}").choices[0].text

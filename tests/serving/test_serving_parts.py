@@ -11,7 +11,7 @@ from support import architectures, tiny
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
-from token_recycling.serving.protocol import SamplingRequest
+from token_recycling.serving.protocol import Request
 from token_recycling.serving.sampling import config_of
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
@@ -132,4 +132,4 @@ def test_a_broken_template_is_found_at_start(template, said):
 def test_an_answer_is_as_long_as_the_context_however_the_model_says_it():
     model = architectures.model_of(architectures.named("mpt"))
     del model.config.max_position_embeddings
-    assert config_of(SamplingRequest(), model).max_new_tokens == 256
+    assert config_of(Request(), model).max_new_tokens == 256

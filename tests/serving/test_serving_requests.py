@@ -184,14 +184,14 @@ def test_steps_put_together_are_the_text(open_server):
 
 @pytest.mark.parametrize("drafter", ["accelerated", "plain"])
 def test_steps_end_as_completions_do(open_server, drafter):
-    """With the token that is the last one allowed and the model's end too, and before a stop string."""
+    """With the token that is the last one allowed and an end too, and before a stop string."""
     tokenizer = open_server.service.loaded.tokenizer
     (_, *steps, _) = open_server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
     ids = [token for _, data in steps for token in data["tokens"]]
     last = next(place for place in range(4, 40) if ids[place] not in ids[:place])
     whole = tokenizer.decode(ids)
     stop = next(whole[at : at + 2] for at in range(8, 40) if whole.index(whole[at : at + 2]) == at)
-    for more in ({"generation_config": f'{{"eos_token_id": {ids[last]}}}'}, {"stop": stop, "max_tokens": 40}, {}):
+    for more in ({"stop_token_ids": [ids[last]]}, {"stop": stop, "max_tokens": 40}, {}):
         asked = {"prompt": "for index in", "max_tokens": last + 1, "temperature": 0, **more}
         (_, *steps, (_, end)) = open_server.steps(**asked, drafter=drafter)
         said = open_server.post("/v1/completions", asked).json()

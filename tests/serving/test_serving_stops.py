@@ -1,7 +1,5 @@
 """Where a text ends: stop strings and ids, the model's own end, and what of it is shown. Nothing is left for others."""
 
-import json
-
 import pytest
 from support.openai_answers import chat, completion, streamed_completion
 from support.serving import serving
@@ -28,17 +26,20 @@ def stop(said):
 
 
 def test_a_stop_string_ends_every_kind_of_answer(server, said, stop):
-    """From a field or a configuration, where one string is one stop string."""
+    """Empty ones, which clients send for none, end nothing; vLLM's clients may have it shown."""
     wanted = said[0][: said[0].index(stop)]
-    for more in ({"stop": [stop]}, {"generation_config": json.dumps({"stop_strings": stop})}):
-        choice = completion(server, **GREEDY, **more).choices[0]
-        assert (choice.text, choice.finish_reason) == (wanted, "stop")
+    for more, shown in (({}, ""), ({"include_stop_str_in_output": True}, stop)):
+        for given in (stop, [stop], ["", stop]):
+            choice = completion(server, **GREEDY, stop=given, **more).choices[0]
+            assert (choice.text, choice.finish_reason) == (wanted + shown, "stop")
+    for nothing in ("", [""], []):
+        assert completion(server, **GREEDY, stop=nothing).choices[0].text == said[0]
     (*_, (name, end)) = events = server.steps(prompt=PROMPT, **GREEDY, stop=stop)
     shown = "".join("".join(data["texts"]) for kind, data in events if kind == "step") + end["text"]
     assert (name, end["finish_reason"], shown) == ("end", "stop", wanted)
     text = chat(server, temperature=0, max_tokens=24).choices[0].message.content
-    configuration = json.dumps({"stop_strings": text[9:12], "do_sample": False, "max_new_tokens": 24})
-    answer = server.post("/v1/responses", {"input": "import os", "generation_config": configuration}).json()
+    body = {"input": "import os", "stop": text[9:12], "temperature": 0, "max_output_tokens": 24}
+    answer = server.post("/v1/responses", body).json()
     assert answer["output"][0]["content"][0]["text"] == text[: text.index(text[9:12])]
 
 
@@ -49,7 +50,7 @@ def test_a_stop_string_of_the_model_ends_texts_too(model, tokenizer, said, stop,
 
 
 def test_a_special_token_may_be_a_stop_string(server, tokenizer):
-    special = {"logit_bias": {str(tokenizer.eos_token_id): 100}, "generation_config": '{"eos_token_id": 299}'}
+    special = {"logit_bias": {str(tokenizer.eos_token_id): 100}, "ignore_eos": True}
     assert completion(server, **GREEDY, **special).usage.completion_tokens == 40
     ended = completion(server, **GREEDY, stop=tokenizer.eos_token, **special)
     assert (ended.choices[0].text, ended.choices[0].finish_reason, ended.usage.completion_tokens) == ("", "stop", 1)
@@ -75,12 +76,12 @@ def test_ids_end_the_text_and_are_not_shown(server, said, tokenizer):
     assert last.choices[0].finish_reason == "stop", "the last token allowed ends it: it was not cut off"
 
 
-def test_the_models_own_end_may_be_ignored_or_put_off(server, said):
+def test_the_models_own_end_may_be_ignored_or_put_off(server, said, model, monkeypatch):
     text, tokens, (place, later, *_) = said
-    ends = {"generation_config": json.dumps({"eos_token_id": tokens[place]})}
+    monkeypatch.setattr(model.generation_config, "eos_token_id", tokens[place])
 
     def asked(**more):
-        answer = completion(server, **GREEDY, **ends, **more)
+        answer = completion(server, **GREEDY, **more)
         return answer.usage.completion_tokens, answer.choices[0].finish_reason, answer.choices[0].text
 
     assert asked()[:2] == asked(ignore_eos=False)[:2] == (place + 1, "stop")

@@ -22,7 +22,7 @@ from .metrics import Metrics
 from .settings import is_loopback
 
 
-async def _client_key(request: Request) -> Key | None:
+async def client_key(request: Request) -> Key | None:
     """The API key of a client, None where no keys are configured; raises ApiError."""
     keys, key = _keys(request)
     if keys and (key is None or key.name == METRICS):
@@ -55,7 +55,7 @@ def _unauthorized(needed: str) -> ApiError:
     return ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-User = Annotated[Key | None, Depends(_client_key)]
+User = Annotated[Key | None, Depends(client_key)]
 """Parameter of a route that needs an API key, where keys are configured."""
 MetricsUser = Annotated[Key | None, Depends(_metrics_key)]
 """Parameter of a route that only the key named `metrics` opens, where keys are configured."""
@@ -122,7 +122,7 @@ class LocalNamesMiddleware:
 
 
 class LimitMiddleware:
-    """ASGI middleware; a body that is too large is not read to its end."""
+    """ASGI middleware: counts requests, and does not read a body that is too large to its end."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, metrics: Metrics) -> None:
         self._app, self._max_bytes, self._metrics = app, max_bytes, metrics
@@ -131,6 +131,8 @@ class LimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # answered as GET is; the HTTP server leaves out the body
+            scope = {**scope, "method": "GET"}
         read, began, status = 0, time.monotonic(), 499  # of a client that disconnects before there is a response
 
         async def limited() -> Message:

@@ -15,11 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from .calls import Delta
-from .choices import Choice
 from .errors import CancelledError, failure
 from .job import Job, OnTokens, TokenSequence
 from .logprobs import ScoredToken
+from .output import Delta, Output
 from .service import Service
 
 T = TypeVar("T")
@@ -34,7 +33,7 @@ class Answer:
     service: Service
     job: Job
     sequences: Sequence[TokenSequence]
-    choices: Sequence[Choice]
+    choices: Sequence[Output]
     created: int = field(default_factory=lambda: int(time.time()), init=False)
 
     prefix: ClassVar[str]
@@ -80,15 +79,12 @@ class Answer:
                 pass
         return self.whole()
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta, str | None]]:
-        """Generate all sequences; yield the index of a choice, what it adds, and at its end the finish reason."""
-        async with contextlib.aclosing(from_threads(self.job, self._begin)) as told:
-            async for index, tokens in told:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+        """Generate all sequences; yield the index of a choice with what a step adds to it."""
+        async with contextlib.aclosing(from_threads(self.job, self._begin)) as steps:
+            async for index, tokens in steps:
                 choice = self.choices[index]
-                if tokens:
-                    yield index, choice.push(tokens), None
-                else:
-                    yield index, choice.end(), choice.finish_reason
+                yield index, choice.push(tokens) if tokens else choice.end()
 
     def usage(self) -> dict[str, Any]:
         """The usage block, at the end."""

@@ -8,8 +8,10 @@ or None where no keys are configured. One that generates is an `answers.Answer`.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ from pydantic_core import from_json
 
 from ..model.loading import Loaded
 from . import playground
-from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User, is_local
+from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User, client_key, is_local
 from .answers import Answer
 from .chat import ChatAnswer
 from .completions import CompletionAnswer
@@ -49,24 +51,30 @@ _SILENCE = 15.0
 
 class _JsonRequest(Request):
     """Reads its body with pydantic's parser, which refuses what templates and UTF-8 cannot take: NaN, half a surrogate
-    pair, and values nested more than 200 deep.
+    pair, and values nested more than 200 deep. A byte order mark is skipped, as RFC 8259 allows.
     """
 
     async def json(self) -> Any:
-        body = await self.body()
+        body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         try:
             value = from_json(body, allow_inf_nan=False)
-            json.dumps(value, allow_nan=False)  # 1e999 is read as infinity
+            if _MAY_OVERFLOW.search(body):
+                json.dumps(value, allow_nan=False)  # 1e999 is read as infinity
         except ValueError as error:
             raise ApiError(400, f"the body must be a JSON object in UTF-8: {error}", "invalid_body") from None
         return value
 
 
+_MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{300}")
+
+
 class _JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
+        handler, has_body = super().get_route_handler(), self.body_field is not None
 
         async def handle(request: Request) -> Response:
+            if has_body:  # before it is read
+                await client_key(request)
             return await handler(_JsonRequest(request.scope, request.receive))
 
         return handle
@@ -196,19 +204,12 @@ def _openai_routes(service: Service) -> APIRouter:
 
 
 def _own_routes(service: Service) -> APIRouter:
-    """Steps, metrics and health, and what `transformers chat` calls first."""
+    """Steps, metrics and health."""
     router = APIRouter(route_class=_JsonRoute)
 
     @router.post("/v1/token_recycling/steps")
     async def steps(request: Request, body: StepsRequest, key: User) -> Response:
         return await _answer(service, StepsAnswer, request, body, key, body.drafter)
-
-    @router.post("/load_model")
-    async def load_model(body: dict[str, Any], key: User) -> Response:
-        """`transformers chat` waits for this before anything else; the model is loaded already."""
-        service.check_model(body.get("model"))
-        ready = {"status": "ready", "model": service.settings.name, "cached": True}
-        return Response(f"data: {json.dumps(ready)}\n\n", media_type="text/event-stream")
 
     @router.get("/metrics")
     async def metrics(key: MetricsUser) -> Response:

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from .calls import CallPart, Delta, whole_calls
-from .choices import Choice
 from .completions import CompletionAnswer
 from .job import Job
 from .logprobs import chat_logprobs
+from .output import Delta, Output, Piece
 from .protocol import ChatRequest, warn_ignored
 from .sequences import sequences_of
 from .service import Service
@@ -67,36 +66,47 @@ class ChatAnswer(CompletionAnswer):
         sequences, config = await sequences_of(service, job, prompt.ids, body, None, top, form)
         tools = body.shown_tools
         parser = response_parser(service.loaded, prompt.ids, tools, prompt.prompted and tools is not None)
-        new_choice = partial(Choice, service.loaded.tokenizer, config, parser, body.stop_token_ids, bool(body.stream))
+        new_choice = partial(
+            Output,
+            service.loaded.tokenizer,
+            config,
+            parser,
+            hidden=body.stop_token_ids,
+            streamed=bool(body.stream),
+            include_stop=bool(body.include_stop_str_in_output),
+        )
         return cls(service, job, sequences, [new_choice() for _ in sequences], top, body.wants_usage)
 
     def opened(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def part(self, delta: Delta) -> dict[str, Any]:
-        said: dict[str, Any] = {"content": delta.text} if delta.text else {}
-        if delta.reasoning:
-            said["reasoning_content"] = delta.reasoning
-        if delta.calls:
-            said["tool_calls"] = [_call_part(call) for call in delta.calls]
-        return {"delta": said, "logprobs": self._logprobs(delta)}
+        message: dict[str, Any] = {}
+        if text := delta.of("text"):
+            message["content"] = text
+        if reasoning := delta.of("reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls := delta.calls:
+            message["tool_calls"] = [_call_part(call) for call in calls]
+        return {"delta": message, "logprobs": self._logprobs(delta)}
 
     def choice(self, delta: Delta) -> dict[str, Any]:
-        said: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
-        if delta.reasoning:
-            said["reasoning_content"] = delta.reasoning
-        if delta.calls:
-            said |= {"content": delta.text or None, "tool_calls": [_call(call) for call in whole_calls(delta.calls)]}
-        return {"message": said, "logprobs": self._logprobs(delta)}
+        text = delta.of("text")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning := delta.of("reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls := delta.calls:
+            message |= {"content": text or None, "tool_calls": [_call(call) for call in calls]}
+        return {"message": message, "logprobs": self._logprobs(delta)}
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return None if self.top is None else chat_logprobs(self.service.loaded.tokenizer, delta.tokens)
+        return None if self.top is None else chat_logprobs(self.service.loaded.tokenizer, delta.tokens, delta.offsets)
 
 
-def _call(call: CallPart) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _call(call: Piece) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
 
 
-def _call_part(call: CallPart) -> dict[str, Any]:
-    more = {"function": {"arguments": call.arguments}} if call.name is None else _call(call)
+def _call_part(call: Piece) -> dict[str, Any]:
+    more = {"function": {"arguments": call.text}} if call.name is None else _call(call)
     return {"index": call.index, **more}

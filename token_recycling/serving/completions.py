@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from .answers import Answer, Event
-from .calls import Delta
-from .choices import Choice
 from .errors import invalid
 from .job import Job, TokenSequence
 from .logprobs import completion_logprobs
+from .output import Delta, Output, whole
 from .protocol import CompletionRequest
 from .sequences import sequences_of
 from .service import Service
@@ -35,19 +34,16 @@ class CompletionAnswer(Answer):
     prefix = "cmpl-"
     kind = streamed_kind = "text_completion"
 
-    def __post_init__(self) -> None:
-        self._said = [Delta() for _ in self.choices]
-        self._reasons: list[str | None] = [None] * len(self.choices)
-
     @classmethod
     async def prepare(cls, service: Service, body: CompletionRequest, job: Job) -> CompletionAnswer:
-        tokenizer, sequences, choices = service.loaded.tokenizer, list[TokenSequence](), list[Choice]()
+        tokenizer, sequences, choices = service.loaded.tokenizer, list[TokenSequence](), list[Output]()
         for prompt in body.prompts:
-            ids = await asyncio.to_thread(_ids, service, prompt)
+            ids = await asyncio.to_thread(_ids, service, prompt, body.add_special_tokens is not False)
             made, config = await sequences_of(service, job, ids, body, _DEFAULT_TOKENS, body.logprobs)
             for sequence in made:
                 sequences.append(sequence)
-                choices.append(Choice(tokenizer, config, hidden=body.stop_token_ids))
+                include_stop = bool(body.include_stop_str_in_output)
+                choices.append(Output(tokenizer, config, hidden=body.stop_token_ids, include_stop=include_stop))
                 if body.echo:
                     shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
                     sequence.scored_prompt = body.logprobs
@@ -59,19 +55,21 @@ class CompletionAnswer(Answer):
             if (opened := self.opened()) is not None:
                 yield self._event([{"index": index, "finish_reason": None, **opened}])
         async with contextlib.aclosing(self.deltas()) as deltas:
-            async for index, delta, reason in deltas:
-                if delta or reason:
-                    yield self._event([{"index": index, "finish_reason": reason, **self.part(delta)}])
-                self._said[index] += delta
-                self._reasons[index] = reason
+            async for index, delta in deltas:
+                if delta:
+                    yield self._event([{"index": index, "finish_reason": delta.finish_reason, **self.part(delta)}])
         if self.include_usage:
             yield self._event([], usage=self.usage())
         yield "", None
 
-    def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
+        parts: list[list[Delta]] = [[] for _ in self.choices]
+        async with contextlib.aclosing(self.deltas()) as deltas:
+            async for index, delta in deltas:
+                parts[index].append(delta)
         choices = [
-            {"index": index, "finish_reason": reason, **self.choice(delta)}
-            for index, (delta, reason) in enumerate(zip(self._said, self._reasons, strict=True))
+            {"index": index, "finish_reason": output.finish_reason, **self.choice(output)}
+            for index, output in enumerate(map(whole, parts))
         ]
         return {**self._body(self.kind, choices), "usage": self.usage()}
 
@@ -95,12 +93,13 @@ class CompletionAnswer(Answer):
         """Return a whole choice."""
         tokenizer = self.service.loaded.tokenizer
         scores = None if self.top is None else completion_logprobs(tokenizer, delta.tokens, delta.offsets, self.top)
-        return {"text": delta.text, "logprobs": scores}
+        return {"text": delta.of("text"), "logprobs": scores}
 
 
-def _ids(service: Service, prompt: str | list[int]) -> torch.Tensor:
+def _ids(service: Service, prompt: str | list[int], special: bool) -> torch.Tensor:
     if isinstance(prompt, str):
-        return service.loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        ids = service.loaded.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
+        return ids.long()  # of an empty prompt they are floats
     if max(prompt) >= service.target.embedded:
         raise invalid("prompt", f"token ids must be < {service.target.embedded}, got {max(prompt)}")
     return torch.tensor([prompt])

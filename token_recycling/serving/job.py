@@ -190,7 +190,8 @@ class Job:
                 if sequence.scored_prompt is not None:
                     ids = sequence.arguments["input_ids"]
                     on_tokens(scored_prompt(self.decoder.model, ids, sequence.scored_prompt))
-                self._decode(self.wrap_drafter(self._acquired), sequence, on_tokens)
+                if sequence.arguments["generation_config"].max_new_tokens != 0:
+                    self._decode(self.wrap_drafter(self._acquired), sequence, on_tokens)
                 on_tokens([])
             finally:
                 with self._lock:

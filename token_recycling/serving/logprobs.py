@@ -6,6 +6,7 @@ one more pass over it. Draft trees change nothing: the logits are those of the p
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,18 +91,52 @@ def _by_text(tokenizer: PreTrainedTokenizerBase, one: ScoredToken) -> dict[str, 
     return found
 
 
-def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken]) -> dict[str, Any]:
-    """The field `logprobs` of a choice of /v1/chat/completions."""
+def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int]) -> dict[str, Any]:
+    """The field `logprobs` of a choice of /v1/chat/completions; `offsets` are the tokens' places in the text.
 
-    def about(token: int, logprob: float | None) -> dict[str, Any]:
-        text = tokenizer.decode([token])
-        # A token that is a part of a character has no text of its own.
-        bytes_ = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": bytes_}
+    The bytes of the tokens put together are those of the text: a token may be a part of a character.
+    """
 
-    return {
-        "content": [
-            {**about(one.token, one.logprob), "top_logprobs": [about(*other) for other in one.top]} for one in tokens
-        ],
-        "refusal": None,
-    }
+    def about(token: int, logprob: float | None, first: bool) -> dict[str, Any]:
+        bytes_ = token_bytes(tokenizer, token, first)
+        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(bytes_)}
+
+    content = []
+    for token, offset in zip(tokens, offsets, strict=True):
+        others = [about(*other, offset == 0) for other in token.top]
+        content.append({**about(token.token, token.logprob, offset == 0), "top_logprobs": others})
+    return {"content": content, "refusal": None}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return how byte-level tokenizers write each byte (Radford et al., GPT-2): visible Latin-1 characters as they are,
+    the others as the characters from U+0100 on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What SentencePiece writes for the space before a word."""
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> bytes:
+    """Return the bytes that a token stands for in UTF-8, which may be a part of a character. `first`: the text begins
+    with it, so that SentencePiece shows no space before it.
+    """
+    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    written = tokenizer.convert_ids_to_tokens(token)
+    if not isinstance(written, str):  # a row of the embedding that is no token
+        return text.encode()
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        if byte := _BYTE_TOKEN.fullmatch(written):
+            return bytes([int(byte[1], 16)])
+        values = [_BYTE_OF.get(character) for character in written]
+        if None not in values:
+            return bytes(value for value in values if value is not None)
+    if written.startswith(_WORD_START) and not text.startswith(" ") and not first:
+        return f" {text}".encode()
+    return text.encode()

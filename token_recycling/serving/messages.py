@@ -13,11 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
-from .answers import Event
-from .calls import CallPart, Delta
+from .answers import Answer, Event
 from .chat import ChatAnswer, prompt_of
+from .errors import invalid
 from .job import Job
+from .output import Delta, Piece
 from .protocol import (
+    REFUSED,
     ChatRequest,
     FormatOptions,
     Function,
@@ -35,21 +37,70 @@ from .service import Service
 from .stopping import Stops
 
 
-class Block(BaseModel, extra="ignore"):
-    """A block of a message's content: text, a tool call, or its result."""
+class Source(BaseModel, extra="ignore"):
+    """Where the text of a document is: in `data`, or in blocks."""
+
+    type: str
+    data: str | None = None
+    content: str | list[TextBlock] | None = None
+
+
+class TextBlock(BaseModel, extra="ignore"):
+    """A block that is text: text itself, a document in plain text, or a search result."""
 
     type: str
     text: str | None = None
+    source: Source | str | None = None
+    title: str | None = None
+    context: str | None = None
+    content: str | list[TextBlock] | None = None
+
+    @model_validator(mode="after")
+    def _text_only(self) -> TextBlock:
+        if self.type == "text":
+            if self.text is None:
+                raise ValueError("text is missing")
+        elif self.type == "document":
+            self.text = self._titled(self._document())
+        elif self.type == "search_result":
+            self.text = self._titled(_text_of(self.content))
+        elif type(self) is TextBlock:
+            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
+        return self
+
+    def _document(self) -> str:
+        source = self.source
+        kind = source.type if isinstance(source, Source) else str(source)
+        if not isinstance(source, Source) or kind not in ("text", "content"):
+            raise ValueError(
+                f"a document of the source type {kind[:40]!r} is not supported: this server takes text only"
+            )
+        content = source.data if kind == "text" else source.content
+        if content is None:
+            raise ValueError(f"source.{'data' if kind == 'text' else 'content'} is missing")
+        return _text_of(content)
+
+    def _titled(self, text: str) -> str:
+        """Return a document after its title and context, apart from the text that follows."""
+        return "\n".join([*filter(None, (self.title, self.context)), text, ""])
+
+
+def _text_of(content: str | list[TextBlock] | None) -> str:
+    return content if isinstance(content, str) else "".join(block.text or "" for block in content or ())
+
+
+class Block(TextBlock, extra="ignore"):
+    """A block of a message's content: text, a tool call, or its result."""
+
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Part] | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> Block:
-        needed = {"text": ("text",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}.get(self.type)
-        if needed is None and self.type not in ("thinking", "redacted_thinking"):
+        needed = {"tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}.get(self.type)
+        if needed is None and self.text is None and self.type not in ("thinking", "redacted_thinking"):
             raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
         if missing := [name for name in needed or () if getattr(self, name) is None]:
             raise ValueError(f"{missing[0]} is missing")
@@ -67,7 +118,7 @@ class Turn(BaseModel, extra="ignore"):
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results = [
-            {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content)}
+            {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text_of(block.content)}
             for block in self.content
             if block.type == "tool_result"
         ]
@@ -76,7 +127,7 @@ class Turn(BaseModel, extra="ignore"):
             for block in self.content
             if block.type == "tool_use"
         ]
-        text = "".join(block.text or "" for block in self.content if block.type == "text")
+        text = "".join(block.text or "" for block in self.content)
         own = {"role": self.role, "content": text, **({"tool_calls": calls} if calls else {})}
         return [*results, *([own] if text or calls or not results else [])]
 
@@ -120,7 +171,13 @@ class TokenCountRequest(TemplatedRequest):
     )
     tool_choice: MessagesToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`.")
 
-    unsupported: ClassVar[Unsupported] = {"mcp_servers": ("leave it out", ([],)), "container": ("leave it out", ())}
+    unsupported: ClassVar[Unsupported] = {
+        **REFUSED,
+        "max_completion_tokens": ("use max_tokens", ()),
+        "n": ("send several requests", (1,)),
+        "mcp_servers": ("leave it out", ([],)),
+        "container": ("leave it out", ()),
+    }
 
     def as_chat(self, **more: Any) -> ChatRequest:
         """Return the same request as a chat."""
@@ -128,9 +185,18 @@ class TokenCountRequest(TemplatedRequest):
         choice = self.tool_choice
         if choice is not None and choice.disable_parallel_tool_use:
             more["parallel_tool_calls"] = False
+        messages = system + [message for turn in self.messages for message in turn.as_chat()]
+        if self.messages[-1].role == "assistant" and self.continue_final_message is None:
+            # The output continues the last message: what clients prefill.
+            if "tool_calls" in messages[-1]:
+                raise invalid("messages", "the last message must not have tool_use without its tool_result after it")
+            if messages[-1]["content"]:
+                more["continue_final_message"] = True
+            else:
+                messages.pop()
         return chat_of(
             self,
-            messages=system + [message for turn in self.messages for message in turn.as_chat()],
+            messages=messages,
             tools=[tool.as_chat() for tool in self.tools or ()] or None,
             tool_choice=None if choice is None else choice.as_chat(),
             **more,
@@ -142,16 +208,18 @@ class MessagesRequest(TokenCountRequest):
 
     max_tokens: int = Field(ge=1, description="Maximum number of output tokens.")
     stop_sequences: Stops | None = Field(None, description="The same as `stop`.")
-    top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most likely tokens; 0 and -1: from all.")
     output_config: FormatOptions | None = Field(None, description="`format`: JSON of a schema.")
     output_format: TextFormat | None = Field(None, description="The same as `output_config.format`.")
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens
 
     def as_chat(self, **more: Any) -> ChatRequest:
         form = self.output_format or (self.output_config.format if self.output_config else None)
         return super().as_chat(
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
-            top_k=self.top_k,
             response_format=form.as_chat() if form else None,
             **more,
         )
@@ -167,43 +235,47 @@ class _Content:
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
         self._open = False
-        self._input = ""
-        """JSON of the last tool call, as far as it was generated."""
+        self._growing: list[str] = []
+        """The text of the last block, or the JSON of its input, in pieces."""
 
     def push(self, delta: Delta) -> Iterator[Event]:
         """Add a delta."""
-        for kind, piece in (("thinking", delta.reasoning), ("text", delta.text)):
-            if piece:
-                if not self._open or self.blocks[-1]["type"] != kind:
-                    yield from self._begin({"type": kind, kind: ""})
-                self.blocks[-1][kind] += piece
-                yield self._event("content_block_delta", delta={"type": _PIECES[kind], kind: piece})
-        for call in delta.calls:
-            yield from self._push_call(call)
+        for piece in delta.pieces:
+            if piece.kind == "call":
+                yield from self._push_call(piece)
+                continue
+            kind = "thinking" if piece.kind == "reasoning" else "text"
+            if not self._open or self.blocks[-1]["type"] != kind:
+                yield from self._begin({"type": kind, kind: ""})
+            self._growing.append(piece.text)
+            yield self._event("content_block_delta", delta={"type": _PIECES[kind], kind: piece.text})
 
     def end(self) -> Iterator[Event]:
         """End the block that grows, if one does."""
         if not self._open:
             return
-        self._open, block = False, self.blocks[-1]
+        self._open, block, text = False, self.blocks[-1], "".join(self._growing)
         if block["type"] == "tool_use":
             # A call that was cut off has no whole input.
-            block["input"] = from_json(self._input, allow_partial=True) if self._input else {}
-        elif block["type"] == "thinking":
+            block["input"] = from_json(text, allow_partial=True) if text else {}
+        else:
+            block[block["type"]] = text
+        if block["type"] == "thinking":
             block["signature"] = ""
         yield self._event("content_block_stop")
 
-    def _push_call(self, call: CallPart) -> Iterator[Event]:
+    def _push_call(self, call: Piece) -> Iterator[Event]:
         if call.name is not None:
             id_ = call.id.replace("call_", "toolu_", 1)
             yield from self._begin({"type": "tool_use", "id": id_, "name": call.name, "input": {}})
-            self._input = ""
-        self._input += call.arguments
-        yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
+        if call.text:
+            self._growing.append(call.text)
+            yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": call.text})
 
     def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
         yield from self.end()
         self._open = True
+        self._growing.clear()
         self.blocks.append(block)
         yield self._event("content_block_start", content_block=block)
 
@@ -231,7 +303,8 @@ class MessageAnswer(ChatAnswer):
         started = {**self._message(), "usage": {"input_tokens": self.job.prompt_tokens, "output_tokens": 0}}
         yield "message_start", {"type": "message_start", "message": started}
         async with contextlib.aclosing(self.deltas()) as deltas:
-            async for _, delta, self._reason in deltas:
+            async for _, delta in deltas:
+                self._reason = delta.finish_reason
                 for event in self._content.push(delta):
                     yield event
         for event in self._content.end():
@@ -242,6 +315,9 @@ class MessageAnswer(ChatAnswer):
 
     def whole(self) -> dict[str, Any]:
         return {**self._message(), **self._ending(), "usage": self._usage()}
+
+    async def complete(self) -> dict[str, Any]:
+        return await Answer.complete(self)
 
     def failed(self, error: dict[str, Any]) -> Iterable[Event]:
         return [("error", error)]

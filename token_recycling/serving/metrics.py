@@ -74,8 +74,8 @@ class Metrics:
         self._jobs.labels(job.outcome).inc()
         self._fallbacks.inc(job.fallback is not None)
         self._tokens.inc(stats.tokens)
-        self._prompt_tokens.inc(stats.prompt_tokens)
-        self._cached_tokens.inc(stats.cached_tokens)
+        self._prompt_tokens.inc(job.prompt_tokens)
+        self._cached_tokens.inc(job.cached_tokens)
         self._steps.inc(stats.steps)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted.total())
@@ -98,8 +98,8 @@ class Metrics:
             key=job.key,
             outcome=job.outcome,
             accelerated=job.fallback is None,
-            prompt_tokens=stats.prompt_tokens,
-            cached_tokens=stats.cached_tokens,
+            prompt_tokens=job.prompt_tokens,
+            cached_tokens=job.cached_tokens,
             tokens=stats.tokens,
             steps=stats.steps,
             mat=round(stats.mat, 3),

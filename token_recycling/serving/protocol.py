@@ -8,6 +8,7 @@ of other forms convert their request into a `ChatRequest`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
@@ -20,12 +21,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    Json,
     StringConstraints,
     model_validator,
 )
 from pydantic_core import from_json
-from transformers import GenerationConfig, PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
+from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
 from .errors import ApiError, invalid
 from .stopping import Stops
@@ -46,8 +46,6 @@ Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: the remedy, and values that ask for the default behaviour."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _TokenId = Annotated[int, Field(ge=0)]
-_Count = Annotated[int, Field(ge=0, lt=2**31)]
-_Share = Annotated[float, Field(ge=0, le=1)]
 _Divisor = Annotated[float, Field(ge=1e-6, le=1e6)]
 """Logits that are divided by a much smaller number become infinite."""
 
@@ -92,7 +90,16 @@ class Fields(BaseModel):
             if name in cls.unsupported:
                 raise ApiError(400, f"{name} is not supported: {remedy}", "unsupported", name)
             warn_ignored(name)
-        return {name: value for name, value in data.items() if name in known and value is not None}
+        return {name: _whole_numbers(value) for name, value in data.items() if name in known and value is not None}
+
+
+def _whole_numbers(value: Any) -> Any:
+    """Return a value with floats that are whole numbers as integers, alone or in lists: JavaScript and some clients
+    write 5.0 for 5.
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return [_whole_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 # Messages and tools
@@ -123,19 +130,20 @@ def joined(content: str | list[Part] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
 
 
-def _arguments(value: Any) -> _Object:
-    """Return the arguments of a tool call as an object, as chat templates need them; they may be JSON in a string."""
+def _arguments(value: Any) -> _Object | str:
+    """Return the arguments of a tool call as an object, as chat templates need them. Those that are no JSON object stay
+    text: the model wrote them, and the client can only repeat them.
+    """
+    if value is None:
+        return {}
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = from_json(value or "{}", allow_inf_nan=False)
-        except ValueError as error:
-            raise ValueError(f"arguments of a tool call must be JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError("arguments of a tool call must be a JSON object")
-    return value
+    return value if isinstance(value, dict) else text
 
 
-Arguments: TypeAlias = Annotated[_Object, BeforeValidator(_arguments)]
+Arguments: TypeAlias = Annotated[_Object | str, BeforeValidator(_arguments)]
 
 
 class Called(BaseModel, extra="allow"):
@@ -255,11 +263,12 @@ class ToolChoice(NamedTool):
 
 
 def _choice_of_type(value: Any) -> Any:
-    if value in ("auto", "none", "required"):
-        return {"type": value}
+    """Return a choice as an object; `any` is Mistral's and Anthropic's word for `required`."""
     if isinstance(value, str):
-        raise ValueError("must be auto, none, required, a function or allowed_tools")
-    return value
+        if value not in ("auto", "none", "required", "any"):
+            raise ValueError("must be auto, none, required, any, a function or allowed_tools")
+        value = {"type": value}
+    return {**value, "type": "required"} if isinstance(value, dict) and value.get("type") == "any" else value
 
 
 Choosing: TypeAlias = Annotated[ToolChoice, BeforeValidator(_choice_of_type)]
@@ -276,19 +285,16 @@ class JsonSchema(BaseModel, extra="allow"):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's output formats, llama.cpp's `schema` and text-generation-inference's `regex`."""
+    """OpenAI's output formats, and llama.cpp's `schema` of a `json_object`."""
 
-    type: Literal["text", "json_object", "json_schema", "regex"]
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: _Object | None = Field(None, alias="schema")
-    value: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
         if self.type == "json_schema" and self.json_schema is None:
             raise ValueError("json_schema is missing")
-        if self.type == "regex" and self.value is None:
-            raise ValueError("value, a regular expression, is missing")
         return self
 
     @property
@@ -298,7 +304,7 @@ class ResponseFormat(BaseModel):
             return "json_schema", self.json_schema.schema_, bool(self.json_schema.strict)
         if self.type == "json_object":
             return "json_schema", self.schema_ or _ANY_OBJECT, self.schema_ is None
-        return ("regex", self.value, True) if self.type == "regex" else None
+        return None
 
 
 class TextFormat(BaseModel, extra="allow"):
@@ -348,6 +354,11 @@ _Choices = Annotated[list[_Text], Field(min_length=1, max_length=MAX_ENTRIES)]
 class StructuredOutputs(Fields):
     """The output format as vLLM's clients state it: one of these."""
 
+    unsupported: ClassVar[Unsupported] = {
+        "structural_tag": ("use tools, or one of the other formats", ()),
+        "whitespace_pattern": ("leave it out", ("",)),
+    }
+
     json_: _Schema | None = Field(None, alias="json")
     regex: _Text | None = None
     choice: _Choices | None = None
@@ -378,58 +389,6 @@ class StructuredOutputs(Fields):
 
 # How tokens are chosen
 
-_Ids = Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_ENTRIES)]
-_Bias = Annotated[tuple[_Ids, Annotated[float, Field(ge=-1e6, le=1e6)]], Field(strict=False)]
-_Decay = Annotated[tuple[_Count, Annotated[float, Field(gt=0, le=100)]], Field(strict=False)]
-"""Tuples are lists in JSON."""
-_SpecialId = Annotated[int, Field(ge=-1)]
-"""-1 stands for none in some models' configurations."""
-_DEFAULTS = GenerationConfig().to_dict()
-
-
-class GenerationFields(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
-    """What the field `generation_config` may set: how tokens are chosen, nothing of what is computed or cached."""
-
-    do_sample: bool | None = None
-    temperature: _Temperature | None = None
-    top_k: _Count | None = None
-    top_p: _Share | None = None
-    min_p: _Share | None = None
-    top_h: _Share | None = None
-    typical_p: _Share | None = None
-    epsilon_cutoff: _Share | None = None
-    eta_cutoff: _Share | None = None
-    repetition_penalty: _Divisor | None = None
-    no_repeat_ngram_size: _Count | None = None
-    max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    min_new_tokens: _Count | None = None
-    bad_words_ids: Annotated[list[_Ids], Field(max_length=MAX_ENTRIES)] | None = None
-    sequence_bias: Annotated[list[_Bias], Field(max_length=MAX_ENTRIES)] | None = None
-    suppress_tokens: _Ids | None = None
-    begin_suppress_tokens: _Ids | None = None
-    exponential_decay_length_penalty: _Decay | None = None
-    eos_token_id: _SpecialId | _Ids | None = None
-    pad_token_id: _SpecialId | None = None
-    bos_token_id: _SpecialId | None = None
-    stop_strings: Stops | None = None
-    renormalize_logits: bool | None = None
-    remove_invalid_values: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_defaults(cls, data: Any) -> Any:
-        """Drop fields that have transformers' default: its clients write the whole configuration."""
-        if not isinstance(data, dict):
-            return data
-        known = cls.model_fields.keys()
-        dropped = {
-            name
-            for name, value in data.items()
-            if value is None
-            or (name not in known and (name.startswith(("_", "transformers_version")) or value == _DEFAULTS.get(name)))
-        }
-        return {name: value for name, value in data.items() if name not in dropped}
-
 
 class Speculation(Fields):
     """How far a request is drafted for; its output is the same."""
@@ -438,14 +397,68 @@ class Speculation(Fields):
     nodes: int | None = Field(None, ge=1)
 
 
+REFUSED: Unsupported = {
+    # Other ways to choose tokens
+    "allowed_token_ids": ("use logit_bias", ([],)),
+    "bad_words": ("use logit_bias", ([],)),
+    "do_sample": ("use temperature; 0 is greedy", ()),
+    "use_beam_search": ("leave it out", (False,)),
+    "length_penalty": ("it is for beam search; leave it out", (1,)),
+    "best_of": ("ask for n choices and choose", (0, 1)),
+    "repeat_penalty": ("use repetition_penalty", (1,)),
+    "no_repeat_ngram_size": ("leave it out", (0,)),
+    **dict.fromkeys(("typical_p", "tfs_z", "guidance_scale", "encoder_repetition_penalty"), ("leave it out", (1,))),
+    **dict.fromkeys(
+        ("top_a", "mirostat", "mirostat_mode", "dynatemp_range", "dry_multiplier", "xtc_probability", "eta_cutoff",
+         "epsilon_cutoff", "smoothing_factor", "penalty_alpha"),
+        ("leave it out", (0,)),
+    ),
+    "top_n_sigma": ("leave it out", (-1, 0)),
+    "logits_processors": ("leave it out", ([],)),
+    # Other names and other ends
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length"), ("use max_tokens", (-1,))),
+    "min_new_tokens": ("use min_tokens", (0,)),
+    **dict.fromkeys(("stop_regex", "stop_words"), ("use stop", ("", []))),
+    "no_stop_trim": ("use include_stop_str_in_output", (False,)),
+    # Other prompts
+    "chat_template": ("the operator sets it with --chat-template", ("",)),
+    "template": ("the operator sets it with --chat-template", ("",)),
+    "system": ("send a message with the role system", ("",)),
+    "documents": ("write them into a message", ([],)),
+    "images": ("this server takes text only", ([],)),
+    "truncate_prompt_tokens": ("shorten the prompt", ()),
+    "enable_thinking": ("use chat_template_kwargs", ()),
+    # Other outputs
+    "prompt_logprobs": ("use echo and logprobs of /v1/completions", ()),
+    "skip_special_tokens": ("leave it out", (True,)),
+    "return_full_text": ("use echo of /v1/completions", (False,)),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag"),
+        ("use structured_outputs or response_format", ()),
+    ),
+    "generation_config": ("send its fields as those of this API", ()),
+    "options": ("send its fields as those of the request", ({},)),
+}  # fmt: skip
+"""Fields of other servers that would change the output, with the remedy and the values that ask for nothing."""
+
+
 class Request(Fields):
-    """What all requests have in common."""
+    """What all requests have in common: how tokens are chosen, and where the output ends."""
 
     model: str | None = Field(None, description="A name of the model; another one is not found (404).")
     temperature: _Temperature | None = Field(
         None, ge=0, le=100, description="0 is greedy; absent: as the model's own configuration says."
     )
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; without a temperature it samples too.")
+    top_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Nucleus sampling, 0: the most likely token; without a temperature it samples too.",
+    )
+    top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most likely tokens; 0 and -1: from all.")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Drops tokens less likely than this share of the most likely one."
+    )
     seed: int | None = Field(
         None,
         ge=-(2**63),
@@ -453,28 +466,10 @@ class Request(Fields):
         description="Equal seeds give equal outputs, in 16 bits with `--reproducible`; choice `i` has seed + `i`.",
     )
     stream: bool | None = Field(None, description="Server-sent events.")
-    generation_config: Json[GenerationFields] | None = Field(
-        None, description="JSON of transformers' GenerationConfig, as far as it says how tokens are chosen."
-    )
-    speculation: Speculation | None = Field(
-        None, description="`enabled`: false decodes without drafts; `nodes`: maximum drafted tokens per forward pass."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _json_object(cls, data: Any) -> Any:
-        if isinstance(data, bytes):
-            raise ApiError(400, "the header Content-Type must be application/json", "invalid_body")
-        return data
-
-
-class SamplingRequest(Request):
-    """How tokens are chosen, and where the output ends."""
-
     stop: Stops | None = Field(
         None, description="Up to 16 strings of up to 128 characters; the output ends before the first match."
     )
-    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
+    include_stop_str_in_output: bool | None = Field(None, description="vLLM: the output ends with the stop string.")
     frequency_penalty: float | None = Field(
         None, ge=-2, le=2, description="Subtracted from a token's logit for each occurrence in the output."
     )
@@ -488,10 +483,6 @@ class SamplingRequest(Request):
         ]
         | None
     ) = Field(None, max_length=MAX_ENTRIES, description="Added to the logits of token ids.")
-    top_k: int | None = Field(None, ge=-1, description="Samples from the `k` most likely tokens; 0 and -1: from all.")
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="Drops tokens less likely than this share of the most likely one."
-    )
     repetition_penalty: _Divisor | None = Field(
         None, description="Divides logits of tokens in the prompt or the output (CTRL)."
     )
@@ -501,34 +492,53 @@ class SamplingRequest(Request):
         None, max_length=_MAX_STOP_IDS, description="vLLM: token ids that end the output and are not shown."
     )
     cache_prompt: bool | None = Field(None, description="llama.cpp: false neither reads nor fills the prefix cache.")
-    response_format: ResponseFormat | None = Field(
-        None, description='`text`, `json_object`, `json_schema`, or `{"type": "regex", "value": ...}`.'
-    )
+    response_format: ResponseFormat | None = Field(None, description="`text`, `json_object` or `json_schema`.")
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
     )
-    guided_json: _Schema | None = Field(None, description="The same as `structured_outputs.json`.")
-    guided_regex: _Text | None = Field(None, description="The same as `structured_outputs.regex`.")
-    guided_choice: _Choices | None = Field(None, description="The same as `structured_outputs.choice`.")
-    guided_grammar: _Text | None = Field(None, description="The same as `structured_outputs.grammar`.")
+    json_schema: _Schema | None = Field(None, description="llama.cpp and SGLang: `structured_outputs.json`.")
+    regex: _Text | None = Field(None, description="SGLang: the same as `structured_outputs.regex`.")
+    grammar: _Text | None = Field(None, description="llama.cpp: the same as `structured_outputs.grammar`.")
+    ebnf: _Text | None = Field(None, description="SGLang: the same as `structured_outputs.grammar`.")
+    format: Literal["json"] | _Object | None = Field(None, description="Ollama: `json`, or a schema.")
+    speculation: Speculation | None = Field(
+        None, description="`enabled`: false decodes without drafts; `nodes`: maximum drafted tokens per forward pass."
+    )
+
+    unsupported: ClassVar[Unsupported] = REFUSED
+
+    @model_validator(mode="before")
+    @classmethod
+    def _json_object(cls, data: Any) -> Any:
+        if isinstance(data, bytes):
+            raise ApiError(400, "the header Content-Type must be application/json", "invalid_body")
+        return data
 
     @model_validator(mode="after")
-    def _consistent(self) -> SamplingRequest:
-        most = getattr(self, "max_completion_tokens", None) or self.max_tokens
-        if most is not None and (self.min_tokens or 0) > most:
-            raise invalid("min_tokens", f"must be <= max_tokens, {most}, got {self.min_tokens}")
-        if len(given := list(self._formats)) > 1:
-            raise invalid(given[1], f"cannot be combined with {given[0]}: an output has one format")
+    def _consistent(self) -> Request:
+        limit = self.limit
+        if limit is not None and (self.min_tokens or 0) > limit:
+            raise invalid("min_tokens", f"must be <= max_tokens, {limit}, got {self.min_tokens}")
+        if len(fields := list(self._formats)) > 1:
+            raise invalid(fields[1], f"cannot be combined with {fields[0]}: an output has one format")
         return self
+
+    @property
+    def limit(self) -> int | None:
+        """The maximum number of output tokens that the request states."""
+        return None
 
     @cached_property
     def _formats(self) -> dict[str, Form]:
         """Fields that state an output format, and the grammar of each."""
-        found = {name: getattr(self, name) for name in ("response_format", "structured_outputs")}
-        for name in ("json", "regex", "choice", "grammar"):
-            if (given := getattr(self, f"guided_{name}")) is not None:
-                found[f"guided_{name}"] = StructuredOutputs.model_validate({name: given})
-        return {name: one.form for name, one in found.items() if one is not None and one.form is not None}
+        stated = {"response_format": self.response_format, "structured_outputs": self.structured_outputs}
+        forms = {name: format_.form for name, format_ in stated.items() if format_ is not None}
+        for name, kind in {"json_schema": "json", "regex": "regex", "grammar": "grammar", "ebnf": "grammar"}.items():
+            if (value := getattr(self, name)) is not None:
+                forms[name] = StructuredOutputs.model_validate({kind: value}).form
+        if self.format is not None:
+            forms["format"] = ("json_schema", _ANY_OBJECT if self.format == "json" else self.format, False)
+        return {name: form for name, form in forms.items() if form is not None}
 
     @property
     def form(self) -> tuple[str, Form] | None:
@@ -559,11 +569,16 @@ class StreamOptions(Fields):
     include_usage: bool | None = None
 
 
-class ChoicesRequest(SamplingRequest):
+class ChoicesRequest(Request):
     """A request for several choices."""
 
+    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Number of choices.")
     stream_options: StreamOptions | None = Field(None, description="`include_usage`: usage in a last event.")
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens
 
     @property
     def wants_usage(self) -> bool:
@@ -580,16 +595,30 @@ class CompletionRequest(ChoicesRequest):
         | Annotated[list[_TokenId], Field(min_length=1)]
         | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
     ) = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Maximum number of output tokens; 0, with `echo`: the prompt alone, scored with `logprobs`.",
+    )
     echo: bool | None = Field(None, description="The output begins with the prompt.")
+    add_special_tokens: bool | None = Field(
+        None, description="vLLM: false adds no special tokens to a prompt that is text."
+    )
     logprobs: int | None = Field(
         None, ge=0, le=5, description="Of the model itself, before penalties, temperature and cuts."
     )
 
     unsupported: ClassVar[Unsupported] = {
-        "best_of": ("ask for n choices and choose", (0, 1)),
+        **REFUSED,
         "suffix": ("write the text to fill in as the model's own prompt for it", ("",)),
         "prompt_embeds": ("send text or token ids", ()),
     }
+
+    @model_validator(mode="after")
+    def _something_to_return(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "must be >= 1, or 0 together with echo, got 0")
+        return self
 
     @model_validator(mode="after")
     def _not_too_many(self) -> CompletionRequest:
@@ -633,6 +662,12 @@ class TemplatedRequest(Request):
         None, description="vLLM and transformers: variables of the chat template."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    continue_final_message: bool | None = Field(
+        None, description="vLLM and transformers: the output continues the last message, the assistant's own."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="vLLM and transformers: false ends the prompt with the last message."
+    )
 
 
 class ChatRequest(ChoicesRequest, TemplatedRequest):
@@ -650,14 +685,11 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         None, description="`auto`, `none`, `required`, a function, or `allowed_tools`."
     )
     reasoning_effort: _Text | None = Field(None, description="For chat templates that read it; otherwise ignored.")
-    continue_final_message: bool | None = Field(
-        None, description="vLLM and transformers: the output continues the last message, the assistant's own."
-    )
-    add_generation_prompt: bool | None = Field(
-        None, description="vLLM and transformers: false ends the prompt with the last message."
-    )
 
     unsupported: ClassVar[Unsupported] = {
+        **REFUSED,
+        "echo": ("it is for /v1/completions", (False,)),
+        "add_special_tokens": ("the chat template writes them", (False,)),
         "functions": ("use tools", ([],)),
         "function_call": ("use tool_choice", ("auto", "none")),
         "modalities": ("outputs are text", (["text"],)),
@@ -673,6 +705,10 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         if self.continue_final_message and (role := self.messages[-1].role) != "assistant":
             raise invalid("continue_final_message", f"needs a last message of the assistant, got role {role[:40]!r}")
         return self
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @cached_property
     def _choice(self) -> tuple[str, list[str] | None]:
@@ -709,19 +745,22 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
 
 def chat_of(request: TemplatedRequest, **fields: Any) -> ChatRequest:
     """Return a chat with the fields that a request shares with it, and these."""
-    shared = {name: getattr(request, name) for name in TemplatedRequest.model_fields}
-    config = shared.pop("generation_config")
-    chat = ChatRequest.model_validate({**shared, **fields})
-    chat.generation_config = config
-    return chat
+    stated = TemplatedRequest.model_fields.keys() & request.model_fields_set
+    shared = {name: getattr(request, name) for name in stated}
+    return ChatRequest.model_validate(shared | {name: value for name, value in fields.items() if value is not None})
 
 
-class StepsRequest(SamplingRequest):
+class StepsRequest(Request):
     """`POST /v1/token_recycling/steps`: the prompt as text, or as the messages of a chat."""
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
+    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
     drafter: _Text = "accelerated"
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens
 
     @model_validator(mode="after")
     def _one_prompt(self) -> StepsRequest:

@@ -14,12 +14,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from .answers import Event
-from .calls import CallPart, Delta
+from .answers import Answer, Event
 from .chat import ChatAnswer
 from .errors import ApiError
 from .job import Job
+from .output import Delta, Piece
 from .protocol import (
+    REFUSED,
     Arguments,
     ChatRequest,
     Choosing,
@@ -97,6 +98,9 @@ class ResponsesRequest(TemplatedRequest):
     text: FormatOptions | None = Field(None, description="`format`: the same as `response_format` of a chat.")
 
     unsupported: ClassVar[Unsupported] = {
+        **REFUSED,
+        **dict.fromkeys(("max_tokens", "max_completion_tokens"), ("use max_output_tokens", ())),
+        "n": ("send several requests", (1,)),
         **dict.fromkeys(("previous_response_id", "conversation", "prompt"), ("send all of it as input", ("",))),
         "background": ("leave it out", (False,)),
     }
@@ -141,6 +145,7 @@ _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "output_text": ({"type": "message", "role": "assistant"}, {"annotations": []}, {"logprobs": []}),
 }
 """What the item of a text has, its one part, and the events about it."""
+_ITEMS = {"reasoning": "reasoning_text", "text": "output_text"}
 _CALL = "function_call"
 
 
@@ -151,6 +156,8 @@ class _Output:
         self.items: list[dict[str, Any]] = []
         self._kind: str | None = None
         """Of the last item, while it grows."""
+        self._growing: list[str] = []
+        """The text or the arguments of the last item, in pieces."""
         self._numbers = itertools.count()
 
     def event(self, name: str, /, **data: Any) -> Event:
@@ -159,13 +166,14 @@ class _Output:
 
     def push(self, delta: Delta) -> Iterator[Event]:
         """Add a delta."""
-        for kind, piece in (("reasoning_text", delta.reasoning), ("output_text", delta.text)):
-            if piece:
+        for piece in delta.pieces:
+            if piece.kind == "call":
+                yield from self._push_call(piece)
+            else:
+                kind = _ITEMS[piece.kind]
                 yield from self._begin(kind)
-                self.items[-1]["content"][0]["text"] += piece
-                yield self._of_part(f"{kind}.delta", delta=piece, **_KINDS[kind][2])
-        for call in delta.calls:
-            yield from self._push_call(call)
+                self._growing.append(piece.text)
+                yield self._of_part(f"{kind}.delta", delta=piece.text, **_KINDS[kind][2])
 
     def end(self, status: str) -> Iterator[Event]:
         """End the output, whose last item has that status; one without items gets an empty message."""
@@ -173,22 +181,24 @@ class _Output:
             yield from self._begin("output_text")
         yield from self._end(status)
 
-    def _push_call(self, call: CallPart) -> Iterator[Event]:
+    def _push_call(self, call: Piece) -> Iterator[Event]:
         if call.name is not None:
             yield from self._end("completed")
+            self._growing.clear()
             item = {"type": _CALL, "id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
             self._kind = _CALL
             self.items.append({**item, "status": "in_progress"})
             yield self._of_item("output_item.added", item=self.items[-1])
-        item = self.items[-1]
-        item["arguments"] += call.arguments
-        yield self._of_item("function_call_arguments.delta", item_id=item["id"], delta=call.arguments)
+        if call.text:
+            self._growing.append(call.text)
+            yield self._of_item("function_call_arguments.delta", item_id=self.items[-1]["id"], delta=call.text)
 
     def _begin(self, kind: str) -> Iterator[Event]:
         """Begin an item of text, unless one of that kind grows."""
         if kind == self._kind:
             return
         yield from self._end("completed")
+        self._growing.clear()
         about, of_part, _ = _KINDS[kind]
         self._kind, part = kind, {"type": kind, "text": "", **of_part}
         self.items.append({"id": _id(about["type"]), **about, "status": "in_progress", "content": []})
@@ -202,11 +212,14 @@ class _Output:
             return
         kind, item = self._kind, self.items[-1]
         self._kind, item["status"] = None, status
+        text = "".join(self._growing)
         if kind == _CALL:
+            item["arguments"] = text
             about = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
             yield self._of_item("function_call_arguments.done", **about)
         else:
             (part,) = item["content"]
+            part["text"] = text
             yield self._of_part(f"{kind}.done", text=part["text"], **_KINDS[kind][2])
             yield self._of_part("content_part.done", part=part)
         yield self._of_item("output_item.done", item=item)
@@ -249,8 +262,8 @@ class ResponseAnswer(ChatAnswer):
         for name in ("created", "in_progress"):
             yield output.event(f"response.{name}", response=self._response("in_progress"))
         async with contextlib.aclosing(self.deltas()) as deltas:
-            async for _, delta, ended in deltas:
-                reason = ended
+            async for _, delta in deltas:
+                reason = delta.finish_reason
                 for event in output.push(delta):
                     yield event
         status = "incomplete" if reason == "length" else "completed"
@@ -272,6 +285,9 @@ class ResponseAnswer(ChatAnswer):
 
     def whole(self) -> dict[str, Any]:
         return self._whole
+
+    async def complete(self) -> dict[str, Any]:
+        return await Answer.complete(self)
 
     def failed(self, error: dict[str, Any]) -> Iterable[Event]:
         said = error["error"]

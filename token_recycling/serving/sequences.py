@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 
@@ -14,8 +15,8 @@ from ..loop.hints import Hints
 from .errors import ApiError, invalid
 from .job import Job, TokenSequence
 from .logprobs import LogprobRecorder
-from .protocol import Form, Request, SamplingRequest
-from .sampling import FORBIDDING, config_of, processors_of
+from .protocol import Form, Request
+from .sampling import config_of, processors_of
 from .service import Service
 
 
@@ -23,7 +24,7 @@ async def sequences_of(
     service: Service,
     job: Job,
     ids: torch.Tensor,
-    body: SamplingRequest,
+    body: Request,
     default_tokens: int | None = None,
     top: int | None = None,
     calls: tuple[str, Form] | None = None,
@@ -35,7 +36,7 @@ async def sequences_of(
     config = config_of(body, service.loaded.model, default_tokens)
     length = ids.shape[-1]
     _limit(service, job, length, config, "prompt" if getattr(body, "messages", None) is None else "messages")
-    hints = _hints(service, job, body)
+    hints = await asyncio.to_thread(_hints, service, job, body)
     new_grammar = await _grammar(service, job, body, config, calls)
     ids = ids.to(service.target.device)
     sequences = []
@@ -62,10 +63,15 @@ def _limit(service: Service, job: Job, length: int, config: GenerationConfig, fi
     settings, context = service.settings, service.loaded.context
     if not length:
         raise ApiError(400, f"{field}: the prompt must have at least one token, got 0", "empty_prompt", field)
-    limits = [None if job.warm_up else settings.max_prompt_tokens, None if context is None else context - 1]
+    output = 1 if config.max_new_tokens else 0
+    limits = [None if job.warm_up else settings.max_prompt_tokens, None if context is None else context - output]
     longest = min((limit for limit in limits if limit is not None), default=length)
     if length > longest:
-        message = f"{field}: the prompt must have at most {longest} tokens, got {length}; shorten it"
+        # litellm and langchain recognize the error by these words of OpenAI and Anthropic.
+        message = (
+            f"{field}: prompt is too long: {length} tokens > {longest} maximum; shorten it. This model's maximum "
+            f"context length is {context or longest} tokens, and the prompt may have {longest} of them."
+        )
         raise ApiError(400, message, "context_length_exceeded", field)
     limits = [config.max_new_tokens, settings.max_new_tokens, None if context is None else context - length]
     config.max_new_tokens = min(limit for limit in limits if limit is not None)
@@ -74,7 +80,7 @@ def _limit(service: Service, job: Job, length: int, config: GenerationConfig, fi
         raise invalid("min_tokens", f"must be <= {fits}, got {config.min_new_tokens}")
 
 
-def _hints(service: Service, job: Job, body: SamplingRequest) -> Hints:
+def _hints(service: Service, job: Job, body: Request) -> Hints:
     """Return the prefix cache, the prediction and the limits of drafting; raise ApiError for a prediction that the
     drafter does not draft from.
     """
@@ -101,7 +107,7 @@ def _drafts(body: Request) -> bool:
 
 
 async def _grammar(
-    service: Service, job: Job, body: SamplingRequest, config: GenerationConfig, calls: tuple[str, Form] | None
+    service: Service, job: Job, body: Request, config: GenerationConfig, calls: tuple[str, Form] | None
 ) -> Callable[[], LogitsProcessor] | None:
     """Return a function that makes the processor of the request's output format, or of its tool `calls`; None where it
     has neither. Raise ApiError.
@@ -113,7 +119,4 @@ async def _grammar(
         if getattr(body, name):
             why = f"cannot be combined with {field}: the output ends where its format ends; omit one of them"
             raise invalid(name, why)
-    if forbidding := [name for name in FORBIDDING if getattr(config, name)]:
-        why = f"{forbidding[0]} cannot be combined with {field}: both restrict the next token; omit one of them"
-        raise invalid("generation_config", why)
     return await service.grammars.processor(field, form, job.key, lambda: job.cancelled, job.isolated)

@@ -44,9 +44,9 @@ from ..grammar.state import State
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft, Step
 from .answers import Answer, Event, from_threads
-from .choices import Choice
 from .job import Job
 from .logprobs import ScoredToken
+from .output import Output
 from .protocol import StepsRequest
 from .sequences import sequences_of
 from .service import Service
@@ -70,7 +70,12 @@ class StepsAnswer(Answer):
         else:
             ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
         sequences, config = await sequences_of(service, job, ids, body)
-        return cls(service, job, sequences, [Choice(tokenizer, config, hidden=body.stop_token_ids)])
+        return cls(
+            service,
+            job,
+            sequences,
+            [Output(tokenizer, config, hidden=body.stop_token_ids, include_stop=bool(body.include_stop_str_in_output))],
+        )
 
     async def events(self) -> AsyncGenerator[Event]:
         def begin(put: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
@@ -84,13 +89,13 @@ class StepsAnswer(Answer):
         yield "start", {**about, "prompt_tokens": self.job.prompt_tokens}
         async with contextlib.aclosing(from_threads(self.job, begin)) as steps:
             async for step in steps:
-                step["texts"] = [text.push([ScoredToken(token)]).text for token in step["tokens"]]
+                step["texts"] = [text.push([ScoredToken(token)]).of("text") for token in step["tokens"]]
                 draft = step["draft"]
                 draft["texts"] = [tokenizer.decode([token]) for token in draft["tokens"]]
                 yield "step", {"index": index, **step}
                 index += 1
-        rest = text.end().text
-        yield "end", {"text": rest, "finish_reason": text.finish_reason, "usage": self.usage()}
+        rest = text.end()
+        yield "end", {"text": rest.of("text"), "finish_reason": rest.finish_reason, "usage": self.usage()}
 
     def failed(self, error: dict[str, Any]) -> Iterable[Event]:
         return [("error", error)]

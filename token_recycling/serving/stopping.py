@@ -19,19 +19,26 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCrit
 
 from .._util.text_stream import IncrementalText
 
+
+def _stop_list(value: Any) -> Any:
+    """Return stop strings as a list without empty ones, which clients send for none."""
+    stops = [value] if isinstance(value, str) else value
+    return [stop for stop in stops if stop != ""] if isinstance(stops, list) else stops
+
+
 Stops = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=128)]],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    BeforeValidator(_stop_list),
     Field(max_length=16),
 ]
 """Stop strings as clients give them: a list, or one."""
 
 
 class StopTrimmer:
-    """Cuts a text that comes in pieces before the first stop string."""
+    """Cuts a text that comes in pieces before the first stop string, or after it with `include`."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop, self._held = stop, ""
+    def __init__(self, stop: Sequence[str], include: bool = False) -> None:
+        self._stop, self._include, self._held = stop, include, ""
         self.matched: str | None = None
         """The stop string that came."""
 
@@ -48,7 +55,7 @@ class StopTrimmer:
         places = [(place, stop) for stop in self._stop if (place := self._held.find(stop)) >= 0]
         if places:
             place, self.matched = min(places)
-            safe, self._held = self._held[:place], ""
+            safe, self._held = self._held[: place + len(self.matched) * self._include], ""
             return safe
         cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
         safe, self._held = self._held[:cut], self._held[cut:]

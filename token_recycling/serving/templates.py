@@ -44,18 +44,35 @@ def render_prompt(
         # OpenAI's newer name of the role, which only few templates know.
         for message in conversation:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
+    render = partial(
+        tokenizer.apply_chat_template,
+        add_generation_prompt=add_prompt and not continue_final,
+        continue_final_message=continue_final,
+        return_tensors="pt",
+        return_dict=True,
+        tools=tools,
+        **variables,
+    )
     try:
-        return tokenizer.apply_chat_template(
-            conversation,
-            add_generation_prompt=add_prompt and not continue_final,
-            continue_final_message=continue_final,
-            return_tensors="pt",
-            return_dict=True,
-            tools=tools,
-            **variables,
-        )["input_ids"]
+        try:
+            return render(conversation)["input_ids"]
+        except Exception:
+            if not _wrap_malformed_arguments(conversation):
+                raise
+            return render(conversation)["input_ids"]
     except Exception as error:  # a template can fail in any way
         raise template_error(error) from error
+
+
+def _wrap_malformed_arguments(conversation: list[dict[str, Any]]) -> bool:
+    """Replace arguments of calls that are no JSON object, for a template that reads objects only, by an object with
+    their text; return whether there were any.
+    """
+    functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
+    malformed = [function for function in functions if isinstance(function["arguments"], str)]
+    for function in malformed:
+        function["arguments"] = {"arguments": function["arguments"]}
+    return bool(malformed)
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
@@ -69,7 +70,7 @@ def with_prompted_tools(
         plain = template_message(message)
         role, text, calls = plain.pop("role"), plain.pop("content"), plain.pop("tool_calls", None) or []
         called = [call["function"] for call in calls]
-        marked = [_CALL.format(_json({"name": one["name"], "arguments": one["arguments"]})) for one in called]
+        marked = [_CALL.format(_written_call(one["name"], one["arguments"])) for one in called]
         text = "\n".join([text] * bool(text) + marked)
         if role == "tool":
             plain.pop("tool_call_id", None)
@@ -80,6 +81,11 @@ def with_prompted_tools(
             said.append(Message(role="user" if role == "tool" else role, content=text, **plain))
         before = role
     return _headed(tokenizer, said, _listing(tools)) if tools else said
+
+
+def _written_call(name: str, arguments: dict[str, Any] | str) -> str:
+    """Return a call as the model writes it; arguments that are no JSON object are text as it was written."""
+    return f'{{"name": {_json(name)}, "arguments": {arguments if isinstance(arguments, str) else _json(arguments)}}}'
 
 
 def _listing(tools: list[dict[str, Any]]) -> str:
@@ -108,14 +114,23 @@ def _headed(tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: s
 
 
 def _shows_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    shown = _rendered_text(tokenizer, tools=[{"type": "function", "function": _PROBE}])
-    return shown is not None and shown != _rendered_text(tokenizer)
+    return _shown_by(tokenizer, str(tokenizer.chat_template))[0]
 
 
 def _shows_system(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a system message is shown, rather than refused or left out."""
+    return _shown_by(tokenizer, str(tokenizer.chat_template))[1]
+
+
+@lru_cache(maxsize=8)
+def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, bool]:
+    """Return whether the chat template of a tokenizer shows tools, and whether it shows a system message; rendered
+    once for each template.
+    """
+    with_tools = _rendered_text(tokenizer, tools=[{"type": "function", "function": _PROBE}])
+    tools = with_tools is not None and with_tools != _rendered_text(tokenizer)
     one, other = (_rendered_text(tokenizer, {"role": "system", "content": text}) for text in ("one", "other"))
-    return one is not None and one != other
+    return tools, one is not None and one != other
 
 
 def _rendered_text(tokenizer: PreTrainedTokenizerBase, *before: dict[str, str], **variables: Any) -> str | None:

@@ -45,7 +45,7 @@ def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model
         try:
 
             def ask(key, pattern):
-                form = {"prompt": "a", "response_format": {"type": "regex", "value": pattern}}
+                form = {"prompt": "a", "regex": pattern}
                 return server.post("/v1/completions", form, f"secret-{key}")
 
             asking = [pool.submit(ask, "a", f"a{number}") for number in range(20)]
@@ -82,17 +82,18 @@ SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "
 FORMS = [
     {"type": "json_object"},
     {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": SCHEMA}},
-    {"type": "regex", "value": "[a-c]{7}x"},
 ]
 
 
 SAME = [
-    ({"guided_json": json.dumps(SCHEMA)}, {"response_format": FORMS[1]}),
-    ({"structured_outputs": {"json": SCHEMA}}, {"guided_json": SCHEMA}),
-    ({"guided_regex": "[ab]{3}"}, {"response_format": {"type": "regex", "value": "[ab]{3}"}}),
-    ({"structured_outputs": {"grammar": 'root ::= "x" [yz]'}}, {"guided_grammar": 'root ::= "x" [yz]'}),
+    ({"json_schema": json.dumps(SCHEMA)}, {"response_format": FORMS[1]}),
+    ({"structured_outputs": {"json": SCHEMA}}, {"format": SCHEMA}),
+    ({"regex": "[ab]{3}"}, {"structured_outputs": {"regex": "[ab]{3}"}}),
+    ({"structured_outputs": {"grammar": 'root ::= "x" [yz]'}}, {"grammar": 'root ::= "x" [yz]'}),
+    ({"ebnf": 'root ::= "x" [yz]'}, {"grammar": 'root ::= "x" [yz]'}),
+    ({"format": "json"}, {"response_format": FORMS[0]}),
     ({"structured_outputs": {"json_object": True}}, {"response_format": FORMS[0]}),
-    ({"structured_outputs": {"choice": ['a "b"', "c\\d"]}}, {"guided_choice": ['a "b"', "c\\d"]}),
+    ({"structured_outputs": {"choice": ['a "b"', "c\\d"]}}, {"regex": r'a "b"|c\\d'}),
 ]
 
 
@@ -111,7 +112,7 @@ def test_forms_of_other_servers_are_those_of_response_format(server, asked, same
 def test_answers_have_the_form(server, temperature):
     for seed in range(3):
         how = {"temperature": temperature, "seed": seed, "max_tokens": 60}
-        said = completion(server, response_format=FORMS[2], **how).choices[0]
+        said = completion(server, regex="[a-c]{7}x", **how).choices[0]
         assert len(said.text) == 8
         assert (set(said.text[:7]) <= set("abc"), said.text[7], said.finish_reason) == (True, "x", "stop")
         placed = chat(server, response_format=FORMS[1], **how).choices[0].message
@@ -148,8 +149,7 @@ def test_with_tools_and_a_form_an_output_is_calls_or_has_the_form(server, strict
 
 
 def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
-    form = {"type": "regex", "value": "(ab|cd|ef){6,20}"}
-    body = {"prompt": "for index in", "response_format": form, "temperature": 0, "max_tokens": 60}
+    body = {"prompt": "for index in", "regex": "(ab|cd|ef){6,20}", "temperature": 0, "max_tokens": 60}
     drafted = completion(server, **body)
     assert drafted.usage.model_extra["speculation"]["accepted_tokens"] > 0
     with serving(model, tokenizer, drafter="plain") as plain:

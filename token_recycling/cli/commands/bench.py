@@ -109,7 +109,7 @@ def bench(
     if done:
         console.note(f"resumed in {folder}: {done} of {items} prompts are measured")
     seconds = sum(one.seconds_left for one in sessions)
-    console.note(f"this takes {_duration(seconds)} at most, which is where no method is faster than generate")
+    console.note(f"this takes about {_duration(seconds)} if every method is as fast as generate")
     try:
         for one in sessions:
             with console.progress_bar("", 1, 0, *_columns()) as (progress, task):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from functools import partial
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ...serving.http_server import HttpServer
     from ...serving.service import Service
 
-_KEYS = "TOKEN_RECYCLING_API_KEYS"
+_KEYS, _KEY_FILE = "TOKEN_RECYCLING_API_KEYS", "TOKEN_RECYCLING_API_KEY_FILE"
 _limit, _learning, _access = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Limits", "Learning", "Access")
 )
@@ -69,7 +70,10 @@ def serve(
             help="API key; may be repeated. Without a name its name is `default`.",
         ),
     ] = None,
-    api_key_file: Annotated[Path | None, _access(help="File of API keys, one NAME:KEY per line.")] = None,
+    api_key_file: Annotated[
+        Path | None,
+        _access(envvar=_KEY_FILE, show_envvar=True, help="File of API keys, one NAME:KEY per line."),
+    ] = None,
     allow_host: Annotated[
         list[str] | None,
         _access(
@@ -117,7 +121,7 @@ def serve(
         (isolation, "as asked") if isolation else default_isolation(host, bool(keys), settings["reproducible"])
     )
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
-    with contextlib.closing(_listening(host, port)) as listener:
+    with contextlib.closing(_bound(host, port)) as listener:
         from ...serving import check_installed
 
         check_installed()
@@ -172,11 +176,20 @@ def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*own, *DEFAULT_OFFERS)))
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket, made before anything slow; raises ValueError."""
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a bound socket, made before anything slow; raises ValueError. It does not listen: until the model is
+    loaded, clients and health checks are refused rather than kept waiting.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        if os.name == "posix":  # as `socket.create_server` does
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+        return listener
     except OSError as error:
+        listener.close()
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
 
 

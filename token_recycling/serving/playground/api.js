@@ -56,7 +56,8 @@ async function send(path, request = {}) {
   throw new ServerError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
 }
 
-/** Server-sent events: each a name and its data, which is JSON. */
+/** Server-sent events: each a name and its data, which is one line of JSON. Comments, which begin with a colon, only keep
+ * the connection open. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
@@ -68,8 +69,8 @@ async function* events(body) {
     const complete = (held + value).split("\n\n");
     held = complete.pop();
     for (const event of complete) {
-      const [name, data] = event.split("\n", 2);
-      yield { name: name.slice("event: ".length), data: JSON.parse(data.slice("data: ".length)) };
+      const fields = Object.fromEntries(event.split("\n").map((line) => line.split(/: ?(.*)/s, 2)));
+      if (fields.data !== undefined) yield { name: fields.event, data: JSON.parse(fields.data) };
     }
   }
 }

@@ -1,0 +1,169 @@
+"""What clients send, as they send it, and words that they look for."""
+
+import json
+import time
+
+import httpx2
+import pytest
+from support import tiny
+from support.openai_answers import MESSAGES, chat, completion
+from support.serving import keys, serving
+from support.speaking import chatty
+
+from token_recycling.serving.messages import MessagesRequest
+
+PROMPT = "for index in"
+GREEDY = {"temperature": 0, "max_tokens": 12}
+SAME = [
+    ({"max_tokens": 5.0}, {"max_tokens": 5}),
+    ({"top_k": 40.0, "seed": 3.0, "temperature": 1.0}, {"top_k": 40, "seed": 3, "temperature": 1}),
+    ({"stop_token_ids": [70.0]}, {"stop_token_ids": [70]}),
+    ({"stop": ""}, {}),
+    ({"stop": ["", ""]}, {"stop": []}),
+    ({"n": 1.0, "min_tokens": 0.0, "logit_bias": {}}, {}),
+    ({"top_p": 0, "temperature": 5}, {"temperature": 0}),
+    ({"top_p": 0.0}, {"temperature": 0}),
+    ({"top_k": 0, "seed": 0, "temperature": 1.5}, {"seed": 0, "temperature": 1.5}),
+]
+
+
+@pytest.mark.parametrize(("sent", "meant"), SAME)
+def test_what_clients_send_is_what_they_mean(server, sent, meant):
+    ways = [{**GREEDY, **more} for more in (sent, meant)]
+    for way, more in zip(ways, (sent, meant), strict=True):
+        if "temperature" not in more and "top_p" in more:
+            del way["temperature"]
+    texts = [completion(server, **way).choices[0].text for way in ways]
+    assert texts[0] == texts[1] != ""
+    messages = [chat(server, **way).choices[0].message.content for way in ways]
+    assert messages[0] == messages[1]
+
+
+def test_any_call_is_a_required_call(server):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    for choice in ("required", "any", {"type": "any"}):
+        body = {"messages": MESSAGES, "tool_choice": choice}
+        assert "needs a function" in server.post("/v1/chat/completions", body).json()["error"]["message"]
+    error = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, "tool_choice": "look"}).json()
+    assert "required, any" in error["error"]["message"]
+
+
+# Prompts
+
+
+def test_a_last_message_of_the_assistant_is_continued(server):
+    """As Anthropic's API does."""
+    begun = [{"role": "user", "content": "import os"}, {"role": "assistant", "content": "for index in"}]
+    wanted = completion(server, prompt="user: import os\nassistant: for index in", **GREEDY).choices[0].text
+    for content in ("for index in", [{"type": "text", "text": "for index"}, {"type": "text", "text": " in"}]):
+        body = {"messages": [begun[0], {"role": "assistant", "content": content}], **GREEDY}
+        assert server.post("/v1/messages", body).json()["content"][0]["text"] == wanted
+    items = {"input": begun, "continue_final_message": True, "temperature": 0, "max_output_tokens": 12}
+    assert server.post("/v1/responses", items).json()["output"][0]["content"][0]["text"] == wanted
+    fresh = chat(server, messages=begun[:1], **GREEDY).choices[0].message.content
+    empty = {"messages": [begun[0], {"role": "assistant", "content": ""}], **GREEDY}
+    assert server.post("/v1/messages", empty).json()["content"][0]["text"] == fresh
+    bare = {"messages": begun, "add_generation_prompt": False, "continue_final_message": False, **GREEDY}
+    ended = completion(server, prompt="user: import os\nassistant: for index in\n", **GREEDY).choices[0].text
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        answer = server.post(path, bare).json()
+        text = answer["content"][0]["text"] if "content" in answer else answer["choices"][0]["message"]["content"]
+        assert text == ended
+    counted = server.post("/v1/messages/count_tokens", {"messages": begun}).json()["input_tokens"]
+    assert counted == len(server.service.loaded.tokenizer("user: import os\nassistant: for index in")["input_ids"])
+
+
+def test_documents_in_plain_text_are_text():
+    plain = {"type": "text", "media_type": "text/plain", "data": "The grass is green."}
+    parts = {"type": "content", "content": [{"type": "text", "text": "The sky is blue."}]}
+    found = {"type": "search_result", "source": "https://a", "title": "Sea", "content": parts["content"]}
+    documents = [{"type": "document", "source": plain, "title": "Facts"}, {"type": "document", "source": parts}, found]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [documents[0], {"type": "text", "text": "and"}]}
+    asked = {"type": "text", "text": "Which?"}
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": [result, *documents, asked]}]}
+    tool, user = MessagesRequest.model_validate(body).as_chat().messages
+    assert (tool.role, tool.content) == ("tool", "Facts\nThe grass is green.\nand")
+    assert user.content == "Facts\nThe grass is green.\nThe sky is blue.\nSea\nThe sky is blue.\nWhich?"
+
+
+def test_a_prompt_may_be_scored_alone(server, tokenizer):
+    """As lm-eval does."""
+    body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 2, "temperature": 0}
+    answer = completion(server, **body)
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason, answer.usage.completion_tokens) == (PROMPT, "length", 0)
+    longer = completion(server, **{**body, "max_tokens": 1}).choices[0].logprobs
+    count = len(tokenizer(PROMPT)["input_ids"])
+    assert choice.logprobs.tokens == longer.tokens[:count]
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(longer.token_logprobs[1:count], abs=1e-4)
+    assert completion(server, prompt=PROMPT, max_tokens=0, echo=True).choices[0].text == PROMPT
+    several = completion(server, **{**body, "prompt": [PROMPT, "import os"], "n": 2})
+    assert [one.text for one in several.choices] == [PROMPT] * 2 + ["import os"] * 2
+    assert several.usage.prompt_tokens == count + len(tokenizer("import os")["input_ids"])
+    assert completion(server, prompt=PROMPT, add_special_tokens=False, **GREEDY).usage.prompt_tokens <= count
+
+
+WORDS = ("prompt is too long", "model's maximum context length is", "shorten")
+TOO_LONG = "a" * 400
+LONG = {
+    "/v1/completions": {"prompt": TOO_LONG},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": TOO_LONG}]},
+    "/v1/responses": {"input": TOO_LONG},
+    "/v1/messages": {"messages": [{"role": "user", "content": TOO_LONG}], "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_know(model, path):
+    """litellm and langchain look for them, to raise their errors about context windows."""
+    with serving(model, chatty(tiny.tokenizer()), max_prompt_tokens=40) as server:
+        error = server.post(path, LONG[path]).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert all(words in error["message"] for words in WORDS), error["message"]
+
+
+# HTTP
+
+
+def test_a_byte_order_mark_is_skipped(server):
+    content = b"\xef\xbb\xbf" + json.dumps({"prompt": PROMPT, **GREEDY}).encode()
+    answer = httpx2.post(f"{server.url}/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == completion(server, **GREEDY).choices[0].text
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/metrics"])
+def test_head_is_answered_as_get_without_a_body(server, path):
+    got, head = httpx2.get(f"{server.url}{path}"), httpx2.head(f"{server.url}{path}")
+    assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+
+
+def test_keys_are_checked_before_a_body_is_parsed(model, monkeypatch):
+    """A client without a key makes the server read nothing."""
+    with serving(model, chatty(tiny.tokenizer()), keys=keys("a"), isolation="per-key") as server:
+        for content in (b"{bad", b"[" * 1_900_000):
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                began = time.process_time()
+                answer = httpx2.post(
+                    f"{server.url}/v1/chat/completions",
+                    content=content,
+                    headers={"Content-Type": "application/json", **headers},
+                )
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+                assert time.process_time() - began < 5
+        assert server.post("/v1/completions", {"prompt": 5}, "secret-a").status_code == 400
+
+
+def test_a_template_is_rendered_once_for_a_request(server, tokenizer, monkeypatch):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    body = {"messages": MESSAGES, "tools": tools, **GREEDY}
+    chat(server, **body)
+    rendered, usual = [], type(tokenizer).apply_chat_template
+
+    def render(*args, **kwargs):
+        rendered.append(args)
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(type(tokenizer), "apply_chat_template", render)
+    chat(server, **body)
+    assert len(rendered) == 1

@@ -1,0 +1,149 @@
+"""Streams of each API as their clients put them together, where one step has many tokens."""
+
+import json
+
+import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+from support.functions import FLAT, TOOLS
+from support.openai_answers import chat, streamed_chat
+from support.serving import serving
+
+THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
+ARGUMENTS = [{"at": 1, "why": "first of several"}, {"at": 2, "why": "second of several"}]
+CALLS = [f"{OPEN}{json.dumps({'name': 'look', 'arguments': one})}{CLOSE}" for one in ARGUMENTS]
+SAID = f"{THOUGHT}One.{CALLS[0]}Two.{CALLS[1]}"
+BLOCKS = ["thinking", "text", "tool_use", "text", "tool_use"]
+ANTHROPIC = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
+
+
+@pytest.fixture(scope="module")
+def server(model, tokenizer):
+    """Every step of it emits many tokens: the drafter is told what will come."""
+    with serving(model, tokenizer, drafter="recycling:tree=64") as running:
+        yield running
+
+
+def predicted(says):
+    says(SAID)
+    return {"tools": TOOLS, "max_tokens": 400, "prediction": {"type": "content", "content": SAID}}
+
+
+def called(event):
+    return (event.choices and event.choices[0].delta.tool_calls) or []
+
+
+def test_a_chunk_has_one_entry_for_each_call(server, says):
+    events = streamed_chat(server, **predicted(says), stream_options={"include_usage": True})
+    assert events[-1].usage.model_extra["speculation"]["mat"] > 3
+    entries = [[call.index for call in called(event)] for event in events]
+    assert all(len(indices) == len({*indices}) for indices in entries)
+    begun = [call.index for event in events for call in called(event) if call.function.name]
+    assert begun == [0, 1]
+
+
+def test_the_client_puts_streamed_calls_together(server, says):
+    with server.client().chat.completions.stream(
+        model="tiny", messages=[{"role": "user", "content": "a"}], **predicted(says)
+    ) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        message = stream.get_final_completion().choices[0].message
+    assert [json.loads(call.function.arguments) for call in message.tool_calls] == ARGUMENTS
+    assert [json.loads(event.arguments) for event in done] == ARGUMENTS
+    assert (message.content, len({call.id for call in message.tool_calls})) == ("One.Two.", 2)
+
+
+def of_responses(server, **body):
+    text = server.post("/v1/responses", {"input": "a", "tools": FLAT, **body, "stream": True}).text
+    events = [json.loads(event.partition("\ndata: ")[2]) for event in text.split("\n\n") if event]
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def test_items_of_a_response_come_in_the_order_of_the_output(server, says):
+    says(SAID)
+    events = of_responses(server)
+    final = events[-1]["response"]
+    kinds = ["reasoning", "message", "function_call", "message", "function_call"]
+    assert [item["type"] for item in final["output"]] == kinds
+    for index, item in enumerate(final["output"]):
+        own = [event for event in events if event.get("output_index") == index]
+        kinds = [event["type"].removeprefix("response.") for event in own]
+        assert (kinds[0], kinds[-1], own[-1]["item"]) == ("output_item.added", "output_item.done", item)
+        assert len({event.get("item_id", item["id"]) for event in own}) == 1
+        pieces = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        assert pieces == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+    calls = [item for item in final["output"] if item["type"] == "function_call"]
+    assert [json.loads(call["arguments"]) for call in calls] == ARGUMENTS
+    whole = server.post("/v1/responses", {"input": "a", "tools": FLAT}).json()
+    assert [item["type"] for item in whole["output"]] == [item["type"] for item in final["output"]]
+
+
+def test_blocks_of_a_message_come_in_the_order_of_the_output(server, says):
+    says(SAID)
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "tools": ANTHROPIC}
+    text = server.post("/v1/messages", {**body, "stream": True}).text
+    first, *events = (json.loads(event.partition("\ndata: ")[2]) for event in text.split("\n\n") if event)
+    assert first["message"]["usage"]["output_tokens"] == 0
+    blocks = []
+    for event in events[:-2]:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append((event["content_block"]["type"], []))
+        else:
+            assert event["index"] == len(blocks) - 1
+            if event["type"] == "content_block_delta":
+                blocks[-1][1].append(next(value for name, value in event["delta"].items() if name != "type"))
+    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
+    texts = ["".join(pieces) for _, pieces in blocks]
+    assert [kind for kind, _ in blocks] == BLOCKS
+    assert [texts[0], texts[1], texts[3]] == ["well", "One.", "Two."]
+    assert [json.loads(texts[place]) for place in (2, 4)] == ARGUMENTS
+    whole = server.post("/v1/messages", body).json()["content"]
+    assert [block["type"] for block in whole] == BLOCKS
+    assert [block["input"] for block in whole if block["type"] == "tool_use"] == ARGUMENTS
+
+
+MALFORMED = ['{"at": ', "null", None, "[1]", "", "5", "not at all"]
+READS_OBJECTS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{% for name, value in c.function.arguments.items() %}{{ name }}={{ value }}{% endfor %}{% endfor %}\n{% endfor %}"
+    "assistant: "
+)
+
+
+@pytest.mark.parametrize("objects", [False, True])
+@pytest.mark.parametrize("arguments", MALFORMED)
+def test_malformed_arguments_of_earlier_calls_are_taken(server, tokenizer, monkeypatch, arguments, objects):
+    """A model wrote them, and the client repeats them with every request that follows."""
+    if objects:
+        monkeypatch.setattr(tokenizer, "chat_template", READS_OBJECTS)
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "no"},
+    ]
+    assert chat(server, messages=messages, max_tokens=2).choices
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "no"},
+    ]
+    assert server.post("/v1/responses", {"input": items, "max_output_tokens": 2}).status_code == 200
+
+
+def test_malformed_arguments_are_shown_as_they_were_written(server, tokenizer, monkeypatch):
+    """To templates that take text, and in words."""
+    shown = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}"
+    written = '{"at": 1'
+    call = {"function": {"name": "look", "arguments": written}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call]}]
+    for template in (shown + "{{ m.content }}{% endfor %}", "{% for m in messages %}{{ m.content }}{% endfor %}"):
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        prompt = chat(server, messages=messages, max_tokens=1, logprobs=True).usage.prompt_tokens
+        without = [messages[0], {"role": "assistant", "content": "b"}]
+        longer = prompt - chat(server, messages=without, max_tokens=1).usage.prompt_tokens
+        assert longer >= len(tokenizer(written)["input_ids"])

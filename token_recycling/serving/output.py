@@ -1,0 +1,399 @@
+"""From the tokens of one output to the pieces that its client receives: text, reasoning and tool calls, in order.
+
+Where transformers knows how the model delimits its reasoning and its calls (a response template), its parser splits the
+output. Otherwise all of it is text, and tokens are held back with the text that they are a part of, so that
+log-probabilities and text fit. What stands between the delimiters of a call and is no call is text.
+
+Cost: a decoding of the last few tokens per token. Nothing grows with the length of the output.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from .._util.text_stream import IncrementalText
+from .logprobs import ScoredToken
+from .stopping import StopTrimmer, raw_text
+from .templates import REASONING
+
+Kind = Literal["text", "reasoning", "call"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an output."""
+
+    kind: Kind
+    text: str
+    """Of a call: its arguments as JSON, or a part of them."""
+    index: int = 0
+    """Of the call in its output."""
+    name: str | None = None
+    """Of the function; only in the first piece of a call."""
+    id: str = ""
+    """Of the call; only in its first piece."""
+
+    def continues(self, other: Piece) -> bool:
+        """Return whether the two are one piece."""
+        return self.name is None and (self.kind, self.index) == (other.kind, other.index)
+
+
+def call_piece(index: int, name: str, arguments: str) -> Piece:
+    """Return the first piece of a call, with a new id."""
+    return Piece("call", arguments, index, name, f"call_{uuid.uuid4().hex}")
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces with those put together that continue each other, without empty ones."""
+    first: list[Piece] = []
+    texts: list[list[str]] = []
+    for piece in pieces:
+        if first and piece.continues(first[-1]):
+            texts[-1].append(piece.text)
+        elif piece.text or piece.name is not None:
+            first.append(piece)
+            texts.append([piece.text])
+    return [replace(piece, text="".join(text)) for piece, text in zip(first, texts, strict=True)]
+
+
+@dataclass
+class Delta:
+    """What an output gains with one step: at most one piece per call, and its tokens."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[ScoredToken] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """Where the tokens begin in the text."""
+    finish_reason: str | None = None
+    """Why the output ended; only in its last delta."""
+
+    def __bool__(self) -> bool:
+        return bool(self.pieces or self.tokens or self.finish_reason)
+
+    def of(self, kind: Kind) -> str:
+        """Return the text of the pieces of a kind."""
+        return "".join(piece.text for piece in self.pieces if piece.kind == kind)
+
+    @property
+    def calls(self) -> list[Piece]:
+        """The pieces that are parts of calls."""
+        return [piece for piece in self.pieces if piece.kind == "call"]
+
+
+def whole(deltas: Iterable[Delta]) -> Delta:
+    """Return all of an output from its deltas."""
+    pieces: list[Piece] = []
+    result = Delta()
+    for delta in deltas:
+        pieces += delta.pieces
+        result.tokens += delta.tokens
+        result.offsets += delta.offsets
+        result.finish_reason = delta.finish_reason
+    result.pieces = merged(pieces)
+    return result
+
+
+class Output:
+    """One output as it grows."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: GenerationConfig,
+        new_parser: Callable[[], Any] | None = None,
+        hidden: Sequence[int] | None = None,
+        streamed: bool = False,
+        include_stop: bool = False,
+    ) -> None:
+        """`new_parser` creates a parser of the output; `hidden`: tokens that end the output and are not shown;
+        `streamed`: calls are passed on while they are generated; `include_stop`: the text ends with the stop string.
+        """
+        self._limit = config.max_new_tokens
+        self._tokenizer = tokenizer
+        self._trimmer = StopTrimmer(config.stop_strings or (), include_stop)
+        self._reader: PlainReader | ParsedReader = PlainReader(tokenizer, self._trimmer)
+        if new_parser is not None:
+            self._reader = ParsedReader(tokenizer, self._trimmer, new_parser, streamed)
+        self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
+        self._hidden = frozenset(hidden or ()) - frozenset(tokenizer.all_special_ids if hidden else ())
+        """Special tokens are for the parser, or are shown nowhere."""
+        self._last: int | None = None
+        self._prompt: str | None = None
+        """Its tokens come first."""
+        self._waiting = Delta(self._reader.begin())
+        self.tokens = 0
+        """Number of generated tokens."""
+
+    def begin_with(self, prompt: str, scored: bool) -> None:
+        """Begin with the prompt; `scored`: the tokens of the prompt are pushed first."""
+        assert isinstance(self._reader, PlainReader)
+        self._prompt = prompt if scored else None
+        self._waiting = Delta([] if scored else self._reader.begin(prompt))
+
+    def push(self, tokens: list[ScoredToken]) -> Delta:
+        """Return what these tokens add."""
+        if self._prompt is not None:
+            return self._scored_prompt(tokens)
+        delta, self._waiting = self._waiting, Delta()
+        for token in tokens:
+            self.tokens, self._last = self.tokens + 1, token.token
+            self._reader.push(token, token.token not in self._hidden, delta)
+        delta.pieces = merged(delta.pieces)
+        return delta
+
+    def end(self) -> Delta:
+        """Return what was held back, and why the output ended."""
+        delta = self._waiting
+        self._reader.end(self._last in self._eos, delta)
+        delta.pieces = merged(delta.pieces)
+        delta.finish_reason = self._finish_reason
+        return delta
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._trimmer.matched
+
+    @property
+    def _finish_reason(self) -> str:
+        """A tool call, the end of the output or a stop string, or its length."""
+        full = self.tokens >= (self._limit or 0)
+        if self._reader.calls and not (self._reader.cut and full):
+            return "tool_calls"
+        return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"
+
+    def _scored_prompt(self, tokens: list[ScoredToken]) -> Delta:
+        assert isinstance(self._reader, PlainReader)
+        assert self._prompt is not None
+        prompt, self._prompt = self._prompt, None
+        text, offsets = IncrementalText(self._tokenizer), [0]
+        for token in tokens:
+            offsets.append(offsets[-1] + len(text.push([token.token])))
+        return Delta(merged(self._reader.begin(prompt)), tokens, offsets[:-1])
+
+
+class PlainReader:
+    """Reads an output that is all text."""
+
+    calls, cut = 0, False
+    """It has no calls."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer) -> None:
+        self._text, self._trimmer = IncrementalText(tokenizer), trimmer
+        self._unshown: list[tuple[int, ScoredToken]] = []
+        """Tokens that are not shown yet, each with its offset in the text."""
+        self._generated_characters = self._shown_characters = 0
+
+    def begin(self, prompt: str = "") -> list[Piece]:
+        """Begin with a prompt that is shown."""
+        self._generated_characters = self._shown_characters = len(prompt)
+        return [Piece("text", prompt)]
+
+    def push(self, token: ScoredToken, shown: bool, delta: Delta) -> None:
+        """Add a token."""
+        self._unshown.append((self._generated_characters, token))
+        self._add(self._text.push([token.token] if shown else []), delta)
+
+    def end(self, ended: bool, delta: Delta) -> None:
+        """Add what was held back. `ended`: the last token is an end of sequence, which is not shown."""
+        self._add(self._text.flush(), delta)
+        rest = self._trimmer.flush()
+        self._shown_characters += len(rest)
+        delta.pieces.append(Piece("text", rest))
+        self._release(delta, all_tokens=not (ended or self._trimmer.stopped))
+
+    def _add(self, text: str, delta: Delta) -> None:
+        self._generated_characters += len(text)
+        if shown := self._trimmer.push(text):
+            self._shown_characters += len(shown)
+            delta.pieces.append(Piece("text", shown))
+            self._release(delta)
+
+    def _release(self, delta: Delta, all_tokens: bool = False) -> None:
+        """Pass on the tokens that were held back and begin within the text shown, or all."""
+        count = 0
+        while count < len(self._unshown) and (all_tokens or self._unshown[count][0] < self._shown_characters):
+            count += 1
+        delta.offsets += [offset for offset, _ in self._unshown[:count]]
+        delta.tokens += [token for _, token in self._unshown[:count]]
+        del self._unshown[:count]
+
+
+def _parsed_call(value: Any) -> tuple[str, str]:
+    """Return the name and the arguments, as JSON, of what the parser read; raise ValueError, TypeError or KeyError if
+    that is no call.
+    """
+    called = value["function"]
+    name, arguments = called["name"], called["arguments"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments or "{}")
+    if not (isinstance(name, str) and isinstance(arguments, dict)):
+        raise TypeError(called)
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+_CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
+_MAX_HEAD = 4096
+"""Characters up to the arguments of a call that is streamed; another is passed on as a whole, at its end."""
+
+
+class CallReader:
+    """Reads a call that is written as `{"name": ..., "arguments": {...}}` while it is generated."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        """None until it was written."""
+        self.complete = False
+        """Whether the arguments have ended."""
+        self._head, self._depth = "", 0
+        self._quoted = self._escaped = False
+
+    def push(self, piece: str) -> str:
+        """Return the part of the arguments that this piece of text has."""
+        if self.name is None:
+            if len(self._head) > _MAX_HEAD:
+                return ""
+            self._head += piece
+            head = _CALL_HEAD.match(self._head)
+            if head is None:
+                return ""
+            self.name, piece = str(json.loads(head[1], strict=False)), self._head[head.end() :]
+        if self.complete:
+            return ""
+        for position, character in enumerate(piece):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._quoted, self._escaped = character != '"', character == "\\"
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.complete = True
+                    return piece[: position + 1]
+        return piece
+
+
+class ParsedReader:
+    """Reads an output of which a parser tells content, reasoning and calls apart."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        trimmer: StopTrimmer,
+        new_parser: Callable[[], Any],
+        streamed: bool = False,
+    ) -> None:
+        """`streamed`: calls are passed on while they are generated; otherwise a malformed one can be text."""
+        self._tokenizer, self._trimmer, self._text = tokenizer, trimmer, raw_text(tokenizer)
+        self._new_parser, self._parser = new_parser, new_parser()
+        self._streamed, self._reader = streamed, CallReader()
+        self._call: list[str] = []
+        """The text of the call that is being written."""
+        self._last = False
+        """Whether no more comes."""
+        self._characters = 0
+        self.calls = 0
+        """Number of calls so far."""
+        self.cut = False
+        """Whether the last call that was streamed has no end."""
+
+    def begin(self) -> list[Piece]:
+        """Return what the prompt has begun already."""
+        return self._pieces(self._parser.initial_events)
+
+    def push(self, token: ScoredToken, shown: bool, delta: Delta) -> None:
+        """Add a token."""
+        delta.tokens.append(token)
+        delta.offsets.append(self._characters)
+        text = self._text.push([token.token] if shown else [])
+        self._characters += len(text)
+        delta.pieces += self.feed(text)
+
+    def end(self, ended: bool, delta: Delta) -> None:
+        """Add what was held back. `ended` changes nothing: the parser knows the end of an output."""
+        delta.pieces += self.feed(self._text.flush(), last=True)
+        delta.pieces.append(Piece("text", self._trimmer.flush()))
+
+    def feed(self, text: str, last: bool = False) -> list[Piece]:
+        """Add a piece of text; a call that the parser cannot read is text."""
+        self._last = last
+        try:
+            events = self._parser.feed(text)
+            if last:
+                events += self._parser.finalize()[1]
+        except (ValueError, KeyError, TypeError):
+            unread, self._parser = "".join([*self._call, text]), self._new_parser()
+            self._call.clear()
+            return [] if self._end_streamed_call() else self._as_text(unread)
+        return self._pieces(events)
+
+    def _pieces(self, events: list[dict[str, Any]]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for event in events:
+            kind, name = event["type"], event.get("field")
+            if name == "tool_calls":
+                pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
+            elif kind == "region_chunk" and name == "content":
+                pieces.append(Piece("text", self._trimmer.push(event["text"])))
+            elif kind == "region_chunk" and name in REASONING:
+                pieces.append(Piece("reasoning", event["text"]))
+        return pieces
+
+    def _part_of_call(self, event: dict[str, Any]) -> list[Piece]:
+        """Add a part of a call; return what of it is streamed."""
+        text = event.get("text", "")
+        self._call.append(text)
+        if not self._streamed:
+            return []
+        reader = self._reader
+        begun = reader.name is not None
+        arguments = reader.push(text)
+        if reader.name is None or (begun and not arguments):
+            return []
+        if begun:
+            return [Piece("call", arguments, self.calls - 1)]
+        self.calls += 1
+        return [call_piece(self.calls - 1, reader.name, arguments)]
+
+    def _closed_call(self, event: dict[str, Any]) -> list[Piece]:
+        """Return a call, or several, that were not streamed."""
+        text = "".join(self._call)
+        self._call.clear()
+        if self._end_streamed_call():
+            return []
+        try:
+            value = event["value"]
+            calls = [_parsed_call(call) for call in (value if isinstance(value, list) else [value])]
+        except (ValueError, KeyError, TypeError):
+            return self._as_text(text)
+        first, self.calls = self.calls, self.calls + len(calls)
+        return [call_piece(index, name, arguments) for index, (name, arguments) in enumerate(calls, first)]
+
+    def _end_streamed_call(self) -> bool:
+        """End the call that is being read; return whether it was streamed."""
+        reader, self._reader = self._reader, CallReader()
+        if reader.name is None:
+            return False
+        self.cut = not reader.complete
+        return True
+
+    def _as_text(self, text: str) -> list[Piece]:
+        """Return a malformed call as text, without special tokens; but nothing where the output ends within a call
+        after others.
+        """
+        if self._last and self.calls:
+            return []
+        for special in self._tokenizer.all_special_tokens:
+            text = text.replace(special, "")
+        return [Piece("text", self._trimmer.push(text))]
