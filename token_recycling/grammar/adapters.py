@@ -19,7 +19,7 @@ import torch
 from transformers import LogitsProcessor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from .state import Matcher, State
+from .state import Matcher, State, lost_drafts
 
 _SLOW = 0.02
 """Processor seconds of a mask from which on a grammar is no longer followed: repeats within repeats take seconds."""
@@ -31,6 +31,8 @@ _MOST_FORCED = 256
 class _Watch:
     """Whether a mask of this sequence was slow: a draft asks for one at every node, the processor for one a token."""
 
+    timed: bool = True
+    """Whether masks are timed; else none is slow."""
     slow: bool = False
 
 
@@ -81,7 +83,7 @@ class _Xgrammar:
     def fill(self, mask: np.ndarray) -> None:
         began = time.thread_time()
         self.matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
-        self.watch.slow |= time.thread_time() - began > _SLOW
+        self.watch.slow |= self.watch.timed and time.thread_time() - began > _SLOW
 
     def after(self, token: int) -> _Xgrammar | None:
         if self.watch.slow:
@@ -263,27 +265,43 @@ def _name(one: object) -> str:
 def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
     """The same for one sequence of a batch alone, if it is of a known library and unused; None if not."""
     kind = _KINDS.get(_name(processor))
-    if kind is None or not kind.unused(processor):
+    if kind is None:
         return None
-    if (grammars := getattr(processor, "compiled_grammars", None)) is not None:
-        return type(processor)(grammars[row if len(grammars) > 1 else 0])
-    return copy.copy(processor)
-
-
-def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor) -> State | None:
-    """What the first recognised one of `processors` allows after a prompt; None if there is none that is unused.
-
-    `padded` (1, columns) int64 is what the processors are shown of the prompt.
-    """
-    for one in processors:
-        kind, found = _KINDS.get(_name(one)), None
-        if isinstance(one, Matching):
-            found = one.first_matcher()
-        elif kind is not None and kind.unused(one):
-            found = kind.matcher(one)
-        elif type(one) is PrefixConstrainedLogitsProcessor and _name(one._prefix_allowed_tokens_fn) == _ENFORCER:
-            found = _of_enforcer(one._prefix_allowed_tokens_fn.token_enforcer, padded[0].tolist())
-        if found is not None:
-            matcher, tokens = found
-            return State(matcher, (tokens + 31) // 32)
+    with lost_drafts():
+        if not kind.unused(processor):
+            return None
+        if (grammars := getattr(processor, "compiled_grammars", None)) is not None:
+            return type(processor)(grammars[row if len(grammars) > 1 else 0])
+        return copy.copy(processor)
     return None
+
+
+def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, timed: bool = True) -> State | None:
+    """What the first recognised one of `processors` allows after a prompt; None if there is none that is unused, or it
+    cannot be followed.
+
+    `padded` (1, columns) int64 is what the processors are shown of the prompt. `timed`: whether a clock may decide that
+    a grammar is too slow to be followed.
+    """
+    for processor in processors:
+        with lost_drafts():
+            matcher = _matcher_of(processor, padded, timed)
+            if matcher is not None:
+                return State(matcher[0], (matcher[1] + 31) // 32)
+    return None
+
+
+def _matcher_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> tuple[Matcher, int] | None:
+    """Return the matcher of a recognised processor at the beginning, and how many tokens it knows."""
+    kind, matcher = _KINDS.get(_name(processor)), None
+    if isinstance(processor, Matching):
+        matcher = processor.first_matcher()
+    elif kind is not None and kind.unused(processor):
+        matcher = kind.matcher(processor)
+    elif type(processor) is PrefixConstrainedLogitsProcessor:
+        function = processor._prefix_allowed_tokens_fn
+        if _name(function) == _ENFORCER:
+            matcher = _of_enforcer(function.token_enforcer, padded[0].tolist())
+    if matcher is not None and isinstance(matcher[0], _Xgrammar):
+        matcher[0].watch.timed = timed
+    return matcher

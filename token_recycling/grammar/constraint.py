@@ -83,10 +83,13 @@ class Constraint:
         self._statistics.learn_path([states[node] for node in step.accepted], step.tokens)
 
 
-def constraint_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, length: int) -> Constraint | None:
+def constraint_of(
+    processors: Sequence[LogitsProcessor], padded: torch.Tensor, length: int, timed: bool = True
+) -> Constraint | None:
     """Return the grammar that `processors` hold a sequence to, or None without one.
 
-    `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens.
+    `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens. `timed`: whether a
+    clock may decide that drafts no longer follow a slow grammar.
     """
-    state = state_of(processors, padded) if processors else None
+    state = state_of(processors, padded, timed) if processors else None
     return None if state is None else Constraint(state, length)

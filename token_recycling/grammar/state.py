@@ -2,18 +2,37 @@
 
 A `State` is one place in a sequence, real or drafted, and never changes. It wraps the matcher of a library
 (`adapters` knows which), forked for every place: a microsecond, and another for the mask of allowed tokens. So
-the places of a tree may be visited in any order.
+the places of a tree may be visited in any order. Where a library fails, the sequence is no longer followed: drafts know
+nothing of the grammar from there on, and the processor of the call still decides which tokens are taken.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+logger = logging.getLogger("token_recycling")
+
 FEW = 32
 """Most allowed tokens that are enumerated."""
+
+
+@contextmanager
+def lost_drafts() -> Iterator[None]:
+    """Log an error of a grammar library instead of raising it: drafts only save time. Errors of compiled libraries
+    need not be of the class `Exception`.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        logger.warning("drafts no longer follow a grammar; the output stays within it: %s", str(error) or repr(error))
 
 
 class Matcher(Protocol):
@@ -36,13 +55,20 @@ class State:
     def __init__(self, matcher: Matcher, words: int) -> None:
         """`words`: 32-bit words of a mask, one bit for each token of the vocabulary."""
         self._matcher, self._words = matcher, words
+        self._lost = False
+        """Whether the library failed here: every token counts as allowed, and no state follows."""
         self._after: dict[int, State | None] = {}
 
     @cached_property
     def mask(self) -> np.ndarray:
         """(words,) int32: one bit per token, lowest first; set if the token is allowed."""
         mask = np.zeros(self._words, np.int32)
-        self._matcher.fill(mask)
+        self._lost = True
+        with lost_drafts():
+            self._matcher.fill(mask)
+            self._lost = False
+        if self._lost:
+            mask.fill(-1)
         return mask
 
     @cached_property
@@ -72,7 +98,9 @@ class State:
     @property
     def forced(self) -> str:
         """The characters that must follow, as far as the library knows."""
-        return self._matcher.forced
+        with lost_drafts():
+            return "" if self._lost else self._matcher.forced
+        return ""
 
     def allows(self, tokens: np.ndarray) -> np.ndarray:
         """Return which of the tokens (n,) are allowed, (n,) bool; those beyond the mask are not."""
@@ -83,8 +111,9 @@ class State:
     def after(self, token: int) -> State | None:
         """Return the state after an allowed token; None where the output has ended or the token is forbidden."""
         if token not in self._after:
-            allowed = token < 32 * self._words and self.mask[token >> 5] >> (token & 31) & 1
-            matcher = self._matcher.after(token) if allowed else None
+            allowed, matcher = token < 32 * self._words and self.mask[token >> 5] >> (token & 31) & 1, None
+            with lost_drafts():
+                matcher = self._matcher.after(token) if allowed and not self._lost else None
             self._after[token] = None if matcher is None else State(matcher, self._words)
         return self._after[token]
 

@@ -1,8 +1,8 @@
 """Continuous batching of `generate` calls: one thread decodes the sequences of all calling threads.
 
 transformers prepares each call in the thread that makes it. The call then waits while its sequence is decoded in the
-shared batch (`loop.continuous.RunningBatch`), which also feeds its streamer. Calls with several sequences, or with a
-cache that the caller sees, are decoded in their own thread.
+shared batch (`loop.continuous.RunningBatch`), which also feeds its streamer. Calls with several sequences, with a
+cache that the caller sees, or with a reproducible drafter are decoded in their own thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DecodingThread:
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache):
+        if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or drafter.traits.begins_anew:
             return run_call(target, call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)
         request, streamer = RequestState(sequence, selector, drafter, stats, hints=hints), call.streamer

@@ -114,6 +114,10 @@ class GenerateCall:
     def _why_not(self, model: PreTrainedModel) -> str | None:
         """Return why this call cannot be accelerated, whatever the model supports, or None."""
         kwargs, config = self.model_kwargs, self.config
+        ids = self.input_ids
+        if ids.ndim != 2 or not len(ids) or ids.dtype not in (torch.int32, torch.int64):
+            shape = f"{tuple(ids.shape)} {ids.dtype}"
+            return f"input_ids must be int64 or int32 (batch, length) with at least one row, got {shape}"
         if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
             return "the prompt is empty or embeddings; pass token ids"
         if not kwargs.get("use_cache", True) or self.cache is None:
@@ -390,7 +394,9 @@ def beginnings(
     if len(generators) > 1 and config.do_sample:
         generators = [*seeded_generators(len(generators), call.input_ids.device, generator)]
     sequences = [
-        Sequence(ids, call.criteria_by_text, pad) for ids, pad in zip(call.input_ids, call.paddings, strict=True)
+        # As with the first token that `generate` appends: int32 becomes int64.
+        Sequence(ids.long(), call.criteria_by_text, pad)
+        for ids, pad in zip(call.input_ids, call.paddings, strict=True)
     ]
     selectors = [
         TokenSelector(

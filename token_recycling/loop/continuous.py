@@ -115,8 +115,14 @@ class RunningBatch:
         """Add a request from the next step on. `on_step` is called with each of its steps, before learning from it.
 
         `cache` holds the first `request.cached` of its tokens. With `streamed` a client waits for the first token.
-        `reading` is called before each step while the prompt is prefilled, and ends the request if it raises.
+        `reading` is called before each step while the prompt is prefilled, and ends the request if it raises. Raises
+        ValueError for a drafter whose drafts, or hidden states, cannot share passes with those of the others.
         """
+        if request.traits.begins_anew:
+            raise ValueError(
+                f"{request.drafter.describe()} needs forward passes of its own: in 16 bits those of other requests in "
+                "a pass decide how it is rounded; decode it alone, or without reproducible=True"
+            )
         cache = self.target.new_cache() if cache is None else cache
         clock, wanted = Clock(request.stats, self.target.device), self._states(request)
         for other in self.requests:

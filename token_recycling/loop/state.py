@@ -243,6 +243,8 @@ class RequestState:
     """Tokens of it in the cache before the prompt is read, from slot 0 on."""
     hints: Hints = NO_HINTS
     """Prefix cache, predicted output and limit."""
+    timed: bool = True
+    """Whether a clock may decide what is drafted: not where drafts must be the same in every run or process."""
     isolated: bool = False
     """Whether an error of its processors, criteria or drafter ends this request alone."""
     error: Exception | None = field(default=None, init=False)
@@ -256,7 +258,9 @@ class RequestState:
         self.prompt = self.sequence.tokens
         """(length,) int64."""
         self.traits: DrafterTraits = self.drafter.traits
-        self.constraint = constraint_of(self.selector.processors, self.sequence.padded, self.sequence.length)
+        self.constraint = constraint_of(
+            self.selector.processors, self.sequence.padded, self.sequence.length, self.timed
+        )
         """The grammar that constrains it, if a processor of a known library does."""
         self._asked_at: State | None = None
         """Grammar state at the last draft's root, where the draft was fitted to it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 from collections.abc import Sequence as Items
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -287,12 +287,13 @@ def decode(
     sequence.
     """
     cached = cached or [slots(cache)] * len(sequences)
+    fixed = drafter.traits.begins_anew
+    timed = not fixed and target.info.processes < 2
     requests = [
-        RequestState(sequence, selector, drafter, stats, tokens, hints)
+        RequestState(sequence, selector, drafter, stats, tokens, hints, timed)
         for sequence, selector, tokens in zip(sequences, selectors, cached, strict=True)
     ]
     longest, kind = max(sequence.length for sequence in sequences), kind_of(passes)
-    fixed = drafter.traits.begins_anew
     target = target.unmeasured() if fixed else target
     costs, clock = costs_of(target, len(sequences), longest, kind, fixed=fixed), Clock(stats, target.device)
     batch = BatchState(target, list(requests), costs, cache, clock, streamed or fixed, reading, returns_cache)
@@ -314,10 +315,11 @@ def decode(
                 active = list(range(len(batch.requests)))
                 costs.share(len(active), max(request.sequence.length for request in batch.requests))
     finally:
-        made.close()
-        for request in requests:
-            request.finish()
-        pass_times(target, kind).keep()
+        with ExitStack() as ending:  # each, whatever the others raise
+            ending.callback(pass_times(target, kind).keep)
+            for request in requests:
+                ending.callback(request.finish)
+            ending.callback(made.close)
 
 
 Backend = Callable[[TreeModel, Drafter | None, Cache | None], AbstractContextManager[Passes | None]]

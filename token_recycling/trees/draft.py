@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..grammar.state import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draft:
     """A tree and its tokens (n,) int64, on any device; `tokens[0]` is the root, the newest token of the sequence."""
 
@@ -173,7 +173,7 @@ class DraftBuilder:
         return Draft.of(self.parents, self.tokens, known if len(known) == len(self.parents) else None, device=device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Context:
     """The sequence so far, and everything else a draft may depend on."""
 
@@ -194,7 +194,7 @@ class Context:
         return self.tokens[-1:]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """One verified draft: logits, accepted nodes and emitted tokens, trimmed at the end of the sequence."""
 

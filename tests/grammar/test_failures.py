@@ -1,0 +1,180 @@
+"""A grammar library that fails costs drafts, never the call or its output; and no clock decides where none may."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.automata import AutomatonProcessor, _Place, random_automaton
+
+import token_recycling as tr
+from token_recycling.grammar import adapters
+from token_recycling.grammar.constraint import constraint_of
+from token_recycling.grammar.state import State
+from token_recycling.loop.state import RequestState
+from token_recycling.model.tree_model import TreeModel
+
+PROMPT = tiny.prompt(0, 6)
+
+
+class PanicError(BaseException):
+    """As compiled libraries raise: it is no `Exception`."""
+
+
+def failing(error, after=0):
+    """A function that returns None so often, then raises."""
+    calls = []
+
+    def fail(*_):
+        calls.append(None)
+        if len(calls) > after:
+            raise error
+
+    return fail
+
+
+class Failing(AutomatonProcessor):
+    """Its matcher fails in one of its methods, at once or later."""
+
+    def __init__(self, automaton, method, error, after):
+        super().__init__(automaton, 64)
+        self.failing, self.fail = method, failing(error, after)
+
+    def first_matcher(self):
+        if self._read:
+            return None
+        if self.failing == "first_matcher":
+            self.fail()
+        return FailingPlace(self._automaton, 0, self), 64
+
+
+class FailingPlace(_Place):
+    def __init__(self, automaton, place, owner):
+        super().__init__(automaton, place)
+        self._owner = owner
+
+    def _run(self, method):
+        if self._owner.failing == method:
+            self._owner.fail()
+
+    def fill(self, mask: np.ndarray) -> None:
+        self._run("fill")
+        super().fill(mask)
+
+    def after(self, token):
+        self._run("after")
+        return FailingPlace(self._automaton, self._automaton[self._place][token], self._owner)
+
+    @property
+    def forced(self):
+        self._run("forced")
+        return super().forced
+
+
+@pytest.mark.parametrize("error", [ValueError("max() of an empty sequence"), PanicError("index out of bounds")])
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("method", ["first_matcher", "fill", "after", "forced"])
+@pytest.mark.parametrize("drafter", ["recycling", "prompt_lookup"])
+def test_a_library_that_fails_loses_drafts_alone(model, drafter, method, after, error, caplog):
+    automaton, texts = random_automaton(1), []
+    arguments = {"max_new_tokens": 30, "do_sample": False}
+    plain = model.generate(PROMPT, **arguments, logits_processor=[AutomatonProcessor(automaton, 64)])
+    with caplog.at_level(logging.WARNING, "token_recycling"):
+        for _ in range(2):
+            processor = Failing(automaton, method, error, after)
+            texts.append(tr.generate(model, PROMPT, drafter=drafter, logits_processor=[processor], **arguments))
+    assert all(torch.equal(text, plain) for text in texts)
+
+
+def test_the_failure_is_logged(model, caplog):
+    processor = Failing(random_automaton(1), "first_matcher", ValueError("no transitions"), 0)
+    with caplog.at_level(logging.WARNING, "token_recycling"):
+        tr.generate(model, PROMPT, logits_processor=[processor], max_new_tokens=4, do_sample=False)
+    assert "no transitions" in caplog.text
+
+
+def test_an_interruption_is_no_failure_of_a_library(model):
+    processor = Failing(random_automaton(1), "fill", KeyboardInterrupt(), 0)
+    with pytest.raises(KeyboardInterrupt):
+        tr.generate(model, PROMPT, logits_processor=[processor], max_new_tokens=4, do_sample=False)
+
+
+def outlines_core_without_transitions():
+    """As outlines' processor with an index that has no transitions, from which the vocabulary cannot be told."""
+
+    class Index:
+        def get_transitions(self):
+            return {}
+
+    processor = type("OutlinesCoreLogitsProcessor", (AutomatonProcessor,), {"first_matcher": None})([{0: 0}], 64)
+    type(processor).__module__ = "outlines.backends.outlines_core"
+    type(processor).__qualname__ = "OutlinesCoreLogitsProcessor"
+    processor.is_first_token, processor.index = True, Index()
+    return processor
+
+
+def renamed_attribute():
+    """As a later release of a library, which has another attribute."""
+    processor = AutomatonProcessor([{0: 0}], 64)
+    kind = type("LogitsProcessor", (AutomatonProcessor,), {"__module__": "xgrammar.contrib.hf", "first_matcher": None})
+    kind.__qualname__ = "LogitsProcessor"
+    processor.__class__ = kind
+    return processor
+
+
+@pytest.mark.parametrize("make", [outlines_core_without_transitions, renamed_attribute])
+def test_private_attributes_may_be_missing(model, make):
+    assert constraint_of([make()], PROMPT, 6) is None
+    text = tr.generate(model, PROMPT, logits_processor=[make()], max_new_tokens=5, do_sample=False)
+    assert text[0, 6:].tolist() == [0] * 5
+    two = tr.generate(model, PROMPT.repeat(2, 1), logits_processor=[make()], max_new_tokens=5, do_sample=False)
+    assert two[:, 6:].tolist() == [[0] * 5] * 2
+
+
+def test_a_state_whose_mask_is_lost_allows_everything_and_leads_nowhere():
+    state = State(FailingPlace([{1: 0}], 0, Failing([{1: 0}], "fill", ValueError(), 0)), 2)
+    assert state.allows(np.arange(64)).all()
+    assert state.after(1) is None
+    assert state.forced == ""
+
+
+def masks_of_a_slow_library(monkeypatch, slow):
+    monkeypatch.setattr(adapters, "_SLOW", -1.0 if slow else 1e9)
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
+    xgrammar = pytest.importorskip("xgrammar")
+    vocabulary = [chr(97 + token % 26) * (1 + token // 26) for token in range(63)] + ["</s>"]
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[63]))
+    compiled = compiler.compile_grammar('root ::= ("abcde" | "xyz")*')
+
+    def drafted(slow):
+        masks_of_a_slow_library(monkeypatch, slow)
+        steps = tr.stream(
+            model,
+            PROMPT,
+            max_new_tokens=24,
+            logits_processor=[adapters.GrammarProcessor(compiled)],
+            reproducible=reproducible,
+        )
+        return [(step.draft.tree.parents, step.draft.tokens.tolist(), step.tokens) for step in steps]
+
+    assert (drafted(slow=True) == drafted(slow=False)) == reproducible
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_clock_decides_in_one_of_several_processes(model, monkeypatch, processes):
+    """Ranks with other drafts would wait for each other for ever."""
+    timed = []
+    initialise = RequestState.__post_init__
+    monkeypatch.setattr(RequestState, "__post_init__", lambda self: (timed.append(self.timed), initialise(self))[1])
+    target = TreeModel(model)
+    target.info = dataclasses.replace(target.info, processes=processes)
+    monkeypatch.setattr("token_recycling.hf.stream.ready", lambda _: target)
+    list(tr.stream(model, PROMPT, "prompt_lookup", max_new_tokens=2))
+    assert timed == [processes == 1]

@@ -1,0 +1,55 @@
+"""Inputs that plain `generate` takes or refuses: ours returns the same dtype, or raises the same error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import tiny
+from support.batches import batch
+
+import token_recycling as tr
+
+IDS = tiny.prompt(0, 6)
+WAYS = [{}, {"do_sample": True}, {"eos_token_id": 3}, {"return_dict_in_generate": True}]
+
+
+def outcome(generate, ids, **arguments):
+    torch.manual_seed(0)
+    try:
+        output = generate(ids, max_new_tokens=4, pad_token_id=0, **arguments)
+    except Exception as error:
+        return type(error), str(error)
+    output = output if isinstance(output, torch.Tensor) else output.sequences
+    return output.dtype, output.tolist()
+
+
+INPUTS = {
+    "int64": IDS,
+    "int32": IDS.int(),
+    "int16": IDS.short(),
+    "float": IDS.float(),
+    "no rows": IDS[:0],
+    "no tokens": IDS[:, :0],
+    "neither": IDS[:0, :0],
+    "one dimension": IDS[0],
+}
+
+
+@pytest.mark.parametrize("arguments", WAYS)
+@pytest.mark.parametrize("name", INPUTS)
+def test_what_plain_returns_or_raises(model, name, arguments):
+    expected = outcome(model.generate, INPUTS[name], **arguments)
+    assert outcome(tr.accelerate(model).generate, INPUTS[name], **arguments) == expected
+
+
+def test_int32_of_a_padded_batch(ending):
+    inputs = batch([4, 9, 5], 1)
+    ids, others = inputs.pop("input_ids").int(), inputs
+    expected = outcome(ending.generate, ids, do_sample=False, **others)
+    assert outcome(tr.accelerate(ending).generate, ids, do_sample=False, **others) == expected
+    assert expected[0] == torch.int64
+
+
+def test_a_batch_without_rows_is_left_with_a_reason(model):
+    outcome(tr.accelerate(model).generate, IDS[:0])
+    assert "at least one row" in model.acceleration.fallback
