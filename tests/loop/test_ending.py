@@ -4,19 +4,21 @@ identity.
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from support import tiny
 from support.running import Texts
 
 import token_recycling as tr
-from token_recycling.drafters.prompt_lookup import PromptLookup
+from token_recycling import Draft
 from token_recycling.hf.batched import DecodingThread
+from token_recycling.hf.generate_call import GenerateCall
 from token_recycling.loop import step as loop
+from token_recycling.loop.hints import Hints
 from token_recycling.loop.state import RequestState
+from token_recycling.model.kv_cache import Frame
 from token_recycling.model.pass_times import PassTimes
+from token_recycling.trees.templates import chain
 
 IDS = tiny.prompt(0, 6)
 
@@ -37,12 +39,10 @@ def test_each_end_of_a_call_runs_whatever_the_others_raise(model, monkeypatch, b
     for name, (kind, method) in ends.items():
         monkeypatch.setattr(kind, method, lambda *_, name=name: (ran.append(name), fails() if name == broken else 0))
     steps = tr.stream(model, IDS, max_new_tokens=8)
+    if stopped:
+        next(steps)
     with pytest.raises(CloseError):
-        if stopped:
-            next(steps)
-            steps.close()
-        else:
-            list(steps)
+        steps.close() if stopped else list(steps)
     assert ran == ["close", "finish", "keep"]
 
 
@@ -64,16 +64,21 @@ def test_a_reproducible_call_of_a_decoding_thread_is_decoded_alone(model, name, 
 
 
 def values(model):
-    (step, *_) = tr.stream(model, IDS, "prompt_lookup", max_new_tokens=2)
-    context = tr.Context(IDS[0], 3)
-    return [step, step.draft, context, tr.stream, PromptLookup().traits]
+    """Two of each kind."""
+    step, other, *_ = tr.stream(model, IDS, "prompt_lookup", max_new_tokens=4)
+    ids = torch.tensor([1, 2]), torch.tensor([1, 3])
+    return [
+        (step, other),
+        tuple(Draft(chain(1), tokens) for tokens in ids),
+        tuple(tr.Context(tokens, 3) for tokens in ids),
+        tuple(Hints(prediction=tokens) for tokens in ids),
+        tuple(GenerateCall(tokens[None], None, None, None, {}) for tokens in ids),
+        tuple(Frame(tokens[None], 8) for tokens in ids),
+    ]
 
 
 def test_values_with_tensors_can_be_compared_and_hashed(model):
-    for value in values(model):
-        assert value == value  # noqa: PLR0124
-        assert value in [None, value]
-        assert len({value, value}) == 1
-    step, draft, context, *_ = values(model)
-    for value in (step, draft, context):
-        assert value != copy.copy(value)
+    for first, second in values(model):
+        assert first != second
+        assert first in [second, first]
+        assert len({first, second, first}) == 2

@@ -65,7 +65,7 @@ _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopS
 """Criteria that decide about each sequence alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerateCall:
     """The inputs that `generate` prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
 

@@ -9,7 +9,7 @@ import torch
 from ..model.prefixes import Prefixes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hints:
     """Hints for one request; its output is the same without them."""
 

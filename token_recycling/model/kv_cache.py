@@ -93,7 +93,7 @@ class SlotStore:
         return sequences + more
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frame:
     """The slots that a forward pass of a fixed shape writes and attends to."""
 

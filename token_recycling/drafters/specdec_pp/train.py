@@ -31,7 +31,7 @@ BINS = 10
 """Bins of a calibration, by predicted probability."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Labelled:
     """A target output with the draft model's own choices."""
 
