@@ -173,6 +173,7 @@ ECOSYSTEM := tests/ecosystem/requirements.txt
 	$(PYTHON) -m venv .venv-ecosystem
 	.venv-ecosystem/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[dev]' --requirement $(ECOSYSTEM)
+	.venv-ecosystem/bin/python -m pip install --quiet --disable-pip-version-check --no-deps instructor==1.17.0 diskcache # it wants an older rich
 	touch $@
 
 test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
