@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
+from ..model.foreign import hooks_of
 from ..model.info import ModelInfo
 from ..model.kv_cache import TreeCache, takes_frames
 from ..model.prefill import prefill
-from ..model.remembered import State, hooks_of
+from ..model.remembered import State
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from ..trees.tree import Tree

@@ -18,7 +18,7 @@ from .._util.locks import Lock
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.matrix import AdjacencyMatrix, UpdateRule
-from ..recycling.matrix_file import check_vocabulary
+from ..recycling.matrix_file import say_that_it_starts_again
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import template_from
 from ..trees.tree import Tree
@@ -65,11 +65,13 @@ class Published(Drafter):
         return PublishedSequence(self, self.prepare(target))
 
     def prepare(self, target: TreeModel) -> AdjacencyMatrix:
-        """Return the matrix for this target; raises ValueError if it was learned with another vocabulary."""
+        """Return the matrix for this target: an empty one where the vocabulary has another size than before."""
         with self._making:
+            if self.matrix is not None and self.matrix.vocab_size != target.vocab_size:
+                say_that_it_starts_again(self.matrix.vocab_size, target.vocab_size)
+                self.matrix = None
             if self.matrix is None:
                 self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
-            check_vocabulary(self.matrix.vocab_size, target.vocab_size)
             self.matrix.storage = self.matrix.storage.to(target.device)
             return self.matrix
 

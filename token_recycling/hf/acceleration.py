@@ -184,7 +184,13 @@ class _Accelerated(PreTrainedModel):
                 how = acceleration.drafter, call.stats, acceleration.backend, acceleration.hints
                 return acceleration.decode(target, given, *how)
             return super()._sample(
-                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                synced_gpus=synced_gpus,
+                streamer=streamer,
+                **model_kwargs,
             )
 
 
@@ -195,6 +201,7 @@ def _accelerated_class(original: type) -> type[_Accelerated]:
     """Return the accelerated subclass of a model class, made once, under the name of the original."""
     if original not in _classes:
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names["plain_class"] = original
         _classes[original] = type(original.__name__, (_Accelerated, original), names)
     return _classes[original]
 

@@ -40,6 +40,7 @@ from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
 from ..loop.step import Backend, decode_with, eager
+from ..model import trial
 from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.info import ModelInfo, UnsupportedModelError
 from ..model.kv_cache import slots
@@ -106,7 +107,7 @@ class GenerateCall:
         if reason is not None:
             raise UnsupportedModelError(reason)
         target = known if known is not None else ready(model)
-        reason = self._why_not_with(target.info)
+        reason = self._why_not_with(target.info) or trial.why_not(target, len(self.input_ids))
         if reason is not None:
             raise UnsupportedModelError(reason)
         return target
@@ -315,7 +316,7 @@ def run_call(
         after_pass=stopping.apply if call.joint_criteria else None,
         streamed=call.streamer is not None,
         reading=call.reading and reading,
-        keeps_all=call.cache_is_seen,
+        keeps_all=call.cache_is_seen or bool(trial.foreign_of(target)),
         returns_cache=call.cache_is_seen or prefixes is not None,
         hints=hints,
     )

@@ -17,6 +17,7 @@ from ..drafters._registry import make_drafter
 from ..loop.state import Sequence, TokenSelector, check_cached
 from ..loop.stats import Stats
 from ..loop.step import decode_with
+from ..model import trial
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt
@@ -58,7 +59,9 @@ def stream(
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
     cache = target.new_cache() if past_key_values is None else past_key_values
-    reason = unsupported_cache(cache) or target.info.cannot_read_on(slots(cache), len(prompt))
+    reason = (
+        trial.why_not(target, 1) or unsupported_cache(cache) or target.info.cannot_read_on(slots(cache), len(prompt))
+    )
     if reason is not None:
         raise UnsupportedModelError(reason)
     check_cached(slots(cache), len(prompt))

@@ -45,6 +45,7 @@ from .compat import (
     is_as_compared,
     lacks,
 )
+from .foreign import is_foreign, own_class
 from .kv_cache import attends_to_blocks, can_be_taken
 from .recurrence import Mixer, mixers_among
 from .remembered import Kept, kept_of, parts_of, shape_of
@@ -394,13 +395,30 @@ def _where(border: Border) -> str:
 
 
 @functools.cache
-def _arguments(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+def _arguments(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """Return the arguments that a function names, and whether it hands on others."""
+    parameters = inspect.signature(function).parameters
+    return frozenset(parameters), any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
 
 
 def _arguments_of(model: PreTrainedModel) -> frozenset[str]:
-    wrapped = "forward" in vars(model)  # wrapped for this object alone: not to be kept
-    return _arguments.__wrapped__(model.forward) if wrapped else _arguments(type(model).forward)
+    """Return the arguments that a model's forward names; one that is not the family's own and takes any arguments is
+    expected to hand them on to the one that it replaces.
+    """
+    kind = own_class(model)
+    methods = [base.__dict__["forward"] for base in kind.__mro__ if "forward" in base.__dict__]
+    own = [not is_foreign(method) for method in methods]
+    arguments: frozenset[str] = frozenset()
+    if "forward" in vars(model):  # for this object alone: not to be kept
+        arguments, hands_on = _arguments.__wrapped__(model.forward)
+        if not (hands_on and is_foreign(model.forward)):
+            return arguments
+    for method, is_last in zip(methods, own, strict=True):
+        names, hands_on = _arguments(method)
+        arguments |= names
+        if is_last or not hands_on:
+            break
+    return arguments
 
 
 def is_compiled(part: torch.nn.Module) -> bool:

@@ -29,10 +29,10 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.modules import module as torch_modules
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .._util.files import cache_folder, replacing
+from .foreign import CodeSeen, hooks_of
 
 logger = logging.getLogger("token_recycling")
 
@@ -79,6 +79,8 @@ class _Seen:
         parts = parts_of(model)
         self._parts = [weakref.ref(part) for part in parts]
         self._form, self._numbers = _looked_at(parts)
+        self.code = CodeSeen(parts)
+        """The code around and in the parts, as it was when they were compared last."""
 
     def compare(self) -> tuple[bool, bool]:
         """Whether parts and tensors are the same ones; and whether these have the numbers that they had, too."""
@@ -86,6 +88,8 @@ class _Seen:
         if len(parts) < len(self._parts):
             return False, False
         form, numbers = _looked_at(parts)
+        if not self.code.is_same(parts):
+            self.code = CodeSeen(parts)
         return form == self._form, form == self._form and numbers == self._numbers
 
 
@@ -153,6 +157,10 @@ class Kept:
             for name in list(results):
                 if name == what or (isinstance(name, tuple) and name[:1] == (what,)):
                     results.pop(name, None)
+
+    def count(self, what: Hashable) -> int:
+        """Return the number of results named by tuples that begin with `what`."""
+        return sum(isinstance(name, tuple) and name[:1] == (what,) for kept in self._results.values() for name in kept)
 
     def say_once(self, message: str) -> None:
         """Log a warning about the model, the first time only."""
@@ -275,8 +283,6 @@ _ELSEWHERE = frozenset({"acceleration", "generation_config"})
 """Attributes that decide nothing of a pass."""
 _SKIPPED = (_OF_TORCH | _ELSEWHERE) - {"training"}
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-_HARMLESS = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
-"""Modules whose hooks note down what they see and change nothing."""
 
 
 class State:
@@ -361,17 +367,6 @@ class State:
             self._lives.append(weakref.ref(thing))
         except TypeError:  # a small object that is known by its number alone
             self._parts.append(type(thing))
-
-
-def hooks_of(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
-    """Hooks around a module's forward pass that may change it; for None those around every module that there is."""
-    kinds = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
-    if module is not None:
-        kinds = module._forward_hooks, module._forward_pre_hooks
-    for hooks in kinds:
-        for hook in list(hooks.values()):
-            if getattr(hook, "__module__", None) not in _HARMLESS:
-                yield hook
 
 
 def _options() -> list[Any]:

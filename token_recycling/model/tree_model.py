@@ -101,6 +101,10 @@ class TreeModel:
         self._cache = cache_argument(info.arguments) or CACHE
         self.leaves_logits_out = "logits_to_keep" in info.arguments
         """Whether it can compute the logits of the last tokens only."""
+        self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        """Arguments of all passes, whatever the configuration says."""
+        if "output_router_logits" in info.arguments:  # for a loss alone, which takes no mask of a tree
+            self._options["output_router_logits"] = False
 
     def attending(self) -> contextlib.AbstractContextManager[None]:
         """For the length of the block, let passes of this thread attend as they do over trees."""
@@ -150,7 +154,7 @@ class TreeModel:
             self._key_bias(inputs, cache),
             self._by_node(inputs, cache),
         ):
-            logits = self.eager(**inputs, use_cache=True).logits
+            logits = self.eager(**inputs, **self._options).logits
         if self.info.recurrent:
             count(cache, inputs["input_ids"].shape[1])
         return logits.to(self.device)
@@ -178,7 +182,7 @@ class TreeModel:
         behind = tokens.shape[1] > 1 and cache.get_seq_length() > 0  # where every layer has a mask
         grouped = behind and self.info.named_attention
         with attending(self.config, self.info.attention, grouped), self._weights():
-            logits = self.eager(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
+            logits = self.eager(input_ids=tokens, **self._options, **more, **{self._cache: cache}).logits
         if self.info.recurrent:
             count(cache, tokens.shape[1])
         return logits.to(self.device)

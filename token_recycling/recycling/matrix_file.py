@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from .._util.files import replacing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("token_recycling")
 
 FORMAT, VERSION = "token_recycling.adjacency_matrix", "6"
 _ADJACENCY = {"candidates"}
@@ -186,3 +189,12 @@ def check_vocabulary(learned: int, vocab_size: int) -> None:
         raise ValueError(
             f"the drafter has learned from {learned} tokens, got a target of {vocab_size}; make a new drafter"
         )
+
+
+def say_that_it_starts_again(learned: int, vocab_size: int) -> None:
+    """Log that what was learned with a vocabulary of another size than the target's is dropped."""
+    logger.warning(
+        "the drafter has learned from %d tokens, got a target of %d: it starts again without what it learned",
+        learned,
+        vocab_size,
+    )

@@ -24,7 +24,7 @@ from ..._util.topk import top_candidates
 from ...costs.costs import Costs, Overhead
 from ...grammar.grow import GrammarStatistics
 from ...model.tree_model import TreeModel
-from ...recycling.matrix_file import check_vocabulary
+from ...recycling.matrix_file import say_that_it_starts_again
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.nodes import CHILDREN
 from ...recycling.options import Options
@@ -96,14 +96,18 @@ class Recycling(Drafter, Options):
         return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
-        """Return the matrix for this target; raises ValueError if it has another vocabulary or other options."""
+        """Return the matrix for this target; raises ValueError if it has other options. For a target with
+        another vocabulary, as after `resize_token_embeddings`, it is an empty one.
+        """
         with self._making:
+            if self.matrix is not None and self.matrix.vocab_size != target.vocab_size:
+                say_that_it_starts_again(self.matrix.vocab_size, target.vocab_size)
+                self.matrix = None
             if self.matrix is None:
                 made = self.new_matrix(target.vocab_size)
                 if self.warmed:
                     load_warmed(made, target)
                 self.matrix = made
-        check_vocabulary(self.matrix.vocab_size, target.vocab_size)
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
                 f"the matrix must have this drafter's k={self.k}, orders={self.orders}, "

@@ -1,0 +1,553 @@
+"""Code that is not the family's own: hooks, adapters, overridden methods, modes. Output is that of plain `generate`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from support import tiny
+from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+import token_recycling as tr
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+IDS = torch.cat([tiny.prompt(1, 9)[:, :8], torch.tensor([[7]])], dim=1)
+BATCH = torch.cat([IDS, tiny.prompt(2, 9)])
+VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(5))
+
+Bring = Callable[[], Any]
+
+
+def llama(kind: type = LlamaForCausalLM, **config: Any) -> LlamaForCausalLM:
+    model = tiny.llama(0, 0.3, **config)
+    model.__class__ = kind
+    return model
+
+
+def compare(bring: Bring, reason: str | None, ids: torch.Tensor = IDS, **arguments: Any) -> None:
+    """Two calls of a model, plain and accelerated, each with hooks, adapters and state of its own."""
+    arguments = {**GREEDY, **arguments}
+    plain = bring()
+    wanted = [plain.generate(ids, **arguments) for _ in range(2)]
+    ours = bring()
+    base = ours.get_base_model() if isinstance(ours, peft.PeftModel) else ours
+    tr.accelerate(base)
+    for expected in wanted:
+        assert torch.equal(ours.generate(ids, **arguments), expected)
+        if reason is None:
+            assert base.acceleration.fallback is None
+            assert base.acceleration.stats.steps
+        else:
+            assert reason in str(base.acceleration.fallback)
+
+
+# Hooks
+
+
+def everywhere(module, inputs, output):
+    return output + VECTOR
+
+
+def last(module, inputs, output):
+    return torch.cat([output[:, :-1], output[:, -1:] + VECTOR], 1)
+
+
+def one_row(module, inputs, output):
+    return output + VECTOR if output.shape[1] == 1 else output
+
+
+def several_rows(module, inputs, output):
+    return output + VECTOR if output.shape[1] > 1 else output
+
+
+def many_rows(module, inputs, output):
+    return output + VECTOR if output.shape[1] > 50 else output
+
+
+def along(module, inputs, output):
+    return output + 0.1 * torch.arange(output.shape[1])[:, None] * VECTOR
+
+
+def mean(module, inputs, output):
+    return output + output.mean(dim=1, keepdim=True)
+
+
+def noisy(module, inputs, output):
+    return output + torch.randn_like(output)
+
+
+def trigger(module, inputs, output):
+    return output + VECTOR if (inputs[0] == 7).any() else output
+
+
+def by_token(module, inputs, output):
+    return output + VECTOR * (inputs[0] == 7)[..., None]
+
+
+def by_position(module, inputs, kwargs, output):
+    return output + VECTOR * (kwargs["position_ids"] % 2)[..., None]
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def count(self, module, inputs, output):
+        self.calls += 1
+
+    def alternate(self, module, inputs, output):
+        self.calls += 1
+        return output + VECTOR if self.calls % 2 else output
+
+    def first(self, module, inputs, output):
+        self.calls += 1
+        return output + VECTOR if self.calls == 1 else output
+
+    def late(self, module, inputs, output):
+        self.calls += 1
+        return output + VECTOR if self.calls > 15 else output
+
+    def fade(self, module, inputs, output):
+        self.calls += 1
+        return output + VECTOR * 0.9**self.calls
+
+
+def counted():
+    numbers = itertools.count()
+    return lambda module, inputs, output: output + VECTOR if next(numbers) % 2 else output
+
+
+def hooked(make: Callable[[], Any], path: str = "model.layers.0", **options: Any) -> Bring:
+    def bring():
+        model = llama()
+        model.get_submodule(path).register_forward_hook(make(), **options)
+        return model
+
+    return bring
+
+
+def pre_hooked(make: Callable[[], Any], path: str, **options: Any) -> Bring:
+    def bring():
+        model = llama()
+        model.get_submodule(path).register_forward_pre_hook(make(), **options)
+        return model
+
+    return bring
+
+
+def last_input(module, inputs):
+    return (torch.cat([inputs[0][:, :-1], inputs[0][:, -1:] + VECTOR], 1),)
+
+
+def last_argument(module, inputs, kwargs):
+    states = kwargs["hidden_states"]
+    return inputs, {**kwargs, "hidden_states": torch.cat([states[:, :-1], states[:, -1:] + VECTOR], 1)}
+
+
+HOOKS: dict[str, tuple[Bring, str | None]] = {
+    "everywhere": (hooked(lambda: everywhere), None),
+    "everywhere, on the output layer": (hooked(lambda: lambda m, i, o: o.roll(1, -1), "lm_head"), None),
+    "by token": (hooked(lambda: by_token, "model.embed_tokens"), None),
+    "by position": (hooked(lambda: by_position, with_kwargs=True), None),
+    "counting": (hooked(lambda: Counter().count), None),
+    "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), None),
+    "last row": (hooked(lambda: last), "forward hook last (tests.hf.test_foreign) on model.layers.0"),
+    "last row, in another module": (hooked(lambda: last, "model.layers.1.mlp"), "on model.layers.1.mlp"),
+    "last row of logits": (hooked(lambda: lambda m, i, o: torch.cat([o[:, :-1], -o[:, -1:]], 1), "lm_head"), "lm_head"),
+    "one row": (hooked(lambda: one_row, "model.norm"), "one_row"),
+    "several rows": (hooked(lambda: several_rows), "several_rows"),
+    "many rows": (hooked(lambda: many_rows), "many_rows"),
+    "along the pass": (hooked(lambda: along), "along"),
+    "mean of the pass": (hooked(lambda: mean, "model.layers.0.self_attn.q_proj"), "mean"),
+    "trigger": (hooked(lambda: trigger, "model.embed_tokens"), "trigger"),
+    "partial": (hooked(lambda: functools.partial(last)), "last"),
+    "alternating": (hooked(lambda: Counter().alternate), "alternate"),
+    "alternating by an iterator": (hooked(counted), "counted"),
+    "the first pass": (hooked(lambda: Counter().first), "first"),
+    "later passes": (hooked(lambda: Counter().late), "late"),
+    "fading": (hooked(lambda: Counter().fade), "fade"),
+    "before a module": (pre_hooked(lambda: last_input, "model.layers.1.mlp"), "last_input"),
+    "arguments of a module": (
+        pre_hooked(lambda: last_argument, "model.layers.1.self_attn", with_kwargs=True),
+        "last_argument",
+    ),
+}
+
+
+@pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])
+@pytest.mark.parametrize(("bring", "reason"), HOOKS.values(), ids=HOOKS)
+def test_hooks(bring, reason, ids):
+    compare(bring, reason, ids)
+
+
+def test_a_random_hook_is_left_to_generate():
+    model = hooked(lambda: noisy)()
+    torch.manual_seed(3)
+    wanted = model.generate(IDS, **GREEDY)
+    tr.accelerate(model)
+    torch.manual_seed(3)
+    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+    assert "noisy" in model.acceleration.fallback
+
+
+def test_hooks_come_and_go_between_calls():
+    model = llama()
+    plain = model.generate(IDS, **GREEDY)
+    tr.accelerate(model)
+    for hook, accelerated in [(last, False), (everywhere, True), (one_row, False)] * 2:
+        assert torch.equal(model.generate(IDS, **GREEDY), plain)
+        assert model.acceleration.fallback is None
+        handle = model.model.layers[1].register_forward_hook(hook)
+        other = llama()
+        other.model.layers[1].register_forward_hook(hook)
+        wanted = other.generate(IDS, **GREEDY)
+        assert not torch.equal(wanted, plain)
+        for _ in range(2):
+            assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+            assert (model.acceleration.fallback is None) == accelerated
+        assert torch.equal(tr.generate(model, IDS, **GREEDY), wanted)
+        handle.remove()
+
+
+def test_global_hooks():
+    model = llama()
+
+    def end_of_output(module, inputs, output):
+        return last(module, inputs, output) if module is model.model.layers[1] else None
+
+    tr.accelerate(model)
+    handle = torch.nn.modules.module.register_module_forward_hook(end_of_output)
+    try:
+        ours = model.generate(IDS, **GREEDY)
+        assert "the global forward hook" in str(model.acceleration.fallback)
+        assert torch.equal(ours, tr.decelerate(model).generate(IDS, **GREEDY))
+    finally:
+        handle.remove()
+
+
+def test_a_stream_is_refused(model):
+    model.model.layers[0].register_forward_hook(last)
+    with pytest.raises(tr.UnsupportedModelError, match="forward hook last"):
+        tr.stream(model, IDS)
+
+
+def test_what_hooks_keep_is_as_after_generate():
+    """A trial leaves no trace in counters, lists and random numbers."""
+    counter = Counter()
+    model = llama()
+    model.model.layers[0].register_forward_hook(counter.first)
+    tr.accelerate(model)
+    model.generate(IDS, **GREEDY)
+    assert counter.calls == GREEDY["max_new_tokens"]
+
+
+# Methods
+
+
+def wrapped(function: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def forward(*args, **kwargs):
+        return change(function(*args, **kwargs))
+
+    return forward
+
+
+def with_forward(path: str, change: Callable[[Any], Any]) -> Bring:
+    def bring():
+        model = llama()
+        module = model.get_submodule(path)
+        module.forward = wrapped(module.forward, change)
+        return model
+
+    return bring
+
+
+class Shifted(LlamaForCausalLM):
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        inputs["input_ids"] = (inputs["input_ids"] + 1) % 64
+        return inputs
+
+
+class Scaling(LlamaForCausalLM):
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        return {**super().prepare_inputs_for_generation(input_ids, **kwargs), "scale": -1.0}
+
+    def forward(self, *args, scale=1.0, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * scale
+        return output
+
+
+class Preparing(LlamaForCausalLM):
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+
+
+class Updating(LlamaForCausalLM):
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+        model_kwargs["position_ids"] = model_kwargs["position_ids"] + 3
+        return model_kwargs
+
+
+class UpdatingNothing(LlamaForCausalLM):
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
+        return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+
+
+class Sampling(LlamaForCausalLM):
+    def _sample(self, input_ids, **kwargs):
+        return torch.cat([input_ids, input_ids], dim=1)
+
+
+class Suppress(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores.index_fill(1, torch.arange(0, 64, 2), float("-inf"))
+
+
+class Processing(LlamaForCausalLM):
+    def _get_logits_processor(self, *args, **kwargs):
+        return LogitsProcessorList([*super()._get_logits_processor(*args, **kwargs), Suppress()])
+
+
+class Stopping(LlamaForCausalLM):
+    def _get_stopping_criteria(self, *args, **kwargs):
+        criteria = super()._get_stopping_criteria(*args, **kwargs)
+        criteria.append(lambda ids, scores, **kwargs: torch.full((len(ids),), ids.shape[1] >= 14))
+        return criteria
+
+
+class Configuring(LlamaForCausalLM):
+    def _prepare_generation_config(self, *args, **kwargs):
+        config, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
+        config.repetition_penalty = 3.0
+        return config, model_kwargs
+
+
+class Generating(LlamaForCausalLM):
+    def generate(self, inputs, **kwargs):
+        return super().generate(inputs.flip(1), **kwargs)
+
+
+class Passing(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class Logging(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(*args, **kwargs)
+
+
+class LastLogits(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        return CausalLMOutputWithPast(logits=output.logits[:, -1:], past_key_values=output.past_key_values)
+
+
+class OneToken(LlamaForCausalLM):
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        if input_ids.shape[1] == 1:
+            output.logits = -output.logits
+        return output
+
+
+METHODS: dict[str, tuple[Bring, str | None]] = {
+    "other tokens": (lambda: llama(Shifted), "Shifted"),
+    "another argument": (lambda: llama(Scaling), "Scaling"),
+    "the same inputs": (lambda: llama(Preparing), None),
+    "other positions": (lambda: llama(Updating), "Updating"),
+    "the same update": (lambda: llama(UpdatingNothing), None),
+    "another loop": (lambda: llama(Sampling), "_sample"),
+    "a criterion": (lambda: llama(Stopping), None),
+    "a penalty": (lambda: llama(Configuring), None),
+    "another prompt": (lambda: llama(Generating), None),
+    "any arguments": (lambda: llama(Passing), None),
+    "a count": (lambda: llama(Logging), None),
+    "the last logits": (lambda: llama(LastLogits), "returns the logits of 1"),
+    "one token": (lambda: llama(OneToken), "OneToken"),
+    "a module's forward": (with_forward("model.layers.0.mlp", lambda o: o * 1.5), None),
+    "a module's forward, last row": (
+        with_forward("model.layers.0.mlp", lambda o: torch.cat([o[:, :-1], o[:, -1:] + VECTOR], 1)),
+        "set as forward of model.layers.0.mlp",
+    ),
+    "a layer's forward, by rows": (
+        with_forward("model.layers.1", lambda o: o + o.shape[1] * VECTOR),
+        "of model.layers.1",
+    ),
+}
+
+
+@pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])
+@pytest.mark.parametrize(("bring", "reason"), METHODS.values(), ids=METHODS)
+def test_methods(bring, reason, ids):
+    compare(bring, reason, ids)
+
+
+@pytest.mark.parametrize("kind", [Processing, Stopping])
+def test_processors_and_criteria_of_a_subclass_are_honoured(kind):
+    plain = llama().generate(IDS, **GREEDY)
+    wanted = llama(kind).generate(IDS, **GREEDY)
+    assert not torch.equal(wanted, plain)
+    assert torch.equal(tr.accelerate(llama(kind)).generate(IDS, **GREEDY), wanted)
+
+
+@pytest.mark.parametrize("changed", ["last row", "all"])
+def test_methods_that_are_replaced_in_the_familys_class(monkeypatch, changed):
+    model = tr.accelerate(llama())
+    plain = model.generate(IDS, **GREEDY)
+    kind = type(model.model.layers[0].mlp)
+    change = (lambda o: o * 1.5) if changed == "all" else (lambda o: last(None, None, o))
+    monkeypatch.setattr(kind, "forward", wrapped(kind.forward, change))
+    wanted = llama().generate(IDS, **GREEDY)
+    assert not torch.equal(wanted, plain)
+    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+    assert (model.acceleration.fallback is None) == (changed == "all")
+
+
+# Modes and configurations
+
+
+def test_training_mode_with_dropout():
+    model = llama(attention_dropout=0.3)
+    plain = model.generate(IDS, **GREEDY)
+    tr.accelerate(model)
+    for training in (True, False, True):
+        model.train(training)
+        ours, state = tiny.seeded(model.generate, IDS, **GREEDY)
+        assert ("training mode" in str(model.acceleration.fallback)) == training
+        other = llama(attention_dropout=0.3).train(training)
+        wanted, wanted_state = tiny.seeded(other.generate, IDS, **GREEDY)
+        assert torch.equal(ours, wanted)
+        assert torch.equal(state, wanted_state)
+        assert torch.equal(wanted, plain) != training
+
+
+def test_training_mode_without_dropout_is_accelerated():
+    compare(lambda: llama().train(), None)
+
+
+def mixture(family: str, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**MIXTURE, **more, output_router_logits=True)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+MIXTURE = tiny.sizes(
+    "vocab_size=64 hidden_size=32 intermediate_size=64 num_hidden_layers=2 num_attention_heads=4 "
+    "num_key_value_heads=2 eos_token_id=None num_experts_per_tok=2 initializer_range=0.3"
+)
+EXPERTS = tiny.sizes("num_experts=4 moe_intermediate_size=16")
+MIXTURES: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 16},
+    "Qwen3Moe": {**EXPERTS, "head_dim": 8},
+    "GptOss": {"num_local_experts": 4, "head_dim": 8},
+    "Olmoe": {"num_experts": 4},
+    "GraniteMoe": {"num_local_experts": 4},
+    "Phimoe": {"num_local_experts": 4},
+}
+
+
+@pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])
+@pytest.mark.parametrize(("family", "more"), MIXTURES.items(), ids=MIXTURES)
+def test_a_loss_of_routers_is_not_computed(family, more, ids):
+    compare(lambda: mixture(family, **more), None, ids)
+
+
+# Adapters
+
+
+def adapted(config: Any, *names: str) -> Any:
+    torch.manual_seed(3)
+    first, *others = names or ("default",)
+    wrapper = peft.get_peft_model(llama(), config, adapter_name=first)
+    for name in others:
+        wrapper.add_adapter(name, config)
+    return wrapper.eval()
+
+
+def lora(**options: Any) -> peft.LoraConfig:
+    targets = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    return peft.LoraConfig(**{**targets, **options})
+
+
+ADAPTERS: dict[str, tuple[Callable[[], Any], str | None]] = {
+    "lora": (lora, None),
+    "dora": (lambda: lora(use_dora=True), None),
+    "rank-stabilised": (lambda: lora(use_rslora=True, r=4), None),
+    "ia3": (
+        lambda: peft.IA3Config(
+            task_type="CAUSAL_LM",
+            target_modules=["k_proj", "down_proj"],
+            feedforward_modules=["down_proj"],
+            init_ia3_weights=False,
+        ),
+        None,
+    ),
+    "vera": (lambda: peft.VeraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], d_initial=0.5), None),
+    "prompt tuning": (lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), "prompt"),
+    "prefix tuning": (lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), "pre"),
+    "alora": (lambda: lora(alora_invocation_tokens=[7]), "alora"),
+}
+
+
+@pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])
+@pytest.mark.parametrize(("config", "reason"), ADAPTERS.values(), ids=ADAPTERS)
+def test_adapters(config, reason, ids):
+    compare(lambda: adapted(config()), reason, ids)
+
+
+@pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])
+def test_an_adapter_for_each_row(ids):
+    names = ["a", "b"][: len(ids)]
+    ends = list(range(0, 60, 3))
+    compare(lambda: adapted(lora(), "a", "b"), None, ids, adapter_names=names, eos_token_id=ends)
+    compare(lambda: adapted(lora(), "a", "b"), None, ids, adapter_names=["__base__", "b"][: len(ids)])
+
+
+def test_adapters_that_are_switched_between_calls():
+    ours, plain = adapted(lora(), "a", "b"), adapted(lora(), "a", "b")
+    base = tr.accelerate(ours.get_base_model())
+    texts = []
+    for name in ("a", "b", None, "a"):
+        for wrapper in (ours, plain):
+            if name is not None:
+                wrapper.set_adapter(name)
+        if name is None:
+            with ours.disable_adapter(), plain.disable_adapter():
+                texts.append((ours.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY)))
+        else:
+            texts.append((ours.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY)))
+        assert base.acceleration.fallback is None
+        assert torch.equal(*texts[-1])
+    assert len({tuple(text.flatten().tolist()) for text, _ in texts}) == 3
+
+
+# The vocabulary
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "published", "suffix"])
+def test_embeddings_that_are_resized(drafter, caplog):
+    model, other = tr.accelerate(llama(), drafter), llama()
+    model.generate(IDS, **GREEDY)
+    for size in (70, 60):
+        for one in (model, other):
+            torch.manual_seed(0)
+            one.resize_token_embeddings(size, mean_resizing=False)
+        wanted = other.generate(IDS.clamp(max=size - 1), **GREEDY)
+        for _ in range(2):
+            assert torch.equal(model.generate(IDS.clamp(max=size - 1), **GREEDY), wanted)
+            assert model.acceleration.fallback is None
+    said = [record.getMessage() for record in caplog.records if "starts again" in record.getMessage()]
+    assert len(said) == (0 if drafter == "suffix" else 2)

@@ -1,0 +1,385 @@
+"""Code in a model that is not its family's own: hooks, adapters, overridden methods, remote code, training mode.
+
+Verifying a tree is exact if every row of a forward pass is computed alike, whatever other rows the pass has, and if
+`generate` passes to the model what the loop passes. The families of transformers keep that (`architectures`). Code that
+a user or another library brings may not: a steering hook may change the last row alone, an overridden
+`prepare_inputs_for_generation` may change the tokens. `foreign_code` lists it, without running anything; `trial` tries
+it. A model without such code costs nothing but the search, once for each of its forms.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_modules
+from transformers import GenerationMixin, PreTrainedModel
+
+_OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
+"""Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
+_OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
+"""Modules whose hooks note down what they see and change nothing."""
+_USED_BY_FAMILIES = frozenset(
+    {"numpy", "einops", "kernels", "flash_attn", "causal_conv1d", "mamba_ssm", "huggingface_hub"}
+)
+"""Packages that modules of families import functions of."""
+_METHODS_OF_THE_LOOP = ("_sample", "_prefill", "_has_unfinished_sequences")
+"""Methods that transformers' decoding loop is, or calls for other things than tokens and logits."""
+_METHODS_AROUND = (
+    "__call__",
+    "_sample",
+    "generate",
+    "prepare_inputs_for_generation",
+    "_update_model_kwargs_for_generation",
+)
+"""Methods that stand between `generate` and the forward pass."""
+_DEEP = 3
+ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
+_DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
+"""Parts of the names of numbers that make a forward pass in training mode random."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """One piece of code that is not the family's own."""
+
+    what: str
+    """A description that names it and where it is."""
+    code: Any
+    """The function, object or class itself."""
+    module: torch.nn.Module | None = None
+    """The module that it belongs to; None for one around all modules."""
+
+
+def own_class(model: torch.nn.Module) -> type:
+    """Return the class of a model as it was before it was accelerated."""
+    kind: type = getattr(type(model), "plain_class", type(model))
+    return kind
+
+
+def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
+    """Return the foreign code around and in a model, in the order of its modules."""
+    found = [Foreign(f"the global forward hook {name_of(hook)}", hook) for hook in foreign_hooks(None)]
+    classes: set[type] = set()
+    for path, module in model.named_modules():
+        where = path or type(model).__name__
+        kind = own_class(module)
+        if not is_own_class(kind):
+            found.append(Foreign(f"{where}, a {kind.__module__}.{kind.__qualname__}", kind, module))
+        elif kind not in classes:
+            classes.add(kind)
+            found += [
+                Foreign(f"the method {name} of {kind.__qualname__}, replaced by {name_of(function)}", function, module)
+                for name, function in replaced_methods(kind)
+            ]
+        for hook in foreign_hooks(module):
+            found.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
+        for name, function in foreign_attributes(module):
+            found.append(Foreign(f"the function {name_of(function)}, set as {name} of {where}", function, module))
+    for name in sorted({kind.__module__ for kind in classes if kind.__module__.startswith("transformers.models.")}):
+        for function_name, function in replaced_functions(sys.modules.get(name)):
+            found.append(Foreign(f"the function {function_name} of {name}, replaced by {name_of(function)}", function))
+    return tuple(found)
+
+
+def why_not_at_all(model: PreTrainedModel) -> str | None:
+    """Return why transformers' own loop must decode with a model, whatever its forward passes give, or None."""
+    kind = own_class(model)
+    for name in _METHODS_OF_THE_LOOP:
+        function = getattr(kind, name, None)
+        if function is not None and function is not getattr(GenerationMixin, name):
+            return f"{kind.__name__} has a method {name} of its own, which decodes in another way"
+    random = next(_random_in_training(model), None)
+    if random is not None:
+        return f"{kind.__name__} is in training mode, where {random} makes forward passes random; call model.eval()"
+    return None
+
+
+def _random_in_training(model: PreTrainedModel) -> Iterator[str]:
+    for path, module in model.named_modules():
+        if not module.training:
+            continue
+        numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float)) and value > 0}
+        if "Dropout" in type(module).__name__ and "p" in numbers:
+            yield f"{path}, a {type(module).__name__} of {numbers['p']}"
+        for name in numbers:
+            if any(part in name for part in _DROPOUT):
+                yield f"{name}={numbers[name]} of {path or type(module).__name__}"
+        if getattr(module, "gradient_checkpointing", False):
+            yield f"gradient checkpointing of {path or type(module).__name__}"
+
+
+# What is foreign
+
+
+@functools.cache
+def is_own(package: str | None) -> bool:
+    """Whether code of a module, by the module's name, is no foreign code."""
+    return package is None or package.partition(".")[0] in _OWN
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether a class of modules is of transformers or torch."""
+    return is_own(kind.__module__)
+
+
+def home_of(function: Any) -> str | None:
+    """Return the name of the module that a function, method, partial or callable object is written in; None for one of
+    a compiled language. A wrapper is written where its own code is, whatever it wraps.
+    """
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, MethodType):
+            function = function.__func__
+        elif hasattr(function, "_torchdynamo_orig_callable"):
+            function = function._torchdynamo_orig_callable
+        else:
+            break
+    if isinstance(function, FunctionType):
+        return str(function.__globals__.get("__name__"))
+    kind = function if isinstance(function, type) else type(function)
+    if kind.__module__ == "builtins":
+        return getattr(function, "__module__", None)
+    return kind.__module__
+
+
+def is_foreign(function: Any) -> bool:
+    """Whether a function or callable object is foreign code."""
+    return not is_own(home_of(function))
+
+
+def name_of(function: Any) -> str:
+    """Return the qualified name of a function or callable object and the module that it is written in."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{name} ({home_of(function)})"
+
+
+def hooks_of(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
+    """Hooks around a module's forward pass that may change it; for None those around every module that there is."""
+    kinds = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
+    if module is not None:
+        kinds = module._forward_hooks, module._forward_pre_hooks
+    for hooks in kinds:
+        for hook in list(hooks.values()):
+            if getattr(hook, "__module__", None) not in _OBSERVING:
+                yield hook
+
+
+def foreign_hooks(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
+    """Foreign code among the hooks of a module, those of device maps included."""
+    yield from filter(is_foreign, hooks_of(module))
+    hook = None if module is None else vars(module).get("_hf_hook")
+    for part in (hook, *getattr(hook, "hooks", ())):
+        if part is not None and not is_own(type(part).__module__):
+            yield part
+
+
+def foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Functions that are set on a module itself: they shadow methods of its class, or are called by them."""
+    for name, value in list(vars(module).items()):
+        if name in ATTRIBUTES_OF_TORCH or isinstance(value, (torch.nn.Module, type)) or not callable(value):
+            continue
+        if name in {"_hf_hook", "_compiled_call_impl"}:
+            continue
+        if is_foreign(value):
+            yield name, value
+
+
+def replaced_methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """Methods of a class of transformers or torch that another package has put there."""
+    for base in kind.__mro__:
+        if is_own(base.__module__):
+            for name, function in list(vars(base).items()):
+                if isinstance(function, FunctionType) and is_foreign(function):
+                    yield name, function
+
+
+def replaced_functions(module: ModuleType | None) -> Iterator[tuple[str, Any]]:
+    """Functions in a family's module that another package has put there."""
+    for name, function in list(vars(module).items()) if module is not None else ():
+        if not isinstance(function, FunctionType) or not is_foreign(function):
+            continue
+        if str(home_of(function)).partition(".")[0] not in _USED_BY_FAMILIES:
+            yield name, function
+
+
+# Whether it is the same as before
+
+
+class CodeSeen:
+    """The code around and in the parts of a model as it was: hooks, methods, functions set on modules, modes, and the
+    attributes of modules that are not of transformers or torch.
+    """
+
+    def __init__(self, parts: Collection[torch.nn.Module]) -> None:
+        things, self._values = _code_of(parts)
+        self._numbers = [*map(id, things)]
+        self._lives = [weakref.ref(thing) for thing in things if getattr(type(thing), "__weakrefoffset__", 0)]
+
+    def is_same(self, parts: Collection[torch.nn.Module]) -> bool:
+        """Whether it is the same code. What died since is not the same, whatever has its number now."""
+        things, values = _code_of(parts)
+        return (
+            [*map(id, things)] == self._numbers
+            and values == self._values
+            and all(alive() is not None for alive in self._lives)
+        )
+
+
+def _code_of(parts: Collection[torch.nn.Module]) -> tuple[list[Any], list[Any]]:
+    """Return functions and objects that count by identity, and plain values."""
+    attributes = [part.__dict__ for part in parts]
+    kinds = {type(part) for part in parts}
+    model = next(iter(parts))
+    things: list[Any] = [kind.forward for kind in kinds if isinstance(kind.forward, FunctionType)]
+    things += [getattr(own_class(model), name, None) for name in _METHODS_AROUND]
+    things += foreign_hooks(None)
+    values: list[Any] = [[*map(len, attributes)], [own.get("training") for own in attributes]]
+    for part, own in zip(parts, attributes, strict=True):
+        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            things += foreign_hooks(part)
+        if "forward" in own and is_foreign(own["forward"]):
+            things.append(own["forward"])
+    if not all(map(is_own_class, kinds)):
+        for part in parts:
+            if not is_own_class(type(part)):
+                values.append(flat(_attributes_of(part)))
+    return things, values
+
+
+def flat(value: Any, depth: int = 0) -> Any:
+    """Return something hashable that is equal for equal plain values, and for the same objects."""
+    if isinstance(value, (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+        return type(value), value
+    if isinstance(value, Mapping) and depth < _DEEP:
+        return type(value), tuple((flat(key, depth + 1), flat(item, depth + 1)) for key, item in value.items())
+    if isinstance(value, (list, tuple)) and depth < _DEEP:
+        return type(value), tuple(flat(item, depth + 1) for item in value)
+    if isinstance(value, (set, frozenset)) and depth < _DEEP:
+        return type(value), frozenset(flat(item, depth + 1) for item in value)
+    return type(value), id(value)
+
+
+def signature(piece: Foreign) -> Hashable:
+    """Return something equal for code that does the same: the result of a trial holds for it."""
+    code = tuple(function.__code__ for function in functions_in(piece.code))
+    values = tuple(map(flat, values_in(piece.code))) if decides(piece) else ()
+    attributes: tuple[Any, ...] = ()
+    if piece.module is not None and not is_own_class(own_class(piece.module)):
+        attributes = (flat(_attributes_of(piece.module)), piece.module.training)
+    return piece.what, code, values, attributes
+
+
+def decides(piece: Foreign) -> bool:
+    """Whether code has a branch or a comparison, by which it could follow values that change."""
+    return any(
+        instruction.opname == "COMPARE_OP" or ("JUMP" in instruction.opname and "IF" in instruction.opname)
+        for function in functions_in(piece.code)
+        for instruction in dis.get_instructions(function)
+    )
+
+
+# What it says of itself
+
+
+def functions_in(code: Any) -> Iterator[FunctionType]:
+    """Python functions of a piece of foreign code: of a class, all of its methods."""
+    if isinstance(code, functools.partial):
+        yield from functions_in(code.func)
+    elif isinstance(code, MethodType):
+        yield from functions_in(code.__func__)
+    elif isinstance(code, FunctionType):
+        yield code
+    else:
+        for base in (code if isinstance(code, type) else type(code)).__mro__:
+            if not is_own(base.__module__) and base.__module__ != "builtins":
+                yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
+
+
+def values_in(code: Any) -> Iterator[Any]:
+    """Values that foreign code holds: arguments, attributes, closures, defaults and the globals that it names."""
+    if isinstance(code, functools.partial):
+        yield from (*code.args, *code.keywords.values())
+        yield from values_in(code.func)
+        return
+    if isinstance(code, MethodType):
+        yield from _attributes_of(code.__self__)
+    elif not isinstance(code, (FunctionType, type)):
+        yield from _attributes_of(code)
+    for function in functions_in(code):
+        yield from (function.__defaults__ or ())
+        yield from (function.__kwdefaults__ or {}).values()
+        for cell in function.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # an empty cell
+                continue
+        for name in names_in(function.__code__):
+            if name in function.__globals__:
+                yield function.__globals__[name]
+
+
+def _attributes_of(holder: Any) -> Iterable[Any]:
+    attributes = getattr(holder, "__dict__", {})
+    return [value for name, value in list(attributes.items()) if name not in ATTRIBUTES_OF_TORCH]
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """Names that code reads or writes, functions within it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
+
+
+def _constants_in(code: CodeType) -> Iterator[Any]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _constants_in(constant)
+        else:
+            yield constant
+
+
+_FEW = 16
+
+
+def numbers_in(foreign: Iterable[Foreign]) -> list[int]:
+    """Integers that foreign code names: ids of tokens, numbers of rows or positions by which it may decide."""
+    numbers: dict[int, None] = {}
+
+    def add(value: Any, depth: int = 0) -> None:
+        if isinstance(value, bool) or depth > 2:
+            return
+        if isinstance(value, int):
+            numbers[value] = None
+        elif isinstance(value, torch.Tensor) and 0 < value.numel() <= _FEW and not value.is_floating_point():
+            for item in value.flatten().tolist():
+                add(item, depth + 1)
+        elif isinstance(value, Mapping) and len(value) <= _FEW:
+            for item in (*value.keys(), *value.values()):
+                add(item, depth + 1)
+        elif isinstance(value, (list, tuple, set, frozenset, range)) and len(value) <= _FEW:
+            for item in value:
+                add(item, depth + 1)
+
+    for piece in foreign:
+        for function in functions_in(piece.code):
+            for constant in _constants_in(function.__code__):
+                add(constant)
+        for value in values_in(piece.code):
+            add(value)
+        if piece.module is not None:
+            for value in _attributes_of(piece.module):
+                add(value)
+    return [number for number in numbers if number > 1][:_FEW]
