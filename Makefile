@@ -109,7 +109,7 @@ bench: setup build/library.datastore ## the real model on benchmarks/scenarios/S
 	$(RUN)/token-recycling report $(RESULTS) --clock processor
 
 bench-quick: SCENARIO = quick
-bench-quick: setup ## the README's table by job, cold and warm, 15 minutes on two quiet cores, into build/bench/quick/jobs.md; resumes
+bench-quick: setup ## the README's picture and tables by job, cold and warm, 15 minutes on two quiet cores, into build/bench/quick; resumes
 	$(BENCH)
 
 bench-gpu: setup ## everything that is measured on a CUDA device, into docs/results/gpu; resumes

@@ -278,9 +278,9 @@ def default_model(engine: str) -> str:
 
 def works(data: list[str], limit: int) -> dict[str, list[str]]:
     """Return the requests of each work."""
-    from token_recycling.bench.run import data as sets
+    from token_recycling.bench.data import load
 
-    questions = sets.load(data, -(-limit // 7))
+    questions = load(data, -(-limit // 7))
     fresh = [question.turns[0] for question in questions if len(question.turns[0]) < _LONGEST][:limit]
     file = (ROOT / "benchmarks" / "real_model.py").read_text()[:1200]
     words = list(dict.fromkeys(re.findall(r"\b[a-z_]{5,}\b", file)))[: min(limit, 16)]

@@ -28,7 +28,7 @@ import torch
 import transformers
 import typer
 
-from token_recycling.bench.report.tables import Table
+from token_recycling.bench.report import Table
 
 ROOT = Path(__file__).parent.parent
 ASKED = ["serve", "{model}", "--port", "{port}", "--dtype", "{dtype}", "--device", "cpu"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from token_recycling.bench.report.tables import NONE, Table
+from token_recycling.bench.report import NONE, Table
 from token_recycling.costs.budget import best_size
 from token_recycling.trees.templates import RANK_ACCEPTANCE, grow
 

@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 
 from token_recycling._util.files import replacing
-from token_recycling.bench.run.environment import environment
+from token_recycling.bench.measure import environment
 from token_recycling.model.tree_model import TreeModel
 
 from .measurements import EVERYTHING, FEW, Measurement, Row, Wanted, measurements

@@ -19,6 +19,6 @@ def test_what_is_measured_is_reported(tiny_model_dir, tmp_path):
     assert "recycling (tree=4)" in text
     assert "transformers prompt lookup (10)" in text
     assert result.stdout.rstrip() == text.rstrip()
-    for more in (("--cold",), ("--method", "recycling:tree=4", "--batch", 2)):
+    for more in (("--method", "cold:recycling:tree=4"), ("--method", "recycling:tree=4", "--batch", 2)):
         result = run("bench", tiny_model_dir, "--data", data, *more, "--fresh", *options)
         assert result.exit_code == 0, result.stderr

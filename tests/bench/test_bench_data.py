@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from token_recycling.bench.run.data import MT_BENCH, digest, load
-from token_recycling.bench.run.download import SOURCES, DataSource, cache_folder
+from token_recycling._util.files import cache_folder
+from token_recycling.bench.data import MT_BENCH, SOURCES, DataSource, digest, load
 
 
 def written(path, *rows):

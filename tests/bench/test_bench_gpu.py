@@ -20,7 +20,7 @@ from benchmarks.gpu.profiled import _covered, profiled
 from benchmarks.gpu.report import BARS, Times, judged
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.stages import Stage, rehearsal, stages
-from token_recycling.bench.scenario import RunOptions
+from token_recycling.bench.data import RunOptions
 
 
 def test_bars_are_judged_by_the_times():

@@ -3,9 +3,9 @@
 import pytest
 from support import benching
 
-from token_recycling.bench.run import session
-from token_recycling.bench.run.data import Question
-from token_recycling.bench.run.prompts import prompt
+from token_recycling.bench import measure
+from token_recycling.bench.data import Question
+from token_recycling.bench.methods import prompt
 
 
 def test_replay_takes_the_second_half_of_a_text(tmp_path):
@@ -20,7 +20,7 @@ def test_replay_takes_the_second_half_of_a_text(tmp_path):
 def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
     where = benching.setup(config={"max_position_embeddings": 32})
     long = [Question("long/1", "long", benching.TEXTS[:1], "turns"), Question("long/2", "long", ("Hi",), "turns")]
-    assert session.what_does_not_fit(where, long) == [
+    assert measure.what_does_not_fit(where, long) == [
         "1 of 2 questions are longer than the model's context of 32 tokens and count as failures"
     ]
     found = benching.run(where, benching.plan(["plain"], long, False), tmp_path)
@@ -83,7 +83,7 @@ def test_batches_have_a_row_each(tmp_path):
 
 def test_batches_leave_out_what_decodes_one_text():
     made = benching.plan(["prompt_lookup_hf", "plain"], benching.questions(2), sizes=[2])
-    assert [one.method.spec for one in made.workloads[0].entries] == ["generate", "plain"]
+    assert made.workloads[0].specs == ("generate", "plain")
     assert made.notes == ["prompt_lookup_hf decodes one text at a time: left out of batches"]
     with pytest.raises(ValueError, match="--replay"):
         benching.plan([], benching.questions(2), True, sizes=[2])
@@ -93,8 +93,8 @@ def test_what_cannot_be_replayed_is_said():
     asked = [*benching.questions(2), Question("q/1", "q", ("Why?",), "turns")]
     made = benching.plan(["assisted:model=x", "recycling"], asked)
     assert [workload.mode for workload in made.workloads] == ["generate", "replay"]
-    assert [one.method.spec for one in made.workloads[0].entries] == ["generate", "assisted:model=x", "recycling"]
-    assert [one.method.spec for one in made.workloads[1].entries] == ["plain", "recycling"]
+    assert made.workloads[0].specs == ("generate", "assisted:model=x", "recycling")
+    assert made.workloads[1].specs == ("plain", "recycling")
     assert len(made.workloads[1].items) == 2
     assert made.notes == [
         "assisted:model=x decodes by itself and cannot replay a text: left out there",

@@ -8,10 +8,7 @@ from support import tiny
 from support.benching import decoded
 from support.drafters import learned
 
-from token_recycling.bench.run.items import arguments
-from token_recycling.bench.run.methods import Drafted, Oracle, parse
-from token_recycling.bench.run.prompts import BenchmarkConfig
-from token_recycling.bench.run.runners import DraftedRunner
+from token_recycling.bench.methods import BenchmarkConfig, Call, Drafted, Oracle, parse
 from token_recycling.model.info import UnsupportedModelError
 
 
@@ -69,21 +66,26 @@ def test_tokens_end_with_the_end_of_sequence(counting):
 
 
 def test_a_call_left_to_transformers_is_no_measurement_of_ours(model):
-    where = BenchmarkConfig(model, None, 4)
-    given = arguments(where, [torch.tensor([1, 2])], 4, {"do_sample": False})
+    arguments = BenchmarkConfig(model, None, 4).arguments([torch.tensor([1, 2])], 4)
     with pytest.raises(UnsupportedModelError, match=r"left to transformers: .*use_cache=True"):
-        parse("plain").runner(model).generate({**given, "use_cache": False})
+        parse("plain").decode(model, Call({**arguments, "use_cache": False}))
+
+
+def replayed(method, model, prompt, text):
+    """What a method makes of a given text."""
+    arguments = BenchmarkConfig(model, None, len(text)).arguments([torch.tensor(prompt)], len(text))
+    return method.decode(model, Call(arguments, torch.tensor(text)))
 
 
 def test_replay_follows_the_text_whatever_the_model_says(counting):
     """Chains of 4 that count. After 0 the text counts to 5 (4 accepted and 5), jumps to 9 (nothing accepted), counts to
     11 and jumps to 3 (2 accepted and 3): 9 tokens in 3 steps.
     """
-    runner = DraftedRunner(counting, learned(counting, "chain:4"))
-    text = torch.tensor([1, 2, 3, 4, 5, 9, 10, 11, 3])
-    found = runner.replay(torch.tensor([14, 15, 0]), text)
+    method, text = Drafted("recycling"), [1, 2, 3, 4, 5, 9, 10, 11, 3]
+    method.drafter = learned(counting, "chain:4")
+    found = replayed(method, counting, [14, 15, 0], text)
     assert found.lengths == [5, 1, 3]
-    assert found.tokens == [text.tolist()]
+    assert found.tokens == [text]
     assert (found.steps, found.stats.tokens, found.stats.mat) == (3, 9, 3.0)
     # Drafts are cut where the text ends: of 4 + 3 + 2 nodes 4 + 0 + 2 were right.
     assert (found.stats.drafted, found.stats.discarded) == (9, 3)
@@ -92,17 +94,18 @@ def test_replay_follows_the_text_whatever_the_model_says(counting):
 
 def test_in_replay_a_drafter_learns_from_the_models_logits(counting):
     """The text jumps by two, the model counts: what is learned after 12 is 13, and 14 is never drafted."""
-    runner = Drafted("published:tree=chain:1,k=1").runner(counting)
-    assert runner.replay(torch.tensor([0]), torch.tensor([2, 4, 6, 8, 10, 12, 14])).steps == 7
-    assert runner.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
-    assert runner.replay(torch.tensor([10]), torch.tensor([12, 14])).lengths == [1, 1]
-    assert runner.replay(torch.tensor([12]), torch.tensor([13, 5])).lengths == [2]
+    method = Drafted("published:tree=chain:1,k=1")
+    assert replayed(method, counting, [0], [2, 4, 6, 8, 10, 12, 14]).steps == 7
+    assert method.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
+    assert replayed(method, counting, [10], [12, 14]).lengths == [1, 1]
+    assert replayed(method, counting, [12], [13, 5]).lengths == [2]
+    method.reset()
+    assert replayed(method, counting, [12], [13, 5]).lengths == [1, 1]
 
 
 def test_prompt_lookup_is_replayed_by_its_drafter():
-    assert parse("generate").in_replay() is None
-    replayed = parse("prompt_lookup_hf:n=4").in_replay()
-    assert replayed is None or replayed.spec == "prompt_lookup:num_tokens=4,max_matching_ngram_size=2"
+    assert parse("generate").replayed is None
+    assert parse("prompt_lookup_hf:n=4").replayed == "prompt_lookup:num_tokens=4,max_matching_ngram_size=2"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,7 @@ def test_prompt_lookup_is_replayed_by_its_drafter():
         ("assisted:model=a,speed=3", "assisted has no option 'speed'"),
         ("oracle", "oracle:model=FOLDER"),
         ("oracle:model=x,n=3", "oracle has no option 'n'"),
+        ("forced:prompt_lookup_hf", "needs a drafter.*'forced:prompt_lookup_hf'"),
     ],
 )
 def test_what_is_wrong_with_a_method_is_said(spec, words):
@@ -156,9 +160,9 @@ def test_the_oracle_drafts_up_to_the_first_disagreement(counting, folder):
 
 def test_the_oracle_replays_a_text_and_knows_no_future_of_drawn_ones(counting, folder):
     """The text jumps after 7, where the draft model would count on."""
-    text = torch.tensor([4, 5, 6, 7, 12, 13, 14])
-    found = Oracle("", folder).runner(counting).replay(torch.tensor([3]), text)
-    assert (found.tokens, found.lengths) == ([text.tolist()], [3, 2, 2])
+    text = [4, 5, 6, 7, 12, 13, 14]
+    found = replayed(Oracle("", folder), counting, [3], text)
+    assert (found.tokens, found.lengths) == ([text], [3, 2, 2])
     assert found.stats.discarded == 0
     with pytest.raises(ValueError, match="needs greedy decoding, got sampling"):
         decoded(f"oracle:model={folder}", counting, THREE, tokens=8, do_sample=True)

@@ -7,15 +7,10 @@ import pytest
 import torch
 from support import benching
 
-from token_recycling.bench.run import session
-from token_recycling.bench.run.data import Question
-from token_recycling.bench.run.items import Conversation
-from token_recycling.bench.run.measure import calls
-from token_recycling.bench.run.methods import Drafted, parse
-from token_recycling.bench.run.outcome import Outcome
-from token_recycling.bench.run.plan import Entry, Workload
-from token_recycling.bench.run.rows import row
-from token_recycling.bench.run.runners import DraftedRunner
+from token_recycling.bench import measure
+from token_recycling.bench.measure import Item, decode_item, divergence_of
+from token_recycling.bench.methods import Drafted, Outcome, parse
+from token_recycling.bench.store import row
 
 SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")
 
@@ -50,17 +45,17 @@ def test_a_row_for_every_method_and_prompt(tmp_path):
 
 def test_a_models_own_way_of_choosing_is_left_out():
     where = benching.setup(max_new_tokens=16)
-    item, runner = Conversation(tuple(benching.questions(1))), parse("generate").runner(where.model)
-    decoded = lambda: item.run(where, runner, Entry(parse("generate")).sampling)[0].tokens  # noqa: E731
+    item = Item(tuple(benching.questions(1)))
+    decoded = lambda: decode_item(where, "generate", parse("generate"), item)[0].tokens  # noqa: E731
     wanted = decoded()
     config = where.model.generation_config
     config.update(repetition_penalty=5.0, no_repeat_ngram_size=2, do_sample=True, temperature=0.6, eos_token_id=[3])
     assert decoded() != wanted
-    said = session.without_own_choices(where.model)
+    said = measure.without_own_choices(where.model)
     assert said == ["do_sample=True", "no_repeat_ngram_size=2", "repetition_penalty=5.0", "temperature=0.6"]
     assert decoded() == wanted
     assert where.model.generation_config.eos_token_id == [3]
-    assert session.without_own_choices(where.model) == []
+    assert measure.without_own_choices(where.model) == []
 
 
 class Stop(BaseException):
@@ -72,7 +67,7 @@ def stopping(after):
 
     def hook(event):
         events.append(event)
-        if sum(one.phase == "measuring" and one.found is None for one in events) > after:
+        if sum(one.phase == "measuring" and one.outcomes is None for one in events) > after:
             raise Stop
 
     return events, hook
@@ -95,8 +90,8 @@ def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, uninterrupted, af
     assert found[: len(before)] == before
     assert benching.timeless(found) == benching.timeless(wanted)
     # Nothing that was measured is measured again.
-    measured = sum(one.phase == "measuring" and one.found is not None for one in events)
-    assert measured == calls(plan(), 2) - 2 * len(before)
+    measured = sum(one.phase == "measuring" and one.outcomes is not None for one in events)
+    assert measured == plan().calls(2) - 2 * len(before)
 
 
 def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path):
@@ -151,21 +146,21 @@ def test_every_repeat_has_drafters_that_have_not_seen_the_prompt(tmp_path):
 def test_the_order_of_methods_moves_on(tmp_path):
     events, hook = stopping(10**6)
     benching.run(benching.setup(repeats=2, max_new_tokens=4), plan(3, replay=False), tmp_path, hook)
-    order = [one.entry.method.spec for one in events if one.phase == "measuring" and one.found is None]
+    order = [one.method.spec for one in events if one.phase == "measuring" and one.outcomes is None]
     firsts = order[:: len(SPECS)]
     assert firsts == [SPECS[place] for place in (0, 1, 1, 2, 2, 3)]
     assert Counter(order) == dict.fromkeys(SPECS, 6)
 
 
 def test_failures_are_rows(tmp_path, monkeypatch):
-    generate = DraftedRunner.generate
+    decode = Drafted.decode
 
-    def failing(self, arguments, hints):
-        if self.drafter.name == "recycling" and arguments["input_ids"].shape[1] > 20:
+    def failing(self, model, call):
+        if self.drafter.name == "recycling" and call.arguments["input_ids"].shape[1] > 20:
             raise RuntimeError("out of\nmemory")
-        return generate(self, arguments, hints)
+        return decode(self, model, call)
 
-    monkeypatch.setattr(DraftedRunner, "generate", failing)
+    monkeypatch.setattr(Drafted, "decode", failing)
     found = benching.by_method(benching.run(benching.setup(max_new_tokens=8), plan(replay=False), tmp_path))
     failed = [one for one in found.pop("recycling:tree=chain:3") if one["failure"] is not None]
     assert 0 < len(failed) < 4
@@ -197,9 +192,6 @@ def outcome(tokens, total, lengths=None):
 
 def test_a_row_of_two_turns_and_three_repeats_by_hand():
     """Turns are summed, counts are those of the median repeat, and one repeat that differs is enough."""
-    entry, baseline = Entry(Drafted("plain")), Entry(parse("generate"))
-    question = Question("set/1", "law", ("a", "b"), "turns")
-    workload = Workload("generate", (baseline, entry), (Conversation((question,)),))
     where = benching.setup()
     loop, answer = [7, 8, 9, 10] * 4, [4, 5, 6, 7]
     repeats = [
@@ -208,7 +200,8 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand():
         [outcome(loop, 1.0, [4, 12]), outcome([4, 5], 1.0, [2, 0])],
     ]
     wanted = [outcome(loop, 1.0), outcome(answer, 1.0)]
-    found = row(where, workload, entry, workload.items[0], repeats, wanted, {"cpu": "some"})
+    divergences = [divergence_of(where.model, wanted, repeat) for repeat in repeats]
+    found = row({"environment": {"cpu": "some"}}, repeats, divergences)
     assert found["total_seconds"] == [18.0, 5.0, 2.0]
     assert found["processor_seconds"] == [9.0, 2.5, 1.0]
     assert found["seconds"] == [16.0, 3.0, 0.0]
@@ -220,8 +213,30 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand():
     assert found["lengths"] == {"2": 2, "8": 2}
     assert found["identical"] is False
     assert found["divergence"] == {"turn": 1, "place": 2, "margin": None, "expected": 6, "got": None}
-    failed = row(where, workload, entry, workload.items[0], [repeats[0], ValueError("no")], wanted, {})
+    failed = row({}, [repeats[0], ValueError("no")], divergences[:1])
     assert (failed["failure"], failed["tokens"], failed["identical"]) == ("ValueError: no", None, None)
-    unchecked = row(where, workload, entry, workload.items[0], repeats, RuntimeError("no"), {})
+    unchecked = row({}, repeats, None)
     assert unchecked["identical"] is None
     json.dumps(found)
+
+
+def test_forced_methods_decode_the_output_of_generate(tmp_path, monkeypatch):
+    """A method whose own output would be another has the same tokens, is not compared, and is measured in any order."""
+    benching.plant_a_fault(monkeypatch)
+    specs = ("forced:recycling:tree=4", "plain", "generate", "forced:cold:plain")
+    found = benching.by_method(benching.run(benching.setup(repeats=2), plan(2, False, specs), tmp_path))
+    assert [one["identical"] for one in found["plain"]] == [False, False]
+    for spec in (specs[0], specs[3]):
+        assert [(one["tokens"], one["identical"], one["failure"]) for one in found[spec]] == [(24, None, None)] * 2
+        assert [one["repeated_4grams"] for one in found[spec]] == [one["repeated_4grams"] for one in found["generate"]]
+    assert found["plain"][0]["repeated_4grams"] != found["generate"][0]["repeated_4grams"]
+
+
+def test_forced_methods_keep_what_they_learned_when_a_run_resumes(tmp_path):
+    specs = ("generate", "forced:recycling:tree=chain:3")
+    where, made = benching.setup(), plan(3, False, specs)
+    wanted = benching.run(where, made, tmp_path / "whole")
+    _, hook = stopping(4)
+    with pytest.raises(Stop):
+        benching.run(where, made, tmp_path / "parts", hook)
+    assert benching.timeless(benching.run(where, made, tmp_path / "parts")) == benching.timeless(wanted)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from token_recycling.bench.run.repetition import in_loops, looping, repeated_4grams
+from token_recycling.bench.store import in_loops, looping, repeated_4grams
 
 LOOP = [1, 2, 3, 4, 5, 6]
 

@@ -9,8 +9,9 @@ import pytest
 from support.commandline import assert_refused, run, run_json
 from support.measured import ENVIRONMENT, failed, only, row, summary_of, whole_run, write
 
-from token_recycling.bench.report import findings, jobs, page, tables
-from token_recycling.bench.report.summary import read, summarize
+from token_recycling.bench import report
+from token_recycling.bench.report import DIFFERS, escaped, findings_of, findings_table, job_plot, job_table, warnings_of
+from token_recycling.bench.summary import read, summarize
 
 HOSTILE = '<script>alert("1")</script> a|b *c*'
 
@@ -54,7 +55,7 @@ def test_only_rows_under_the_same_conditions_are_compared(tmp_path):
         write(tmp_path / dtype, [row("generate", total_seconds=[seconds], environment=own), row(environment=own)])
     runs = read(tmp_path)
     assert {each.run: speedups(each)["recycling"] for each in runs.main} == {"bfloat16": 1.25, "float32": 2.0}
-    assert findings.warnings(runs) == []
+    assert warnings_of(runs) == []
 
 
 def test_failures_are_counted_and_change_nothing_else():
@@ -62,9 +63,9 @@ def test_failures_are_counted_and_change_nothing_else():
     rows.append(failed("ours", "a/3", "E: got 7"))
     ours = only(rows).figures.loc["ours"]
     assert (ours["prompts"], ours["failures"], ours["speedup"], ours["mat"]) == (1, 2, 1.0, 2.0)
-    table = tables.failure_table(summary_of(*rows)).frame
+    table = report.failure_table(summary_of(*rows)).frame
     assert table.to_numpy().tolist() == [["E: got 12", "label of ours", "2", "2"]]
-    assert tables.failure_table(summary_of(*rows[:3])) is None
+    assert report.failure_table(summary_of(*rows[:3])) is None
 
 
 # Reading
@@ -87,7 +88,7 @@ def test_of_rows_measured_twice_the_later_counts_and_an_incomplete_one_is_left_o
     (tmp_path / "rows.jsonl").write_text(whole[:-30])
     found = read(tmp_path)
     assert list(found.rows["steps"]) == [10, 5]
-    said = " ".join(findings.warnings(found))
+    said = " ".join(warnings_of(found))
     assert "incomplete" in said
     assert "1 rows were measured again" in said
 
@@ -96,7 +97,7 @@ def test_of_rows_measured_twice_the_later_counts_and_an_incomplete_one_is_left_o
 
 
 def fastest(*rows):
-    return findings.findings_table(summary_of(*rows)).frame.to_dict("records")
+    return findings_table(summary_of(*rows)).frame.to_dict("records")
 
 
 def test_the_fastest_method_comes_with_its_interval_and_its_lead():
@@ -115,17 +116,17 @@ def test_every_mode_has_its_fastest_and_an_oracle_is_never_it():
     rows = run_of({"oracle:model=draft": [0.5, 0.5], "theirs": [1.0, 1.0]})
     rows += run_of({"ours": [1.0, 2.0]}, mode="replay", baseline="plain")
     assert [each["fastest"] for each in fastest(*rows)] == ["label of theirs", "label of ours"]
-    table = tables.speedup_table(summary_of(*rows).main[0]).frame
+    table = report.speedup_table(summary_of(*rows).main[0]).frame
     assert list(table["speedup"]) == ["8.00", "**4.00**", "1.00"]
 
 
 def test_findings_name_what_is_slower_and_what_differs():
     slow = row("slow", total_seconds=[5.0], identical=False)
     rows = [row("generate", total_seconds=[4.0]), row("ours", identical=True), slow]
-    slower, differing = findings.findings(summary_of(*rows))
+    slower, differing = findings_of(summary_of(*rows))
     assert slower.endswith("slower than label of generate: label of slow.")
     assert differing.startswith("1 of 2 ")
-    assert findings.findings(summary_of(*rows[:2]))[0].startswith("All 1 ")
+    assert findings_of(summary_of(*rows[:2]))[0].startswith("All 1 ")
 
 
 NEAR = {"turn": 0, "place": 3, "margin": 0.00001, "expected": 1, "got": 2}
@@ -146,7 +147,7 @@ LATER = {**ENVIRONMENT, "date": "2026-12-01"}
     ],
 )
 def test_warnings(rows, warning):
-    found = findings.warnings(summary_of(*rows))
+    found = warnings_of(summary_of(*rows))
     assert any(warning in line for line in found) if warning else found == []
 
 
@@ -159,10 +160,46 @@ def test_outputs_that_rounding_does_not_explain_have_no_speedup_by_job():
         for method, margin in (("generate", None), ("suffix", 15.0 if job == "tools" else 0.1))
         for far in ({"divergence": {"margin": margin}} if margin else {},)
     ]
-    table = jobs.job_table(summarize(rows).main).frame.set_index("job")
-    assert set(table.loc["tools"]) == {jobs.DIFFERS}
+    table = job_table(summarize(rows).main[0]).frame.set_index("job").drop(columns="prompts")
+    assert set(table.loc["tools"]) == {DIFFERS}
     assert all(float(cell) > 0 for cell in table.loc["chat"])
     assert set(table.loc["all, with 95% CI"]) == {"-"}
+    assert set(table.loc["identical outputs"]) == {"0 of 6"}
+
+
+def test_the_gain_of_a_job_is_split_and_looping_prompts_do_not_count():
+    """Of 4 seconds the loop saves 2 and drafts another 1; the third prompt loops, where drafts save 3.9."""
+    seconds = {"generate": 4.0, "plain": 2.0, "cold:recycling": 1.5, "recycling": 1.0, "suffix": 1.6}
+    rows = [
+        row(method, f"{job}/{n}", category=job, total_seconds=[0.1 if n == 2 and method == "recycling" else taken])
+        | {"nodes": {"9": 5} if method in ("cold:recycling", "recycling", "suffix") else None}
+        | {"loop_tokens": 5 if n == 2 and job == "chat" else 0}
+        for job in ("chat", "tools")
+        for n in range(3 if job == "chat" else 2)
+        for method, taken in seconds.items()
+    ]
+    (comparison,) = summarize(rows).main
+    table = job_table(comparison).frame.set_index("job")
+    assert table.loc["chat", "prompts"] == "2 of 3"
+    assert table.loc["all, with 95% CI", "prompts"] == "4"
+    assert list(table.loc["chat"])[1:] == ["2.00", "2.67", "4.00", "2.50"]
+    shares = report.share_table(comparison).frame.set_index("job")
+    assert list(shares.loc["chat"]) == ["2.00", "1.33", "2.00"]
+    assert list(shares) == ["label of plain", "drafts of label of cold:recycling", "drafts of label of recycling, warm"]
+    picture = job_plot(summarize(rows))
+    (axes,) = picture.drawing.axes
+    assert [round(bar.get_width(), 2) for bar in axes.patches] == [2.0, 2.0] * 2
+
+
+def test_the_picture_of_jobs_is_a_file_of_the_report(tmp_path):
+    rows = [
+        row(method, f"{job}/1", category=job, total_seconds=[taken]) | {"nodes": {"9": 5} if taken == 1 else None}
+        for job in ("chat", "tools")
+        for method, taken in (("generate", 4.0), ("plain", 2.0), ("recycling", 1.0))
+    ]
+    _, written = report.write(write(tmp_path, rows))
+    assert tmp_path / "jobs.svg" in written
+    assert "<svg" in (tmp_path / "jobs.svg").read_text(encoding="utf-8")
 
 
 # Files and the command
@@ -175,7 +212,7 @@ def test_the_first_table_is_the_papers():
         row("ours", "mt_bench/1", total_seconds=[1.0], seconds=[0.4]),
         row("ours", "qa/1", total_seconds=[3.0], seconds=[0.4]),
     ]
-    table = tables.speedup_table(only(rows)).frame
+    table = report.speedup_table(only(rows)).frame
     assert [list(table), *table.to_numpy().tolist()] == [
         ["method", "MT", "QA", "speedup", "95% CI", "MAT", "tokens/s"],
         ["label of generate", "1.00", "**1.00**", "**1.00**", "-", "1.00", "9.0"],
@@ -190,7 +227,7 @@ def test_the_page_is_escaped_names_all_and_is_the_same_for_the_same_rows(tmp_pat
     for each in rows:
         if each["method"] == "suffix":
             each["label"] = HOSTILE
-    first, again = (page.write(write(tmp_path / name, rows))[1] for name in ("first", "again"))
+    first, again = (report.write(write(tmp_path / name, rows))[1] for name in ("first", "again"))
     for one, other in zip(first, again, strict=True):
         assert one.read_bytes() == other.read_bytes()
     folder = tmp_path / "first"
@@ -198,7 +235,7 @@ def test_the_page_is_escaped_names_all_and_is_the_same_for_the_same_rows(tmp_pat
     named = re.findall(r"!\[.*?\]\((plots/.*?)\)", text)
     assert sorted(named) == sorted(f"plots/{file.name}" for file in (folder / "plots").iterdir()) != []
     assert "label of recycling" in text
-    assert tables.escaped(HOSTILE) in text
+    assert escaped(HOSTILE) in text
     assert "<script>" not in text.replace("\\<", "")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert all(re.sub(r"\\.", "", line).count("|") == line.replace("\\|", "").count("|") for line in lines)

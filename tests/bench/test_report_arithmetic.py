@@ -5,16 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.measured import failed, row
 
-from token_recycling.bench.report import arithmetic
-from token_recycling.bench.report.arithmetic import QUARTILES, frame
+from token_recycling.bench import summary
+from token_recycling.bench.summary import QUARTILES, frame_of
 
 NONE = float("nan")
 
 
 def figures(*rows, baseline=(), clock="wall"):
     """Those of the one method of these rows."""
-    measured = frame(rows, clock)
-    found = arithmetic.figures(measured, arithmetic.paired(measured, frame(baseline, clock)), ["method"])
+    measured = frame_of(rows, clock)
+    found = summary.figures_of(measured, summary.paired(measured, frame_of(baseline, clock)), ["method"])
     assert len(found) == 1
     return found.iloc[0]
 
@@ -93,15 +93,15 @@ def test_a_shorter_output_is_not_a_faster_one():
 def test_only_prompts_that_both_finished_are_paired():
     ours = [row("ours", "a/1"), failed("ours", "a/2"), row("ours", "a/3"), row("ours", "a/4", tokens=0), SILENT]
     theirs = [row("plain", "a/1"), row("plain", "a/2"), failed("plain", "a/3"), row("plain", "a/4")]
-    assert list(arithmetic.paired(frame(ours), frame(theirs))["prompt"]) == ["a/1"]
+    assert list(summary.paired(frame_of(ours), frame_of(theirs))["prompt"]) == ["a/1"]
     found = figures(*ours[:4], baseline=theirs)
     assert (found["prompts"], found["failures"], found["speedup"]) == (3, 1, 1.0)
 
 
 def test_repeats_lie_apart_by_slowest_less_fastest():
     times = [[1.0, 1.1, 0.9], [2.0, 2.0], [5.0]]
-    assert arithmetic.repeat_spread(times) == pytest.approx(0.1)  # the median of 0.2 and 0
-    assert arithmetic.repeat_spread(times[2:]) is None
+    assert summary.repeat_spread(times) == pytest.approx(0.1)  # the median of 0.2 and 0
+    assert summary.repeat_spread(times[2:]) is None
 
 
 def test_parts_lengths_and_places_are_shares():
@@ -112,12 +112,12 @@ def test_parts_lengths_and_places_are_shares():
         row(tried=[[1, 0, 4], [1, 1, 4]], accepted=[[1, 0, 3]]),
         row(tried=[[1, 0, 6], [2, 0, 1]], accepted=[[1, 0, 2], [2, 0, 1]]),
     ]
-    parts = arithmetic.parts(frame(rows)).loc["recycling"]
+    parts = summary.seconds_per_step(frame_of(rows)).loc["recycling"]
     assert parts.to_dict() == {"retrieve": 3 / 5, "forward": 20 / 5, "verify": 5 / 5}
-    lengths = arithmetic.lengths(frame(rows)).loc["recycling"]
+    lengths = summary.steps_by_length(frame_of(rows)).loc["recycling"]
     assert list(lengths.items()) == [(1, 5 / 8), (2, 2 / 8), (10, 1 / 8)]
-    assert arithmetic.places(frame(rows))["recycling"].to_dict() == {(1, 0): 0.5, (1, 1): 0.0, (2, 0): 1.0}
-    assert arithmetic.parts(frame([row()])).empty
+    assert summary.acceptance_by_node(frame_of(rows))["recycling"].to_dict() == {(1, 0): 0.5, (1, 1): 0.0, (2, 0): 1.0}
+    assert summary.seconds_per_step(frame_of([row()])).empty
 
 
 _times = st.floats(0.01, 100)

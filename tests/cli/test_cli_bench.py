@@ -10,8 +10,7 @@ import pytest
 from support.commandline import assert_refused, run, run_json
 from transformers import GenerationConfig
 
-import token_recycling.bench.report
-from token_recycling.bench.run.measure import WorkloadRun
+from token_recycling.bench.measure import WorkloadRun
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +22,9 @@ def report(monkeypatch):
         asked.append(folder)
         return "", [folder / "report.md"]
 
-    stub = types.ModuleType("token_recycling.bench.report.page")
+    stub = types.ModuleType("token_recycling.bench.report")
     stub.write = write  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    monkeypatch.setattr(token_recycling.bench.report, "page", stub, raising=False)
     return asked
 
 
@@ -122,8 +120,8 @@ def test_bench_starts_cold_and_does_batches(tiny_model_dir, texts, tmp_path):
     (texts / "d.py").write_text((texts / "a.py").read_text())
     steps = {}
     for start in ("hot", "cold"):
-        given = ["--cold"] * (start == "cold")
-        assert run(*asked, *given, "--no-replay", "--output", tmp_path / start).exit_code == 0
+        given = [*asked[:-1], "cold:recycling:tree=4"] if start == "cold" else asked
+        assert run(*given, "--no-replay", "--output", tmp_path / start).exit_code == 0
         steps[start] = [one["steps"] for one in rows(tmp_path / start) if one["method"] != "generate"]
     assert steps["cold"][3] == steps["cold"][0] >= steps["hot"][3]
 

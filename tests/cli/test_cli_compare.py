@@ -11,7 +11,7 @@ from support import benching
 from support.commandline import PROMPT, reference, run, run_json
 
 from token_recycling._util.text_stream import IncrementalText, decoded, pieces
-from token_recycling.bench.run.runners import TransformersRunner
+from token_recycling.bench.methods import Transformers
 
 FIXED = ("--drafter", "recycling:tree=8")
 """A tree whose size does not depend on the machine."""
@@ -56,14 +56,14 @@ def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
 
 
 def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
-    generate = TransformersRunner.generate
+    decode = Transformers.decode
 
     def refuse(self, *given):
-        if self.more:
+        if self.spec != "generate":
             raise ValueError("assisted generation is not supported\nwith such models")
-        return generate(self, *given)
+        return decode(self, *given)
 
-    monkeypatch.setattr(TransformersRunner, "generate", refuse)
+    monkeypatch.setattr(Transformers, "decode", refuse)
     result = run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10, "--json")
     assert "prompt lookup fails with this model: assisted generation is not supported\n" in result.stderr
     summary = json.loads(result.stdout)["summary"]

@@ -65,11 +65,13 @@ def test_the_tables_of_drafters_are_made_from_them():
     assert with_tables(page) == page, "run `make drafter-table`"
 
 
-def test_the_table_of_the_readme_is_made_from_its_rows():
+def test_the_tables_and_the_picture_of_jobs_are_made_from_their_rows():
     pytest.importorskip("pandas")
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    made, page = runpy.run_path(str(ROOT / "scripts" / "job_tables.py")), (DOCS / "benchmarks.md").read_text("utf-8")
     assert "| chat |" in page
-    assert runpy.run_path(str(ROOT / "scripts" / "readme_table.py"))["with_table"](page) == page
+    assert made["with_tables"](page) == page, "run `python scripts/job_tables.py`"
+    before = made["PICTURE"].read_bytes()
+    assert made["picture"]() == before
 
 
 def test_every_command_is_on_its_page():

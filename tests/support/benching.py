@@ -12,17 +12,11 @@ import torch
 from support import tiny
 from transformers import PreTrainedModel
 
-from token_recycling.bench.run import session
-from token_recycling.bench.run.data import Question
-from token_recycling.bench.run.environment import environment
-from token_recycling.bench.run.items import arguments
-from token_recycling.bench.run.measure import Hook, measure
-from token_recycling.bench.run.methods import parse
-from token_recycling.bench.run.outcome import Outcome
-from token_recycling.bench.run.plan import BenchmarkPlan
-from token_recycling.bench.run.prompts import BenchmarkConfig
-from token_recycling.bench.run.store import Store
-from token_recycling.bench.scenario import RunOptions
+from token_recycling.bench import measure as measuring
+from token_recycling.bench.data import Question, RunOptions
+from token_recycling.bench.measure import BenchmarkPlan, Hook, environment, measure
+from token_recycling.bench.methods import BenchmarkConfig, Call, Outcome, parse
+from token_recycling.bench.store import Store, delete_rows
 from token_recycling.model.tree_model import TreeModel
 
 TEXTS = (
@@ -46,7 +40,7 @@ def plan(
 ) -> BenchmarkPlan:
     """What `token-recycling bench` would measure."""
     options = RunOptions(("texts",), None, tuple(methods), replay=replay, batches=tuple(sizes))
-    return session.plan(options, [parse(spec) for spec in methods], asked)
+    return measuring.plan(options, asked)
 
 
 def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +67,8 @@ def setup(**options: Any) -> BenchmarkConfig:
 def decoded(spec: str, model: PreTrainedModel, *prompts: torch.Tensor, tokens: int = 30, **sampling: Any) -> Outcome:
     """What a method makes of prompts (1, length)."""
     given = [prompt[0] for prompt in prompts]
-    how = {"do_sample": False, **sampling}
-    return parse(spec).runner(model).generate(arguments(BenchmarkConfig(model, None, tokens), given, tokens, how))
+    arguments = BenchmarkConfig(model, None, tokens).arguments(given, tokens)
+    return parse(spec).decode(model, Call({**arguments, **sampling}))
 
 
 def run(
@@ -82,7 +76,9 @@ def run(
 ) -> list[dict]:
     """Measures what is missing in the folder, and returns all rows."""
     here = environment(where.model, "tiny")
-    store = Store(folder, session.settings(where, [], plan, here), plan, fresh)
+    if fresh:
+        delete_rows(folder)
+    store = Store(folder, measuring.settings(where, [], plan, here), plan.keys())
     measure(where, plan, store, here, hook)
     return rows(folder)
 

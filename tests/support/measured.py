@@ -2,7 +2,7 @@
 
 import json
 
-from token_recycling.bench.report.summary import summarize
+from token_recycling.bench.summary import summarize
 
 ENVIRONMENT = {
     "machine": "x86_64",

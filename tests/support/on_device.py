@@ -10,7 +10,7 @@ import torch
 from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from token_recycling.bench.run.divergence import first_divergence
+from token_recycling.bench.measure import first_divergence
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.125, torch.float16: 0.016}
 """How far apart the logits of two tokens may be where texts part; the logits of the models here go up to 8."""

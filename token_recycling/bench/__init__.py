@@ -1,1 +1,24 @@
-"""Measuring methods against each other, and the report of what was measured."""
+"""Measuring methods against each other, and the report of what was measured.
+
+data      what is measured: questions, options of a run, scenario files
+methods   any drafter, and transformers' own decoding: each decodes a call
+measure   the loop over methods and items, and a run as a session
+store     rows and their folder
+summary   figures from rows
+report    tables, findings and pages, with `plots`
+"""
+
+from __future__ import annotations
+
+from .._util.extras import lacking
+
+
+def missing_libraries() -> str | None:
+    """Return what to install where a library that reports need is missing, as the end of a sentence; else None."""
+    return lacking("bench", "pandas", "tabulate", "scipy", "matplotlib")
+
+
+def require_extra() -> None:
+    """Raise ValueError where a library that reports need is missing."""
+    if missing := missing_libraries():
+        raise ValueError(f"writing a report {missing}")

@@ -21,20 +21,15 @@ from transformers import PreTrainedModel
 from .._util.device import memory
 from .._util.prompts import Prompt
 from .._util.text_stream import first_line
-from ..bench.row_format import BASELINE
-from ..bench.run.data import Question
-from ..bench.run.items import Conversation
-from ..bench.run.measure import Event, WorkloadRun
-from ..bench.run.methods import Drafted, parse
-from ..bench.run.outcome import Outcome
-from ..bench.run.plan import Entry, Workload
-from ..bench.run.prompts import BenchmarkConfig
+from ..bench.data import BASELINE, Question
+from ..bench.measure import Event, Item, Workload, WorkloadRun
+from ..bench.methods import BenchmarkConfig, Drafted, Method, Outcome, parse
+from ..bench.store import Row
 from ..cuda_graphs import Fast
 from ..loop.stats import Stats
 from ..model.loading import Loaded
 from .console import SEPARATOR, by_step, has_colours, say
 
-Row = dict[str, Any]
 LOOKUP, ACCELERATED = "prompt_lookup", "accelerated"
 METHODS = {BASELINE: BASELINE, LOOKUP: "prompt_lookup_hf:n=10"}
 """Methods of the benchmark by name; accelerated is the user's drafter."""
@@ -112,38 +107,39 @@ class Comparison:
         self.no_lookup: str | None = None
         """Why transformers' prompt lookup cannot decode with this model."""
         self._outcomes: dict[str, Outcome] = {}
-        ours = Drafted(drafter, fast)
-        self._entries = {name: Entry(parse(METHODS[name]) if name in METHODS else ours) for name in methods}
+        self._drafter, self._fast = drafter, fast
+        self._names = list(methods)
         self._config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, chat)
         self._run = self._prepared()
         if self.no_lookup is not None:
-            del self._entries[LOOKUP]
+            self._names.remove(LOOKUP)
             self._run = self._prepared()
 
     def _prepared(self) -> WorkloadRun:
-        items = tuple(Conversation((Question(name, "", (text,), "prompt"),)) for name, text in self._prompts)
-        workload = Workload("generate", tuple(self._entries.values()), items)
-        run = WorkloadRun(self._config, workload, {}, self._on_event)
+        items = tuple(Item((Question(name, "", (text,), "prompt"),)) for name, text in self._prompts)
+        workload = Workload("generate", tuple(METHODS.get(name, name) for name in self._names), items)
+        run = WorkloadRun(self._config, workload, {}, self._on_event, self._make)
         run.prepare(0)
         return run
 
+    def _make(self, spec: str) -> Method:
+        return Drafted(self._drafter, self._fast) if spec == ACCELERATED else parse(spec)
+
     def _on_event(self, event: Event) -> None:
-        if event.found is None:
-            return
-        name = next(name for name, entry in self._entries.items() if entry is event.entry)
-        if isinstance(event.found, Exception):
+        name = next((name for name, spec in METHODS.items() if spec == event.method.spec), ACCELERATED)
+        if isinstance(event.outcomes, Exception):
             if name != LOOKUP:
-                raise event.found
-            self.no_lookup = first_line(event.found)
-        elif event.phase == "measuring":
-            (self._outcomes[name],) = event.found
+                raise event.outcomes
+            self.no_lookup = first_line(event.outcomes)
+        elif event.outcomes is not None and event.phase == "measuring":
+            (self._outcomes[name],) = event.outcomes
 
     def __iter__(self) -> Iterator[ComparedPrompt]:
         """Decode one prompt after another; the order of the methods rotates."""
         eos = self.loaded.model.generation_config.eos_token_id
         ends = set(eos if isinstance(eos, list) else [eos])
         for index, (name, prompt) in enumerate(self._prompts):
-            rows = dict(zip(self._entries, self._run.rows_of(index), strict=True))
+            rows = dict(zip(self._names, self._run.rows_of(index), strict=True))
             ours = self._outcomes[ACCELERATED]
             answered = not ends.issuperset(self._outcomes.get(BASELINE, ours).tokens[0])
             yield ComparedPrompt(name, prompt, rows, ours, answered)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..._util.text_stream import one_line
-from ...bench.report import missing_libraries
-from ...bench.row_format import ROWS
-from ...bench.scenario import OWN_METHODS, runs_of
+from ...bench import missing_libraries, require_extra
+from ...bench.data import OWN_METHODS, runs_of
+from ...bench.store import ROWS
 from ...model import loading
 from .. import console, running
 from ..options import Chat, Device, DType, Json, Model, Prepack, Threads, completed_drafters
@@ -21,8 +21,7 @@ from ..options import Chat, Device, DType, Json, Model, Prepack, Threads, comple
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
-    from ...bench.run.measure import Event
-    from ...bench.run.plan import BenchmarkPlan
+    from ...bench.measure import BenchmarkPlan, Event
 
 
 def completed_methods(typed: str) -> list[str]:
@@ -48,7 +47,8 @@ def bench(
             metavar="SPEC",
             autocompletion=completed_methods,
             help="Drafter with options, plain, generate, prompt_lookup_hf:n=10, assisted:model=FOLDER or "
-            "oracle:model=FOLDER; repeatable.",
+            "oracle:model=FOLDER; cold:SPEC forgets after every prompt, forced:SPEC decodes generate's tokens; "
+            "repeatable.",
         ),
     ] = None,
     repeats: Annotated[
@@ -61,7 +61,6 @@ def bench(
         bool | None,
         typer.Option("--replay/--no-replay", help="Also replay reference text; default where there is any."),
     ] = None,
-    cold: Annotated[bool | None, typer.Option("--cold", help="Forget what was learned after every prompt.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batches of this size instead; repeatable.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Sampling temperature; 0, the default, is greedy.")
@@ -84,20 +83,13 @@ def bench(
     given = {
         **{name: tuple(value) if value else None for name, value in repeated.items()},
         **{"limit": limit, "repeats": repeats, "max_new_tokens": max_new_tokens, "replay": replay},
-        **{
-            "cold": cold,
-            "temperature": temperature,
-            "dtype": dtype,
-            "threads": threads,
-            "prepack": prepack,
-            "chat": chat,
-        },
+        **{"temperature": temperature, "dtype": dtype, "threads": threads, "prepack": prepack, "chat": chat},
     }
     runs = runs_of(scenario, given)
     loading.check_source(model)
     folder = output or Path("results") / Path(loading.title(model)).name
     with running.loading_shown(model):
-        from ...bench.run.session import Session
+        from ...bench.measure import Session
 
         # In reverse, so that the first run finds its model loaded.
         sessions = [Session(model, runs[name], folder / name, device, fresh) for name in reversed(runs)][::-1]
@@ -126,12 +118,10 @@ def _duration(seconds: float) -> str:
 
 
 def _report(folder: Path, runs: Sequence[Path], as_json: bool) -> None:
-    from ...bench.report import require_extra
-
     require_extra()
-    from ...bench.report import page
+    from ...bench.report import write
 
-    text, written = page.write(folder)
+    text, written = write(folder)
     if not as_json:
         print(text)
         console.note(f"wrote {written[0]} and {len(written) - 1} other files")
@@ -154,18 +144,16 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 def _hook(progress: Progress, task: TaskID, repeats: int, plan: BenchmarkPlan, done: int) -> Callable[[Event], None]:
     """Advance a bar with every call, with the remaining time, and note failures in the warm-up."""
-    from ...bench.run.measure import calls
-
-    total = calls(plan, repeats)
-    progress.update(task, total=total, completed=total - calls(plan, repeats, done))
+    total = plan.calls(repeats)
+    progress.update(task, total=total, completed=total - plan.calls(repeats, done))
 
     def on_event(event: Event) -> None:
-        if event.found is None:
+        if event.outcomes is None:
             phase = "" if event.phase == "measuring" else f" ({event.phase})"
-            progress.update(task, description=f"{event.workload.mode}: {event.entry.method.label}{phase}")
+            progress.update(task, description=f"{event.workload.mode}: {event.method.label}{phase}")
         elif event.phase == "measuring":
             progress.advance(task)
-        elif event.phase == "warming up" and isinstance(event.found, Exception):
-            console.note(f"{event.entry.method.spec} fails: {one_line(event.found)}")
+        elif event.phase == "warming up" and isinstance(event.outcomes, Exception):
+            console.note(f"{event.method.spec} fails: {one_line(event.outcomes)}")
 
     return on_event

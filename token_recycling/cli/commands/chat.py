@@ -143,14 +143,15 @@ def _take(conversation: Conversation, line: str) -> None:
 
 def _print_stats(conversation: Conversation, turn: Turn) -> None:
     """Print statistics of the last answer, and decode the same prompt by transformers' own `generate`."""
-    from ...bench.run.runners import TransformersRunner
+    from ...bench.data import BASELINE
+    from ...bench.methods import Call, parse
 
     console.print_stats(Console(), turn.stats, conversation.model.device)
     if not turn.stats.tokens_per_second:
         return  # everything came with the first step
     with console.working("decoding the same plainly"):
         asked = {**turn.arguments, "max_new_tokens": len(turn.tokens)}  # an interrupted answer is as long as it came
-        plain = TransformersRunner(conversation.model, {}).generate(asked)
+        plain = parse(BASELINE).decode(conversation.model, Call(asked))
     (tokens,), rate = plain.tokens, plain.tokens_per_second
     if rate:
         same = "" if asked["do_sample"] else f"; identical: {'yes' if tokens == turn.tokens else 'no'}"

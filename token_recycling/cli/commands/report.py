@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ...bench import require_extra
 from .. import console
 from ..options import Json
 
@@ -29,15 +30,13 @@ def report(
 
     With --json it prints every figure and writes nothing.
     """
-    from ...bench.report import require_extra
-
     require_extra()
-    from ...bench.report import page
-    from ...bench.report.summary import read
+    from ...bench.report import as_dict, write
+    from ...bench.summary import read
 
     if as_json:
-        console.print_json(page.as_dict(read(folder, baseline, clock)))
+        console.print_json(as_dict(read(folder, baseline, clock)))
         return
-    text, files = page.write(folder, baseline, clock)
+    text, files = write(folder, baseline, clock)
     print(text)
     console.note(f"wrote {files[0]} and {len(files) - 1} other files")

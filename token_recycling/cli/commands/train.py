@@ -174,7 +174,7 @@ def _plot(folder: Path, trained: Trained) -> None:
     if missing := lacking("bench", "matplotlib"):
         console.note(f"the plot of the calibration {missing}")
         return
-    from ...bench.report.calibration import calibration
+    from ...bench.plots import calibration
 
     console.note(f"written: {calibration(trained.calibration, trained.rejection_weight).save(folder)}")
 

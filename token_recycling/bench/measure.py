@@ -1,0 +1,667 @@
+"""Measure methods on the same items: every method on every item, in an order that rotates, repeated as configured.
+
+What makes the figures honest:
+
+- A warm-up on a text that is not measured, by methods that are thrown away, pays for first calls.
+- Every repetition has its own methods. So in each of them an item meets a drafter that has seen the items before it,
+  once each, and never the item itself; and all repetitions do the same work.
+- The order of the methods moves on by one from repetition to repetition and from item to item, so that none always
+  runs on a processor that another has warmed, or slowed. Where methods are given the tokens of `generate`, it is first.
+- A failure is a row with the error.
+
+Methods first decode the warm-up items, and those that are done when an interrupted workload is resumed, unmeasured, to
+learn what they had learned. Saving what a drafter learned would need to know every drafter.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedModel
+
+from .. import __version__
+from ..model import loading
+from ..model.inspection import weights_fingerprint
+from .data import BASELINE, COLD, REPLAY_BASELINE, Question, RunOptions, digest, load
+from .methods import (
+    DEFAULT,
+    BenchmarkConfig,
+    Call,
+    Method,
+    Outcome,
+    PromptTooLongError,
+    parse,
+    prompt,
+    replayed,
+)
+from .store import Key, Row, Store, delete_rows, row
+
+Repetition = list[Outcome]
+"""One decoding of an item: an outcome per turn."""
+
+
+# What is decoded in which order
+
+
+@dataclass(frozen=True)
+class Item:
+    """Questions that are decoded together, with a row per method: one conversation, or a batch."""
+
+    questions: tuple[Question, ...]
+
+    @property
+    def name(self) -> str:
+        """Unique within a workload."""
+        return "+".join(question.name for question in self.questions)
+
+    @property
+    def category(self) -> str:
+        return self.questions[0].category
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Methods that decode the same items in the same order; each keeps what it learned from item to item."""
+
+    mode: str
+    specs: tuple[str, ...]
+    items: tuple[Item, ...]
+    warm_up: tuple[Item, ...] = ()
+    """Decoded first, unmeasured, by methods that learn."""
+
+    def keys(self, item: Item) -> list[Key]:
+        """Keys of an item's rows, in order."""
+        return [(self.mode, spec, item.name) for spec in self.specs]
+
+
+@dataclass
+class BenchmarkPlan:
+    """All workloads of a run, with notes on what is left out."""
+
+    workloads: list[Workload] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def items(self) -> Iterator[tuple[Workload, Item]]:
+        """Yield every item in order of measurement."""
+        return ((workload, item) for workload in self.workloads for item in workload.items)
+
+    def keys(self) -> list[list[Key]]:
+        """Keys of the rows of every item."""
+        return [workload.keys(item) for workload, item in self.items()]
+
+    def calls(self, repeats: int, done: int = 0) -> int:
+        """Return the number of measured calls after the first `done` items."""
+        return repeats * sum(map(len, self.keys()[done:]))
+
+
+def plan(options: RunOptions, questions: Sequence[Question]) -> BenchmarkPlan:
+    """Return the workloads: batches, if any are given, else every method on every question, generated and replayed.
+
+    The first `warm_up` questions of every category are not measured. Raises ValueError.
+    """
+    methods = [parse(spec) for spec in options.methods or DEFAULT]
+    if options.batches:
+        return _batches([method for method in methods if method.batches or options.methods], questions, options.batches)
+    made = BenchmarkPlan()
+    if options.generate:
+        numbers: Counter[str] = Counter()
+        first: list[Item] = []
+        measured: list[Item] = []
+        for question in questions:
+            (first if numbers[question.category] < options.warm_up else measured).append(Item((question,)))
+            numbers[question.category] += 1
+        if not measured:
+            raise ValueError(f"warm_up must leave questions to measure, got {options.warm_up} of {len(questions)}")
+        made.workloads.append(Workload("generate", _with_baseline(methods), tuple(measured), tuple(first)))
+    if not options.generate or (options.replay is not False and not options.temperature):
+        _add_replay(made, methods, questions)
+    return made
+
+
+def _add_replay(made: BenchmarkPlan, methods: Sequence[Method], questions: Sequence[Question]) -> None:
+    """Add a replay: the methods that can, on the questions with a known answer."""
+    known = [question for question in questions if question.form == "text" or question.references]
+    specs: list[str] = []
+    for method in methods:
+        if method.replayed is not None and not method.forced:
+            specs.append(f"{COLD * (method.cold and method.replayed != method.spec)}{method.replayed}")
+        elif method.spec != BASELINE and not method.forced:
+            made.notes.append(f"{method.spec} decodes by itself and cannot replay a text: left out there")
+    if missing := len(questions) - len(known):
+        made.notes.append(f"{missing} of {len(questions)} questions have no known answer and are not replayed")
+    if REPLAY_BASELINE not in specs:
+        specs.insert(0, REPLAY_BASELINE)
+    if known:
+        items = tuple(Item((question,)) for question in known)
+        made.workloads.append(Workload("replay", tuple(dict.fromkeys(specs)), items))
+
+
+def _batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Sequence[int]) -> BenchmarkPlan:
+    """Plan a workload of batches for every size; a batch has one category."""
+    able = [method for method in methods if method.batches]
+    unable = [method.spec for method in methods if not method.batches]
+    made = BenchmarkPlan(notes=[f"{spec} decodes one text at a time: left out of batches" for spec in unable])
+    if any(len(question.turns) > 1 for question in questions):
+        made.notes.append("of conversations only the first turn is decoded in batches")
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.category, []).append(question)
+    for size in sizes:
+        items = [
+            Item(tuple(members[first : first + size]))
+            for members in by_category.values()
+            for first in range(0, len(members), size)
+        ]
+        made.workloads.append(Workload("batch", _with_baseline(able), tuple(items)))
+    return made
+
+
+def _with_baseline(methods: Sequence[Method]) -> tuple[str, ...]:
+    """Add plain `generate` where it is missing: it is the reference of all outputs."""
+    specs = [method.spec for method in methods]
+    return tuple(specs if BASELINE in specs else [BASELINE, *specs])
+
+
+# Decoding an item
+
+
+def decode_item(
+    config: BenchmarkConfig, mode: str, method: Method, item: Item, texts: Sequence[Sequence[int]] | None = None
+) -> Repetition:
+    """Call the method once per turn; raises errors of the method or the prompt. `texts` are the tokens of every turn
+    that a forced method decodes.
+    """
+    if mode == "batch":
+        prompts = [prompt(config, question) for question in item.questions]
+        remaining = min(remaining for _, remaining in prompts)
+        return [method.decode(config.model, Call(config.arguments([ids for ids, _ in prompts], remaining)))]
+    (question,) = item.questions
+    if mode == "replay":
+        return [
+            method.decode(config.model, Call(config.arguments([ids], len(answer)), answer))
+            for ids, answer in replayed(config, question)
+        ]
+    return _conversation(config, method, question, texts)
+
+
+def _conversation(
+    config: BenchmarkConfig, method: Method, question: Question, texts: Sequence[Sequence[int]] | None
+) -> Repetition:
+    """Decode a question's turns, one after another, with the method's own earlier answers."""
+    answers: list[str] = []
+    outcomes = []
+    prediction = None if question.prediction is None else config.ids(question.prediction, special=False)
+    hints = method.hints(config.model, prediction, len(question.turns))
+    for turn in range(len(question.turns)):
+        ids, remaining = prompt(config, question, answers)
+        arguments = config.arguments([ids], remaining)
+        if question.grammar is not None:
+            arguments["logits_processor"] = [_processor(config, *question.grammar)]
+        reference = None if texts is None else torch.tensor(texts[turn])
+        outcomes.append(method.decode(config.model, Call(arguments, reference, hints)))
+        answers.append(config.decoded(outcomes[-1].tokens[0]))
+    return outcomes
+
+
+def _processor(config: BenchmarkConfig, kind: str, text: str) -> transformers.LogitsProcessor:
+    """Return a new processor for each output, of a grammar compiled once."""
+    from ..hf.constrain import constrain
+
+    return constrain(config.tokenizer, **{kind: text})
+
+
+# The loop
+
+_WARM_UP = Question(
+    "warm-up", "", ("The boat leaves at seven, and whoever is late waits for the next one. " * 20,), "text"
+)
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Event:
+    """A call before it is made, or after."""
+
+    workload: Workload
+    method: Method
+    item: Item
+    phase: str
+    """`warming up`, `learning` or `measuring`."""
+    outcomes: Repetition | Exception | None = None
+    """Result of the call; None before it."""
+
+
+Hook = Callable[[Event], None]
+
+
+def measure(
+    config: BenchmarkConfig,
+    made: BenchmarkPlan,
+    store: Store,
+    environment: dict[str, Any],
+    hook: Hook = lambda _: None,
+) -> None:
+    """Measure what is missing in `store`. `hook` is called before and after every call."""
+    store.open()
+    done = store.done
+    for workload in made.workloads:
+        start = min(done, len(workload.items))
+        done -= start
+        if start < len(workload.items):
+            run = WorkloadRun(config, workload, environment, hook)
+            run.prepare(start)
+            for index in range(start, len(workload.items)):
+                store.append(run.rows_of(index))
+
+
+@dataclass
+class WorkloadRun:
+    """A workload while it is measured."""
+
+    config: BenchmarkConfig
+    workload: Workload
+    environment: dict[str, Any]
+    hook: Hook
+    make: Callable[[str], Method] = parse
+    """Makes a method of a spec."""
+
+    def prepare(self, done: int) -> None:
+        """Warm up, and make methods that have learned from the first `done` items."""
+        workload, repeats = self.workload, range(self.config.repeats)
+        short = replace(self.config, max_new_tokens=min(_WARM_UP_TOKENS, self.config.max_new_tokens))
+        text = Item((_WARM_UP,) * len(workload.items[0].questions))
+        for spec in workload.specs:
+            self._call(self.make(spec), 0, text, "warming up", short, [[1] * short.max_new_tokens])
+        self._methods = [[self.make(spec) for spec in workload.specs] for _ in repeats]
+        """Of each repetition, in the order of the workload's specs."""
+        first = workload.warm_up
+        for index, item in enumerate((*first, *workload.items[:done]), start=-len(first)):
+            for methods in self._methods:
+                self._decode(methods, index, item, "learning")
+
+    def rows_of(self, index: int) -> list[Row]:
+        """Measure one item; return a row per method."""
+        item = self.workload.items[index]
+        repetitions = [self._decode(methods, index, item, "measuring", n) for n, methods in enumerate(self._methods)]
+        rows = []
+        for number, method in enumerate(self._methods[0]):
+            results = [outcomes[number] for outcomes in repetitions]
+            divergences = self._divergences(method, repetitions[0], results)
+            rows.append(row(self._conditions(method, item), results, divergences))
+        return rows
+
+    def _conditions(self, method: Method, item: Item) -> Row:
+        """Return what a row says of a method and an item, whatever the outcome."""
+        config = self.config
+        return {
+            "mode": self.workload.mode,
+            "method": method.spec,
+            "label": method.label,
+            "prompt": item.name,
+            "category": item.category,
+            "batch": len(item.questions),
+            "temperature": config.temperature,
+            "max_new_tokens": config.max_new_tokens,
+            "seed": config.seed if config.temperature else None,
+            "environment": self.environment,
+        }
+
+    def _divergences(
+        self, method: Method, first: Sequence[Repetition | Exception], results: Sequence[Repetition | Exception]
+    ) -> list[dict[str, Any] | None] | None:
+        """Return how the repetitions of a method differ from the first of plain `generate`; None where they need not be
+        equal or cannot be compared.
+        """
+        specs, needless = self.workload.specs, method.spec == BASELINE or method.forced or self.config.temperature
+        if BASELINE not in specs or needless:
+            return None
+        baseline = first[specs.index(BASELINE)]
+        if not isinstance(baseline, list):
+            return None
+        return [divergence_of(self.config.model, baseline, result) for result in results if isinstance(result, list)]
+
+    def _decode(
+        self, methods: Sequence[Method], index: int, item: Item, phase: str, repetition: int = 0
+    ) -> list[Repetition | Exception]:
+        """Decode an item by every method of a repetition, those that do not learn left out while others learn."""
+        first = (index + repetition) % len(methods)
+        order = [*range(first, len(methods)), *range(first)]
+        forced = any(method.forced for method in methods)
+        order.sort(key=lambda number: forced and methods[number].spec != BASELINE)
+        outcomes: dict[int, Repetition | Exception] = {}
+        texts: list[list[int]] | None = None
+        for number in order:
+            method = methods[number]
+            needed = forced and method.spec == BASELINE
+            if phase == "learning" and not needed and (method.cold or not method.remembers):
+                continue
+            if method.cold:
+                method.reset()
+            outcomes[number] = made = self._call(method, index, item, phase, self.config, texts)
+            if needed and isinstance(made, list):
+                texts = [outcome.tokens[0] for outcome in made]
+        return [outcomes[number] for number in sorted(outcomes)]
+
+    def _call(
+        self,
+        method: Method,
+        index: int,
+        item: Item,
+        phase: str,
+        config: BenchmarkConfig,
+        texts: Sequence[Sequence[int]] | None,
+    ) -> Repetition | Exception:
+        event = Event(self.workload, method, item, phase)
+        self.hook(event)
+        if config.temperature:
+            torch.manual_seed(config.seed + index)
+        try:
+            if method.forced and texts is None:
+                raise ValueError(f"{BASELINE} failed, so that there is no output to decode")
+            outcomes: Repetition | Exception = decode_item(
+                config, self.workload.mode, method, item, texts if method.forced else None
+            )
+        except Exception as error:  # an error of the method or the prompt is a failure in the row
+            outcomes = error
+        self.hook(replace(event, outcomes=outcomes))
+        return outcomes
+
+
+# Where outputs differ from the baseline's, and by how much
+
+
+def divergence_of(model: PreTrainedModel, baseline: Repetition, repetition: Repetition) -> dict[str, Any] | None:
+    """Return the first divergence from the baseline in any turn, or sequence of a batch."""
+    for turn, (wanted, outcome) in enumerate(zip(baseline, repetition, strict=True)):
+        for number, texts in enumerate(zip(wanted.prompts, wanted.tokens, outcome.tokens, strict=True)):
+            divergence = first_divergence(model, *texts)
+            if divergence is not None:
+                return {
+                    "turn": turn if len(wanted.tokens) == 1 else number,
+                    "place": divergence.position,
+                    "margin": divergence.between,
+                    "expected": divergence.expected,
+                    "got": divergence.got,
+                }
+    return None
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first divergence of two outputs of one model, and its logit margin: whether rounding explains it."""
+
+    position: int
+    """Index of the first token that differs, counted from the end of the prompt."""
+    expected: int | None
+    got: int | None
+    """The two tokens there; None where an output has ended."""
+    margin: float
+    """The model's largest logit there minus its second largest; in near-ties rounding decides."""
+    between: float | None
+    """The model's logit of `expected` minus that of `got`; None where an output has ended."""
+
+    def __str__(self) -> str:
+        return (
+            f"token {self.position} is {self.got}, expected {self.expected}, "
+            f"where the model's best two logits are {self.margin:.3g} apart"
+        )
+
+
+@torch.no_grad()
+def first_divergence(
+    model: PreTrainedModel, prompt: torch.Tensor, expected: Sequence[int], got: Sequence[int]
+) -> Divergence | None:
+    """Return the first divergence of two outputs after `prompt` (length,), or None if they are equal."""
+    for position, (wanted, token) in enumerate(zip_longest(expected, got)):
+        if wanted != token:
+            text = torch.cat([prompt, prompt.new_tensor(expected[:position])])
+            logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, -1].float()
+            best, second = logits.topk(2).values.tolist()
+            between = None if wanted is None or token is None else float(logits[wanted] - logits[token])
+            return Divergence(position, wanted, token, best - second, between)
+    return None
+
+
+# One run: its options become a plan, an estimate of its time, and rows in a folder
+
+_SHARED = (
+    *("machine", "cpu", "threads", "accelerator", "python", "torch", "transformers", "token_recycling"),
+    *("model_fingerprint", "dtype", "commit"),
+)
+"""Facts of the environment that must not change within a folder."""
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_NO_CHOICES = {"_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states"}
+"""Keys of a generation configuration that do not affect token selection."""
+
+
+class Prepared(NamedTuple):
+    """A run with its model loaded."""
+
+    config: BenchmarkConfig
+    plan: BenchmarkPlan
+    environment: dict[str, Any]
+    store: Store
+
+
+class Session:
+    """One run. Its model is loaded for the estimate and again for the measurement, and cached while the next run shares
+    it: models of several dtypes are never held at once.
+    """
+
+    def __init__(
+        self, model: str, options: RunOptions, folder: Path, device: str | None = None, fresh: bool = False
+    ) -> None:
+        """Raise ValueError or OSError for what cannot be measured, and for a folder with rows of another run; `fresh`
+        deletes those.
+        """
+        self.folder, self.options = folder, options
+        self._model, self._device, self._fresh = model, device, fresh
+        self.notes: list[str] = []
+        """What was chosen or left out, for the user."""
+        prepared = self._prepared()
+        self.items, self.done = len(prepared.plan.keys()), prepared.store.done
+        self.seconds_left = seconds_of(prepared.config, prepared.plan, self.done)
+        """An upper bound: no method is faster than plain decoding."""
+
+    def measure(self, hook_of: Callable[[BenchmarkPlan, int], Hook] = lambda made, done: lambda event: None) -> None:
+        """Measure what is missing in the folder; `hook_of` makes the hook called before and after every call."""
+        config, made, where, store = self._prepared()
+        try:
+            measure(config, made, store, where, hook_of(made, store.done))
+        finally:
+            self.done = store.done
+
+    def _prepared(self) -> Prepared:
+        options = self.options
+        limit = None if options.limit is None else options.limit + options.warm_up
+        for spec in options.methods:
+            if draft_model := parse(spec).draft_model:
+                loading.check_source(draft_model)
+        # Check data and plan before the model is loaded.
+        plan(options, load(options.data, limit))
+        loaded = _loaded(self._model, options.dtype, self._device, options.threads, options.prepack)
+        chat = loading.uses_chat(loaded, options.chat)
+        questions = load(options.data, limit, files="prompt" if chat else "text")
+        made = plan(options, questions)
+        config = BenchmarkConfig(
+            loaded.model,
+            loaded.tokenizer,
+            options.max_new_tokens,
+            chat,
+            options.repeats,
+            temperature=options.temperature,
+        )
+        if chat and options.chat is None:
+            self.notes.append("prompts go through the tokenizer's chat template; --raw gives them as they are")
+        if own := without_own_choices(loaded.model):
+            self.notes.append(f"left out of the model's own generation configuration: {', '.join(own)}")
+        self.notes += [*made.notes, *what_does_not_fit(config, questions)]
+        where = environment(loaded.model, self._model)
+        if self._fresh:
+            delete_rows(self.folder)
+        store = Store(self.folder, settings(config, questions, made, where), made.keys())
+        return Prepared(config, made, where, store)
+
+
+@lru_cache(maxsize=1)
+def _loaded(
+    model: str, dtype: str | None, device: str | None, threads: int | None, prepack: bool | None
+) -> loading.Loaded:
+    return loading.load(model, dtype, device, threads, prepack)
+
+
+def without_own_choices(model: PreTrainedModel) -> list[str]:
+    """Remove everything but token ids from the model's generation configuration; return what it stated.
+
+    A model's default penalties and filters change token selection for all methods alike. Figures would depend on them,
+    and not compare with those of other models and of papers, which decode by temperature only.
+    """
+    own = model.generation_config.to_diff_dict()
+    model.generation_config = GenerationConfig(**{name: own.pop(name, None) for name in _IDS})
+    return [f"{name}={value}" for name, value in sorted(own.items()) if name not in _NO_CHOICES]
+
+
+def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) -> list[str]:
+    """Return notes on questions whose first turn is too long, which will fail, and on texts that are cut."""
+    if config.context is None:
+        return []
+    failing = cut = 0
+    for question in questions:
+        try:
+            ids, _ = prompt(config, question)
+            cut += question.form == "text" and len(ids) < len(config.ids(question.turns[0]))
+        except PromptTooLongError:
+            failing += 1
+    notes = []
+    if failing:
+        notes.append(
+            f"{failing} of {len(questions)} questions are longer than the model's context of {config.context} tokens "
+            "and count as failures"
+        )
+    if cut:
+        notes.append(f"{cut} of {len(questions)} texts are continued from an earlier place, so that they fit")
+    return notes
+
+
+def settings(
+    config: BenchmarkConfig, questions: Sequence[Question], made: BenchmarkPlan, environment: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the settings that rows of one folder must share."""
+    return {
+        "questions": f"{len(questions)}, {digest(questions)}",
+        "workloads": [[workload.mode, len(workload.items), *workload.specs] for workload in made.workloads],
+        "max_new_tokens": config.max_new_tokens,
+        "repeats": config.repeats,
+        "chat": config.chat,
+        "seed": config.seed,
+        "temperature": config.temperature,
+        **{name: environment[name] for name in _SHARED},
+    }
+
+
+_ESTIMATED_PROMPT, _ESTIMATED_TOKENS = 256, 9
+
+
+def seconds_of(config: BenchmarkConfig, made: BenchmarkPlan, done: int) -> float:
+    """Return an upper bound of the seconds for everything after the first `done` items: every method as slow as
+    `generate`, every output as long as allowed.
+    """
+    remaining = list(made.items())[done:]
+    if not remaining:
+        return 0.0
+    per_prompt_token, per_new_token = _speeds(config)
+
+    def once(item: Item) -> float:
+        prompt_tokens = sum(len(config.ids(turn)) for question in item.questions for turn in question.turns)
+        turns = max(len(question.turns) for question in item.questions)
+        return prompt_tokens * per_prompt_token + turns * config.max_new_tokens * per_new_token
+
+    seconds = sum(once(item) * len(workload.specs) for workload, item in remaining)
+    for workload in made.workloads:
+        if any(other is workload for other, _ in remaining):
+            methods = map(parse, workload.specs)
+            learning = sum(method.remembers and not method.cold for method in methods)
+            seconds += learning * sum(map(once, workload.warm_up))
+    return seconds * config.repeats
+
+
+def _speeds(config: BenchmarkConfig) -> tuple[float, float]:
+    """Measure seconds of `generate` per prompt token and per new token, after a warm-up call."""
+    length = max(1, min(_ESTIMATED_PROMPT, (config.context or 2 * _ESTIMATED_PROMPT) - _ESTIMATED_TOKENS))
+    ids = torch.randint(0, config.model.get_input_embeddings().weight.shape[0], (length,))
+    greedy = replace(config, temperature=0.0)
+    call = Call(
+        {**greedy.arguments([ids], _ESTIMATED_TOKENS), "min_new_tokens": _ESTIMATED_TOKENS},
+    )
+    parse(BASELINE).decode(config.model, call)
+    outcome = parse(BASELINE).decode(config.model, call)
+    return outcome.prefill_seconds / len(ids), outcome.seconds / max(1, outcome.steps - 1)
+
+
+# The environment of a measurement: hardware, versions, model; each row has all of it
+
+
+def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
+    """Return everything as plain values; `name` is the user's name of the model."""
+    return {
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": _accelerator(model.device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "token_recycling": __version__,
+        "model": name,
+        "model_fingerprint": weights_fingerprint(model, typed=False),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):  # another system, or a processor without a name
+        return platform.processor() or platform.machine()
+
+
+def _accelerator(device: torch.device) -> str | None:
+    if device.type == "cpu":
+        return None
+    get_name = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return str(get_name(device)) if get_name else device.type
+
+
+def commit() -> str | None:
+    """Return this package's commit, with -dirty if its files differ from it; None outside a checkout."""
+    package = Path(__file__).parents[1]
+    if not (package.parent / ".git").exists():
+        return None
+    try:
+        head = _git(package, "rev-parse", "--short=12", "HEAD")
+        changed = _git(package, "status", "--porcelain", "--", ".")
+    except (OSError, subprocess.SubprocessError):  # no git, or a checkout that it does not trust
+        return None
+    return f"{head}-dirty" if changed else head
+
+
+def _git(folder: Path, *command: str) -> str:
+    git = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=10)
+    return git.stdout.strip()

@@ -1,0 +1,592 @@
+"""What is measured: any drafter in our loop, and transformers' own decoding.
+
+A method is written as a drafter is (`recycling:tree=16`), so that new drafters are methods without a line here. The
+names of transformers' own are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`. Two prefixes change a
+method: `cold:` makes it forget everything after every prompt, and `forced:` gives it the tokens of `generate`, so that
+both decode the same text in 16 bits too.
+
+`oracle:model=FOLDER` is the oracle of SpecDec++ (Huang et al., 2405.19715, lemma 2.1): a draft model that knows the
+target's output in hindsight, and drafts up to the token before the first one that would be rejected. Nothing is
+discarded, and the target makes the fewest possible passes. It is an upper bound, and only a benchmark can have it.
+
+A method decodes one call after another, with the same clock: whole calls are timed, with the device synchronized at
+both ends. The prefill is the time to the end of the first forward pass, which emits the first tokens; our loop reports
+it. So steps are all forward passes, and decoding time lacks that of the first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+from .._util.device import synchronize
+from .._util.options import check_known, written_options
+from .._util.text_stream import StepRecorder
+from ..costs.costs import Costs
+from ..cuda_graphs import Fast
+from ..drafters._base import Drafter
+from ..drafters._registry import drafter_names, make_drafter
+from ..drafters._shared.base import ModelDrafter
+from ..drafters._shared.expand import Rules
+from ..drafters._shared.pairing import DraftModelOption
+from ..hf.accelerate import accelerated
+from ..loop.hints import NO_HINTS, Hints
+from ..loop.state import Sequence as DecodedSequence
+from ..loop.state import TokenSelector
+from ..loop.stats import Stats
+from ..loop.step import decode
+from ..model.info import UnsupportedModelError, model_info
+from ..model.loading import resolved, title
+from ..model.prefixes import PrefixCache, default_budget
+from ..model.self_test import ready
+from ..model.tree_model import TreeModel
+from ..trees.draft import Context
+from .data import BASELINE, COLD, FORCED, HINDSIGHT, REPLAY_BASELINE, Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT = (BASELINE, "prompt_lookup_hf:n=10", REPLAY_BASELINE, "published", "recycling")
+"""Default methods; `published` is Token Recycling as published."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a method is asked to decode."""
+
+    arguments: dict[str, Any]
+    """Arguments of `model.generate`: a prompt or a padded batch of them."""
+    reference: torch.Tensor | None = None
+    """(length,) tokens to decode as if the model had chosen them (teacher forcing); None: its own choice."""
+    hints: Hints = NO_HINTS
+
+    @property
+    def prompts(self) -> list[torch.Tensor]:
+        """(length,) ids of each prompt, without padding."""
+        ids, mask = self.arguments["input_ids"], self.arguments.get("attention_mask")
+        return list(ids) if mask is None else [row[seen.bool()] for row, seen in zip(ids, mask, strict=True)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of one call, for one sequence or a batch."""
+
+    prompts: list[torch.Tensor]
+    """(length,) ids of each prompt."""
+    tokens: list[list[int]]
+    """Output tokens of each sequence."""
+    lengths: list[int] | None
+    """Tokens of every step, in order; None for a batch."""
+    steps: int
+    """Forward passes that emitted tokens, counted per sequence."""
+    prefill_seconds: float
+    seconds: float
+    """Of decoding after the first forward pass."""
+    total_seconds: float
+    """Of the whole call."""
+    processor_seconds: float
+    """Processor time of the whole call, of all threads of this process; other processes hardly change it."""
+    stats: Stats | None = None
+    """Of our own loop; None for transformers' decoding."""
+
+    @property
+    def first_tokens(self) -> int:
+        """Tokens of the first forward pass: one per sequence, or more where it verified a draft."""
+        if self.stats is not None:
+            return self.stats.first_tokens
+        return sum(map(bool, self.tokens)) if self.lengths is None else sum(self.lengths[:1])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first forward pass / seconds of decoding; 0 without any."""
+        tokens = sum(map(len, self.tokens)) - self.first_tokens
+        return tokens / self.seconds if tokens > 0 else 0.0
+
+
+class Stopwatch:
+    """Elapsed and processor time since it was made, read when the device has finished."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began = self._now()
+
+    def read(self) -> tuple[float, float]:
+        """Return elapsed seconds, and processor seconds."""
+        seconds, processor = self._now()
+        return seconds - self._began[0], processor - self._began[1]
+
+    def _now(self) -> tuple[float, float]:
+        synchronize(self._device)
+        return time.perf_counter(), time.process_time()
+
+
+class Method:
+    """A decoding method, which decodes one call after another and keeps what it learns until it is reset."""
+
+    spec: str
+    """As written by the user."""
+    label: str
+    """For a person."""
+    cold = False
+    """Whether everything is forgotten after every prompt."""
+    forced = False
+    """Whether it decodes the tokens of `generate` instead of its own."""
+    batches = False
+    """Whether it decodes several sequences at once."""
+    remembers = False
+    """Whether its drafts may depend on earlier prompts."""
+    draft_model = ""
+    """Folder or name of a model that it needs."""
+
+    @property
+    def replayed(self) -> str | None:
+        """Spec of the method that replays a given text as this one would, if there is one."""
+        return self.spec
+
+    def reset(self) -> None:
+        """Forget everything learned."""
+
+    def hints(self, model: PreTrainedModel, prediction: torch.Tensor | None, turns: int) -> Hints:
+        """Return hints for a conversation of that many turns, with perhaps a predicted answer (n,)."""
+        return NO_HINTS
+
+    def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
+        """Decode a call on a model."""
+        raise NotImplementedError
+
+
+class Drafted(Method):
+    """A drafter in our loop."""
+
+    batches = True
+
+    def __init__(self, spec: str, fast: Fast = "auto", **options: Any) -> None:
+        """`fast`: see `accelerate`; `options`: further options of the drafter. Raises ValueError or TypeError as
+        `make_drafter` does.
+        """
+        self.spec, self._fast, self._make = spec, fast, lambda: make_drafter(spec, **options)
+        name, _, written = spec.partition(":")
+        self.label = "plain decoding in this loop" if spec == REPLAY_BASELINE else name.replace("_", " ")
+        if written:
+            self.label += f" ({written.replace(',', ', ')})"
+        self.remembers = spec != REPLAY_BASELINE
+        self.drafter: Drafter = self._make()
+
+    def reset(self) -> None:
+        self.drafter = self._make()
+
+    def hints(self, model: PreTrainedModel, prediction: torch.Tensor | None, turns: int) -> Hints:
+        """Return the prediction, if the drafter takes one, and a prefix cache for later turns."""
+        prefixes = None
+        if turns > 1:
+            target = ready(model)
+            prefixes = PrefixCache(target, default_budget(target)).of("")
+        return Hints(prefixes=prefixes, prediction=prediction if self.drafter.traits.predictions else None)
+
+    def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
+        if call.reference is not None:
+            return replay(model, self.drafter, call)
+        recorder = None if len(call.arguments["input_ids"]) > 1 else StepRecorder()
+        with accelerated(model, self.drafter, fast=self._fast) as acceleration:
+            acceleration.stats.synchronize, acceleration.hints = True, call.hints
+            tokens, seconds, processor = _generated(model, {**call.arguments, "streamer": recorder})
+            stats = acceleration.stats
+            if acceleration.fallback is not None:
+                raise UnsupportedModelError(f"left to transformers: {acceleration.fallback}")
+        lengths = None if recorder is None else [len(step) for step in recorder.steps]
+        return _outcome(call, tokens, lengths, stats, seconds, processor)
+
+
+class Transformers(Method):
+    """transformers' own decoding with further arguments of `generate`; nothing is kept from prompt to prompt."""
+
+    def __init__(
+        self, spec: str, label: str, replayed: str | None = None, batches: bool = False, **arguments: Any
+    ) -> None:
+        """`replayed`: spec of a drafter with the same drafts."""
+        self.spec, self.label, self._replayed, self.batches = spec, label, replayed, batches
+        self._arguments = arguments
+
+    @property
+    def replayed(self) -> str | None:
+        return self._replayed
+
+    def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
+        if call.reference is not None:
+            raise ValueError(f"{self.spec} chooses its tokens itself and cannot replay a text")
+        # Every step of plain decoding emits one token per sequence; other methods report theirs to a streamer.
+        recorder = StepRecorder() if self._arguments else None
+        prefill: list[float] = []
+
+        def after_pass(*_: Any) -> None:
+            hook.remove()
+            prefill.append(watch.read()[0])
+
+        hook = model.register_forward_hook(after_pass)
+        try:
+            watch = Stopwatch(model.device)
+            tokens, seconds, processor = _generated(model, {**call.arguments, **self._arguments, "streamer": recorder})
+        finally:
+            hook.remove()
+        lengths = [1] * len(tokens[0]) if recorder is None else [len(step) for step in recorder.steps]
+        return Outcome(
+            prompts=call.prompts,
+            tokens=tokens,
+            lengths=lengths if len(tokens) == 1 else None,
+            steps=sum(map(len, tokens)) if recorder is None else len(lengths),
+            prefill_seconds=prefill[0],
+            seconds=seconds - prefill[0],
+            total_seconds=seconds,
+            processor_seconds=processor,
+        )
+
+
+class Assisted(Transformers):
+    """transformers' assisted generation with a draft model."""
+
+    def __init__(self, spec: str, draft_model: str, tokens: int | None) -> None:
+        super().__init__(spec, f"transformers assisted by {Path(title(draft_model)).name}")
+        self.draft_model, self._tokens = draft_model, tokens
+
+    def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
+        assistant = _assistant(self.draft_model, model.dtype, model.device)
+        if self._tokens is not None:
+            assistant.generation_config.num_assistant_tokens = self._tokens
+        self._arguments = {"assistant_model": assistant}
+        return super().decode(model, call)
+
+
+@lru_cache(maxsize=2)
+def _assistant(folder: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    try:
+        assistant = AutoModelForCausalLM.from_pretrained(resolved(folder), dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"there is no causal language model at {folder}: {error}") from error
+    return assistant.to(device).eval()
+
+
+class Oracle(Drafted):
+    """A draft model that knows in hindsight how long to draft. The output is decoded once before, untimed."""
+
+    remembers, batches = False, False
+
+    def __init__(self, spec: str, draft_model: str) -> None:
+        self.spec, self.label, self.draft_model = spec, f"oracle with {Path(title(draft_model)).name}", draft_model
+        self._fast, self._make = "auto", lambda: Hindsight(draft_model)
+        self.drafter = self._make()
+
+    def decode(self, model: PreTrainedModel, call: Call) -> Outcome:
+        if call.arguments.get("do_sample"):
+            raise ValueError("the oracle needs greedy decoding, got sampling: samples are not known in advance")
+        (prompt,) = call.prompts
+        known = model.generate(**call.arguments)[0] if call.reference is None else torch.cat([prompt, call.reference])
+        assert isinstance(self.drafter, Hindsight)
+        self.drafter.knows(known)
+        return super().decode(model, call)
+
+
+@dataclass
+class Hindsight(DraftModelOption, ModelDrafter):
+    """Drafts the draft model's choices as long as they equal the known output."""
+
+    name = HINDSIGHT
+
+    def knows(self, text: torch.Tensor) -> None:
+        """Set the next sequence (length,), prompt included."""
+        self._text = text
+
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
+        text = self._text.to(prompt.device)
+        assert torch.equal(text[: len(prompt)], prompt)
+        choices = _choices(model, text, target.vocab_size)
+        self._agreeing = _run_lengths(choices == text[1 : len(choices) + 1])
+        longest = max([1, *self._agreeing])
+        return Rules(longest, 1, longest)
+
+    def depth_for(self, context: Context, rules: Rules) -> int:
+        position = len(context.tokens) - 1
+        return self._agreeing[position] if position < len(self._agreeing) else 0
+
+    def shape(self, rules: Rules) -> str:
+        return "as many tokens as will be accepted"
+
+
+@torch.no_grad()
+def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Return the model's argmax after every token of `text` (length,) but the last, as far as it can read."""
+    text = text.clamp(max=model.embedded - 1)[: model.max_length]
+    if len(text) < 2:
+        return text[:0]
+    logits = model.model(input_ids=text[None, :-1].to(model.device), use_cache=False).logits[0, :, :vocabulary]
+    return logits.argmax(dim=-1).to(text.device)
+
+
+def _run_lengths(agreed: torch.Tensor) -> list[int]:
+    """Return for every position the number of consecutive true values from there on."""
+    runs, length = [], 0
+    for same in reversed(agreed.tolist()):
+        length = length + 1 if same else 0
+        runs.append(length)
+    return runs[::-1]
+
+
+class ReplaySelector(TokenSelector):
+    """Chooses the reference text token by token. The model's own choice is made too, so that it costs the same."""
+
+    def __init__(self, sequence: DecodedSequence, reference: torch.Tensor, processors: LogitsProcessorList) -> None:
+        """`reference` (length,): the tokens after the prompt."""
+        super().__init__(sequence, LogitsProcessorList(), sample=False)
+        self._own = TokenSelector(sequence, processors, sample=False)
+        self._start, self._reference = sequence.length, reference.tolist()
+        self.greedy = False  # so that every choice is made here
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        self._own(logits)
+        return self._reference[self.sequence.length - self._start]
+
+
+def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
+    """Decode the reference of a call after its prompt; raises UnsupportedModelError as `accelerate` does.
+
+    The target reads drafts and text as usual, and drafters learn from its logits as usual; only the choice at each node
+    on the path is the reference's next token.
+    """
+    assert call.reference is not None
+    (prompt,), reference = call.prompts, call.reference
+    stats, lengths, watch = Stats(synchronize=True), [], Stopwatch(model.device)
+    target = ready(model)
+    sequence = DecodedSequence(
+        prompt.to(target.device), StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(reference))])
+    )
+    processors = LogitsProcessorList(call.arguments.get("logits_processor") or [])
+    selector, hints = ReplaySelector(sequence, reference, processors), Hints(prediction=call.hints.prediction)
+    for (step,) in decode(target, [sequence], drafter, [selector], target.new_cache(), stats, hints=hints):
+        lengths.append(len(step.tokens))
+    seconds, processor = watch.read()
+    tokens = sequence.tokens[len(prompt) :].tolist()
+    assert tokens == reference.tolist()
+    return _outcome(call, [tokens], lengths, stats, seconds, processor)
+
+
+def _outcome(
+    call: Call, tokens: list[list[int]], lengths: list[int] | None, stats: Stats, seconds: float, processor: float
+) -> Outcome:
+    """Return the outcome of a call in our loop."""
+    return Outcome(
+        prompts=call.prompts,
+        tokens=tokens,
+        lengths=lengths,
+        steps=stats.steps,
+        prefill_seconds=stats.prefill_seconds,
+        seconds=stats.decode_seconds,
+        total_seconds=seconds,
+        processor_seconds=processor,
+        stats=stats,
+    )
+
+
+def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float, float]:
+    """Return the new tokens of every sequence, end of sequence included, elapsed and processor seconds."""
+    watch = Stopwatch(model.device)
+    sequences = model.generate(**arguments)
+    seconds, processor = watch.read()
+    eos = model.generation_config.eos_token_id
+    ends = set(eos if isinstance(eos, list) else [eos])
+    rows = []
+    for row in sequences[:, arguments["input_ids"].shape[1] :].tolist():
+        end = next((position for position, token in enumerate(row) if token in ends), len(row))
+        rows.append(row[: end + 1])
+    return rows, seconds, processor
+
+
+def parse(spec: str) -> Method:
+    """Return a new method that has learned nothing, as a user wrote it; raises ValueError or TypeError."""
+    if spec.startswith(FORCED):
+        method = parse(spec.removeprefix(FORCED))
+        if method.replayed != method.spec:
+            raise ValueError(f"{FORCED} needs a drafter, which can decode a given text, got {spec!r}")
+        method.spec, method.label, method.forced = spec, f"{method.label}, forced", True
+        return method
+    if spec.startswith(COLD):
+        method = parse(spec.removeprefix(COLD))
+        method.spec, method.label, method.cold = spec, f"{method.label}, cold", True
+        return method
+    name, _, text = spec.partition(":")
+    if name in _NAMED:
+        names, make = _NAMED[name]
+        options = written_options(name, text, known=names)
+        check_known(name, options, names)
+        return make(spec, options)
+    if name not in drafter_names():
+        raise ValueError(f"a method must be one of {', '.join((*_NAMED, *drafter_names()))}, got {name!r}")
+    return Drafted(spec)
+
+
+def _prompt_lookup(spec: str, options: dict[str, str]) -> Method:
+    tokens, ngram = _number(spec, options, "n", 10), _number(spec, options, "ngram", 2)
+    return Transformers(
+        spec,
+        f"transformers prompt lookup ({tokens})",
+        replayed=f"prompt_lookup:num_tokens={tokens},max_matching_ngram_size={ngram}",
+        prompt_lookup_num_tokens=tokens,
+        max_matching_ngram_size=ngram,
+    )
+
+
+_NAMED: dict[str, tuple[tuple[str, ...], Callable[[str, dict[str, str]], Method]]] = {
+    BASELINE: ((), lambda spec, options: Transformers(BASELINE, "transformers generate", batches=True)),
+    "prompt_lookup_hf": (("n", "ngram"), _prompt_lookup),
+    "assisted": (
+        ("model", "n"),
+        lambda spec, options: Assisted(spec, _folder(spec, options), _number(spec, options, "n", None)),
+    ),
+    HINDSIGHT: (("model",), lambda spec, options: Oracle(spec, _folder(spec, options))),
+}
+"""Methods that are no drafters: option names, and a function of the spec and the options."""
+
+
+def _folder(spec: str, options: dict[str, str]) -> str:
+    folder = options.pop("model", "")
+    if not folder:
+        name = spec.partition(":")[0]
+        raise ValueError(f"{name} needs a draft model, {name}:model=FOLDER, got {spec!r}")
+    return folder
+
+
+def _number(spec: str, options: dict[str, str], option: str, default: Any) -> Any:
+    value = options.pop(option, None)
+    if value is None:
+        return default
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"{option} must be an integer >= 1 in {spec!r}, got {value!r}")
+    return int(value)
+
+
+# From questions to token ids
+
+
+class PromptTooLongError(ValueError):
+    """The prompt leaves no space for a single token in the model's context."""
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """Settings shared by all measurements of a run."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_new_tokens: int
+    chat: bool = False
+    """Whether the chat template is used, except for texts to continue."""
+    repeats: int = 1
+    seed: int = 0
+    temperature: float = 0.0
+
+    @property
+    def context(self) -> int | None:
+        """The model's context length, if its configuration states it."""
+        return model_info(self.model).max_length
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `generate`: greedy, or sampling from all tokens, where transformers' default would be the top
+        50. The model's own configuration is not used (`without_own_choices`).
+        """
+        if not self.temperature:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": 1.0, "top_k": 0}
+
+    def ids(self, text: str, special: bool = True) -> torch.Tensor:
+        """(length,) int64 on the CPU."""
+        return torch.tensor(self.tokenizer(text, add_special_tokens=special)["input_ids"], dtype=torch.long)
+
+    def decoded(self, tokens: Sequence[int]) -> str:
+        """Tokens as text, without special tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def arguments(self, prompts: Sequence[torch.Tensor], max_new_tokens: int) -> dict[str, Any]:
+        """Return arguments of `generate` for prompts (length,), padded on the left."""
+        known = self.model.generation_config
+        padding = next((token for token in (known.pad_token_id, known.bos_token_id) if isinstance(token, int)), 0)
+        ids = torch.nn.utils.rnn.pad_sequence(list(prompts), True, padding, padding_side="left")
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        mask = (torch.arange(ids.shape[1], 0, -1) <= lengths[:, None]).long()
+        device = self.model.device
+        return {
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "max_new_tokens": max_new_tokens,
+            **self.sampling,
+        }
+
+
+def prompt(config: BenchmarkConfig, question: Question, answers: Sequence[str] = ()) -> tuple[torch.Tensor, int]:
+    """Return the ids (length,) of the turn after these answers, and how many tokens may follow.
+
+    A conversation goes through the tokenizer's chat template; where there is none, or it is not wanted, its turns are
+    written as `User: ...` and `Assistant:` lines. A single prompt goes through the template too, else as it is; a text
+    to continue always goes as it is. A question is never cut: raises PromptTooLongError for one that leaves no space in
+    the model's context. A text that is too long is continued from an earlier token.
+    """
+    ids = _encoded(config, question, answers)
+    if config.context is None:
+        return ids, config.max_new_tokens
+    if question.form == "text":
+        ids = ids[: _longest_text(config)]
+    remaining = config.context - len(ids)
+    if remaining < 1:
+        raise PromptTooLongError(
+            f"the prompt must have fewer tokens than the model's context, {config.context}, got {len(ids)}"
+        )
+    return ids, min(config.max_new_tokens, remaining)
+
+
+def replayed(config: BenchmarkConfig, question: Question) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return for every turn with a known answer the ids of prompt and answer, cut at `max_new_tokens`.
+
+    Of a text to continue the first half is the prompt and the second the answer. Earlier turns of a conversation have
+    their known answers.
+    """
+    if question.form == "text" and not question.references:
+        ids = _encoded(config, question)
+        half = max(1, len(ids) // 2)
+        if config.context is not None:
+            half = min(half, _longest_text(config))
+        answer = ids[half : half + config.max_new_tokens]
+        return [(ids[:half], answer)] if len(answer) else []
+    pairs = []
+    lead = " " if question.form == "turns" and not config.chat else ""
+    for turn, text in enumerate(question.references):
+        ids, remaining = prompt(config, question, question.references[:turn])
+        pairs.append((ids, config.ids(lead + text, special=False)[:remaining]))
+    return pairs
+
+
+def _longest_text(config: BenchmarkConfig) -> int:
+    """Return the most tokens of a text to continue that leave space for all new tokens."""
+    assert config.context is not None
+    return max(1, config.context - config.max_new_tokens)
+
+
+def _encoded(config: BenchmarkConfig, question: Question, answers: Sequence[str] = ()) -> torch.Tensor:
+    turns = question.turns[: len(answers) + 1]
+    if config.chat and question.form != "text":
+        messages = [{"role": "user", "content": turns[0]}]
+        for answer, turn in zip(answers, turns[1:], strict=True):
+            messages += [{"role": "assistant", "content": answer.strip()}, {"role": "user", "content": turn}]
+        text = config.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return config.ids(str(text), special=False)  # a template writes the special tokens itself
+    if question.form != "turns":
+        return config.ids(turns[0])
+    lines = [f"User: {turn}\nAssistant:" for turn in turns]
+    for index, answer in enumerate(answers):
+        lines[index] += f" {answer.strip()}\n"
+    return config.ids("".join(lines))

@@ -1,1 +1,0 @@
-"""Measure methods side by side, into rows."""

@@ -1,0 +1,427 @@
+"""From `rows.jsonl` to figures: methods measured under the same conditions, and what speedups refer to.
+
+docs/benchmarks.md lists the keys of a row and the formulas. Tokens, steps and seconds are summed over rows before they
+are divided, so that a long output counts for more than a short one. Rows of failed runs are left out. A figure that the
+rows do not give is NaN, never zero.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from scipy.stats import bootstrap
+
+from .data import BASELINES, HINDSIGHT
+from .store import CLOCKS, MODES, ROWS, VERSION, Row
+
+# Figures of methods, from a frame of rows
+
+
+_NUMBERS = ["batch", "tokens", "first_tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
+_COUNTS = ["parts", "lengths", "nodes", "tried", "accepted"]
+_OTHERS = ["mode", "method", "label", "prompt", "category", "seconds", "total_seconds"]
+_OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
+_OTHERS += ["environment", "run", "prefill_seconds", "turns", "last_prefill_seconds"]
+TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
+"""What a speedup is computed from, the baseline's after the method's."""
+QUARTILES = ["least", "lower", "median", "upper", "most"]
+_WHOLE = ["prompts", "tokens", "compared", "identical", "failures"]
+FIGURES = ["mat", "mat_without_loops", "discard_rate", "repeated_4grams", "decoding", "whole_call"]
+FIGURES += [
+    "first_token",
+    "mat_first_quarter",
+    "mat_last_quarter",
+    "drafted",
+    "largest_margin",
+    "speedup",
+    *QUARTILES,
+    *_WHOLE,
+]
+"""The columns of `figures`."""
+
+
+def frame_of(rows: Iterable[Row], clock: str = "wall") -> pd.DataFrame:
+    """Rows as a frame, with the medians of their repetitions by a clock of `CLOCKS`, in seconds."""
+    table = pd.DataFrame(list(rows), columns=[*_OTHERS, *_NUMBERS, *_COUNTS], dtype=object)
+    table[_NUMBERS] = table[_NUMBERS].astype(float)
+    for column in _COUNTS:
+        table[column] = table[column].map(lambda counts: counts if isinstance(counts, (dict, list)) else {})
+    for column, key in zip(("decoding_seconds", "call_seconds"), CLOCKS[clock], strict=True):
+        table[column] = table[key].map(statistics.median, na_action="ignore").astype(float)
+    # Decoding begins after the first forward pass, which emits a token of each text; processor time is of whole calls.
+    first = table["first_tokens"].fillna(table["batch"]).fillna(1)
+    table["decoded"] = table["tokens"] - (first if clock == "wall" else 0)
+    table["first_token_seconds"] = table["prefill_seconds"].map(statistics.median, na_action="ignore").astype(float)
+    table["last_first_token_seconds"] = (
+        table["last_prefill_seconds"].map(statistics.median, na_action="ignore").astype(float)
+    )
+    table["margin"] = table["divergence"].map(_margin).where(table["identical"].eq(False)).astype(float)
+    return table
+
+
+def _margin(divergence: Any) -> float:
+    """Difference of the two logits where an output first differs; infinite where it is not known."""
+    known = isinstance(divergence, dict) and divergence["margin"] is not None
+    return abs(divergence["margin"]) if known else float("inf")
+
+
+def finished(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows without a failure."""
+    return rows[rows["failure"].isna()]
+
+
+def figures_of(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """`FIGURES` of each group of rows; `pairs` are those of `paired`."""
+    done = finished(rows)
+    decoded = done["tokens"].where(_answered(done))
+    steps = done["nodes"].map(lambda counts: sum(counts.values()))
+    place = (done.groupby(by).cumcount() + 0.5) / done.groupby(by)["tokens"].transform("size")
+    ratios = {
+        "mat": (done["tokens"], done["steps"]),
+        "mat_without_loops": (done["tokens"] - done["loop_tokens"], done["steps"] - done["loop_steps"]),
+        "discard_rate": (done["discarded"], done["tokens"]),
+        "repeated_4grams": (done["repeated_4grams"] * done["tokens"], done["tokens"]),
+        "decoding": (done["decoded"].where(_answered(done)), done["decoding_seconds"]),
+        "whole_call": (decoded, done["call_seconds"]),
+        "first_token": (done["first_token_seconds"], done["tokens"].mask(done["tokens"].notna(), 1)),
+        "mat_first_quarter": (done["tokens"].where(place < 0.25), done["steps"]),
+        "mat_last_quarter": (done["tokens"].where(place > 0.75), done["steps"]),
+        "drafted": (
+            done["nodes"].map(lambda counts: sum(int(nodes) * n for nodes, n in counts.items())) - steps,
+            steps,
+        ),
+    }
+    table = pd.DataFrame(index=rows.groupby(by, sort=False).size().index, columns=FIGURES, dtype=float)
+    for name, (above, below) in ratios.items():
+        # Over the rows that have both.
+        known = pd.DataFrame({"above": above, "below": below}, dtype=float).dropna()
+        sums = known.join(done[by]).groupby(by)[["above", "below"]].sum()
+        table[name] = sums["above"] / sums["below"].where(sums["below"] > 0)
+    if len(pairs):
+        table["speedup"] = speedup_of(pairs.groupby(by)[TERMS].sum())
+        table[QUARTILES] = pairs.groupby(by)["speedup"].quantile([0, 0.25, 0.5, 0.75, 1]).unstack()
+    groups = done.assign(identical=done["identical"].eq(True), compared=done["identical"].notna()).groupby(by)
+    table["largest_margin"], table["prompts"] = groups["margin"].max(), groups.size()
+    table[["tokens", "compared", "identical"]] = groups[["tokens", "compared", "identical"]].sum()
+    table["failures"] = rows.groupby(by)["failure"].count()
+    table[_WHOLE] = table[_WHOLE].fillna(0).astype(int)
+    return table
+
+
+def last_turn_speedups(rows: pd.DataFrame, baseline: str) -> pd.Series:
+    """Speedup of the time to the first token of the last turn, by category and method, of conversations."""
+    known = finished(rows)[lambda each: each["turns"].fillna(1).astype(int) > 1]
+    seconds = known.groupby(["category", "method"], sort=False)["last_first_token_seconds"].sum().unstack("method")
+    if baseline not in seconds:
+        return pd.Series(dtype=float)
+    return (1 / seconds.div(seconds[baseline], axis=0)).stack()
+
+
+def _answered(rows: pd.DataFrame) -> pd.Series:
+    """Whether any text of a row went beyond its first token, which comes from the prompt's forward pass: else nothing
+    was decoded, and there is no speed.
+    """
+    return rows["tokens"] > rows["batch"].fillna(1)
+
+
+def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the prompts that the baseline finished too, both with an answer, and the speedup of each."""
+    ours, theirs = (each[each["failure"].isna() & _answered(each)] for each in (rows, baseline))
+    table = ours.join(theirs.set_index("prompt")[TERMS[:2]].add_prefix("base_"), on="prompt", how="inner")
+    return table.assign(speedup=speedup_of(table))
+
+
+def speedup_of(sums: pd.DataFrame) -> pd.Series:
+    """The baseline's seconds a token by the method's, of whole calls.
+
+    Where both gave the same number of tokens, as identical output does, this is the ratio of the times.
+    """
+    return sums["tokens"] / sums["call_seconds"] * sums["base_call_seconds"] / sums["base_tokens"]
+
+
+def interval_of(sums: pd.DataFrame) -> tuple[float, float]:
+    """The 95% bootstrap CI over prompts of a speedup; `sums` has a line a prompt with the columns of a speedup. Of a
+    single prompt nothing is known: from 0 to infinity.
+    """
+    if len(sums) < 2:
+        return 0.0, float("inf")
+
+    def ratio(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any, axis: int) -> Any:
+        return tokens.sum(axis) / seconds.sum(axis) * base_seconds.sum(axis) / base_tokens.sum(axis)
+
+    columns = tuple(sums.sort_values("prompt")[TERMS].to_numpy(float).T)
+    table = bootstrap(
+        columns, ratio, paired=True, vectorized=True, n_resamples=2000, method="percentile", random_state=0
+    )
+    return float(table.confidence_interval.low), float(table.confidence_interval.high)
+
+
+def repeat_spread(times: Iterable[list[float]]) -> float | None:
+    """How far repetitions of one prompt lie apart: slowest less fastest by the median, the median of all rows."""
+    repeated = [each for each in times if len(each) > 1 and statistics.median(each)]
+    apart = [(max(each) - min(each)) / statistics.median(each) for each in repeated]
+    return statistics.median(apart) if apart else None
+
+
+def seconds_per_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds a step by method and part of a step: the parts' sums by the steps of the rows that have them."""
+    seconds, steps = _counted(rows, "parts")
+    return seconds.groupby(level=0, sort=False).sum(min_count=1).div(steps.groupby(level=0).sum(), axis=0)
+
+
+def steps_by_length(rows: pd.DataFrame) -> pd.DataFrame:
+    """Share of a method's steps by the number of tokens they gave."""
+    steps = _counted(rows, "lengths")[0].rename(columns=int).sort_index(axis=1).groupby(level=0, sort=False).sum()
+    return steps.div(steps.sum(axis=1), axis=0)
+
+
+def _counted(rows: pd.DataFrame, key: str) -> tuple[pd.DataFrame, pd.Series]:
+    """What rows counted under a key, a column for each name, and their steps; both by method."""
+    known = finished(rows)[lambda each: each[key].astype(bool)].set_index("method")
+    return pd.DataFrame(known[key].tolist(), index=known.index), known["steps"]
+
+
+def acceptance_by_node(rows: pd.DataFrame) -> pd.Series:
+    """Accepted nodes by those whose parent was, by method, depth and rank."""
+
+    def counted(key: str) -> pd.Series:
+        listed = finished(rows).set_index("method")[key].explode().dropna()
+        cells = pd.DataFrame(listed.tolist(), listed.index, ["depth", "rank", "nodes"])
+        return cells.groupby(["method", "depth", "rank"])["nodes"].sum().astype(float)
+
+    tried = counted("tried")
+    return counted("accepted").reindex(tried.index, fill_value=0) / tried
+
+
+# Which rows are compared with which
+
+
+REQUIRED = ("mode", "method", "label", "prompt", "category", "batch", "failure", "environment")
+_CONDITIONS = ("run", "mode", "batch")
+_HEADINGS = {
+    "mt_bench": "MT",
+    "translation": "Trans",
+    "summarization": "Sum",
+    "qa": "QA",
+    "math_reasoning": "Math",
+    "rag": "RAG",
+    "mbpp": "MBPP",
+}
+"""As in the paper's table 1."""
+CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
+"""Columns in the order of the Token Recycling paper's table 1; others follow as they appear."""
+
+
+def heading(category: str) -> str:
+    """Return the column head of a category."""
+    return _HEADINGS.get(category, category.replace("_", " "))
+
+
+def parse(folder: Path) -> tuple[list[Row], list[str]]:
+    """The rows of a folder, or of the runs in its subfolders, and what a reader must know of them."""
+    if (folder / ROWS).is_file():
+        return _parse(folder, "")
+    runs = sorted(file.parent for file in folder.glob(f"*/{ROWS}"))
+    if not runs:
+        raise ValueError(f"no {ROWS}, as `token-recycling bench` writes it, in {folder} or its subfolders")
+    rows, notes = [], []
+    for one in runs:
+        own, said = _parse(one, one.name)
+        rows += own
+        notes += [f"{one.name}: {note}" for note in said]
+    return rows, notes
+
+
+def _parse(folder: Path, run: str) -> tuple[list[Row], list[str]]:
+    file = folder / ROWS
+    lines = file.read_text(encoding="utf-8").splitlines()
+    rows, notes = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was left out.")
+                continue
+            raise ValueError(f"line {number} of {file} must be a JSON object, got {line[:60]!r}") from None
+        version = row.get("version") if isinstance(row, dict) else None
+        if version != VERSION:
+            raise ValueError(
+                f"rows must be of version {VERSION}, got {version!r} in line {number} of {file}: measure again"
+            )
+        if missing := [key for key in REQUIRED if key not in row]:
+            raise ValueError(f"line {number} of {file} lacks the keys {', '.join(missing)}: measure again")
+        rows.append({**row, "run": run})
+    if not rows:
+        raise ValueError(f"no measurements in {file}: run `token-recycling bench` first")
+    # The later one counts, at the place of the first.
+    last = {tuple(row[name] for name in (*_CONDITIONS, "method", "prompt")): row for row in rows}
+    # In batches that is no mistake: the rest of one size can be a whole batch of another.
+    before, after = (sum(row["mode"] != "batch" for row in some) for some in (rows, last.values()))
+    notes += [f"{before - after} rows were measured again; the later ones count."] * (after < before)
+    return list(last.values()), notes
+
+
+def read(folder: Path, baseline: str | None = None, clock: str = "wall") -> Summary:
+    """The rows of a folder, put in order.
+
+    `baseline` is the method that speedups refer to, `clock` what times are measured with: "wall" or "processor". Raises
+    ValueError for what is not a folder of measurements, and where the rows lack the method or the clock.
+    """
+    rows, notes = parse(folder)
+    return summarize(rows, baseline, clock, notes)
+
+
+def summarize(
+    rows: Sequence[Row], baseline: str | None = None, clock: str = "wall", notes: Sequence[str] = ()
+) -> Summary:
+    """Group rows that were measured under the same conditions, and find the baseline of each group."""
+    every = frame_of(rows, clock)
+    known = every["method"].unique().tolist()
+    if baseline is not None and baseline not in known:
+        raise ValueError(f"the baseline must be a measured method ({', '.join(known)}), got {baseline!r}")
+    if finished(every)["call_seconds"].isna().any():
+        raise ValueError(f"some rows lack {CLOCKS[clock][1]}: take the other --clock")
+    keys = pd.Series([(row.get("run", ""), *(row[name] for name in _CONDITIONS[1:])) for row in rows])
+    groups = dict(iter(every.groupby(keys, sort=False)))
+    candidates = (baseline,) if baseline else BASELINES
+    table = []
+    order = [*MODES, *sorted({key[1] for key in groups} - set(MODES))]
+    for key in sorted(groups, key=lambda key: (key[0], order.index(key[1]), key[2] or 0)):
+        run, mode, batch = key
+        own = groups[key]
+        chosen = next((name for name in candidates if name in set(own["method"])), None)
+        labels = own.groupby("method")["label"].last()
+        shown = ordered(known, [chosen] if chosen else [])
+        table.append(
+            Comparison(
+                *(run, mode, batch or 1, own, paired(own, own[own["method"] == chosen])),
+                {method: labels[method] for method in shown if method in labels},
+                chosen,
+            )
+        )
+    return Summary(every, table, clock, list(notes))
+
+
+def ordered(names: Collection[str], first: Sequence[str]) -> list[str]:
+    """Names without repetitions in their order, but those in `first` before the others."""
+    return [*(name for name in first if name in names), *(n for n in dict.fromkeys(names) if n not in first)]
+
+
+@dataclass
+class Comparison:
+    """Methods that were measured under the same conditions."""
+
+    run: str
+    """The subfolder, where a report is of several runs."""
+    mode: str
+    batch: int
+    rows: pd.DataFrame
+    """Of `frame_of`."""
+    pairs: pd.DataFrame
+    """The rows that have a speedup."""
+    labels: dict[str, str]
+    """By method, in the order in which they are shown: the baseline first."""
+    baseline: str | None
+    """The method that speedups refer to, if it was measured under these conditions."""
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """`FIGURES` by method, and its `label`."""
+        table = figures_of(self.rows, self.pairs, ["method"]).loc[list(self.labels)]
+        return table.assign(label=list(self.labels.values()))
+
+    @cached_property
+    def by_category(self) -> pd.DataFrame:
+        """`FIGURES` by category and method."""
+        return figures_of(self.rows, self.pairs, ["category", "method"])
+
+    @cached_property
+    def categories(self) -> list[str]:
+        return ordered(self.rows["category"].tolist(), CATEGORIES)
+
+    @cached_property
+    def parts(self) -> pd.DataFrame:
+        """Seconds a step, by method and part."""
+        table = seconds_per_step(self.rows)
+        return table.loc[[method for method in self.labels if method in table.index]]
+
+    @cached_property
+    def acceptance(self) -> pd.Series:
+        """Accepted nodes by those whose parent was, by method, depth and rank."""
+        return acceptance_by_node(self.rows)
+
+    @cached_property
+    def speedups(self) -> pd.Series:
+        """Of the methods that can be called fast or slow, the fastest first: no baseline, and none that knows what will
+        be accepted.
+        """
+        table = self.figures["speedup"].dropna()
+        raced = [each != self.baseline and each.partition(":")[0] != HINDSIGHT for each in table.index]
+        return table[raced].sort_values(ascending=False, kind="stable")
+
+    def pairs_of(self, method: str) -> pd.DataFrame:
+        """The rows of a method that have a speedup."""
+        return self.pairs[self.pairs["method"] == method]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure as a plain value, for JSON, which knows neither NaN nor infinity."""
+        results = _records(self.figures.assign(baseline=self.figures.index == self.baseline))
+        for line, known in (
+            ("categories", self.by_category),
+            ("seconds_per_step", self.parts),
+            ("steps_by_length", steps_by_length(self.rows)),
+        ):
+            for one in results:
+                own = known[known.index.get_level_values("method") == one["method"]]
+                one[line] = _records(own)
+        conditions = {"run": self.run, "mode": self.mode, "batch": self.batch}
+        return {**conditions, "baseline": self.baseline, "results": results}
+
+
+def _records(figures: pd.DataFrame) -> list[dict[str, Any]]:
+    table = json.loads(figures.reset_index().to_json(orient="records", double_precision=15))
+    return list(table)
+
+
+@dataclass
+class Summary:
+    """All that a report shows."""
+
+    rows: pd.DataFrame
+    comparisons: list[Comparison]
+    clock: str = "wall"
+    """What times were measured with, of `CLOCKS`."""
+    notes: list[str] = field(default_factory=list)
+    """What went wrong in reading."""
+
+    @cached_property
+    def methods(self) -> dict[str, str]:
+        """Labels by method, in the order in which they are shown everywhere; the baselines first."""
+        labels = self.rows.groupby("method", sort=False)["label"].first()
+        return {method: labels[method] for method in ordered(labels.index.tolist(), BASELINES)}
+
+    @cached_property
+    def main(self) -> list[Comparison]:
+        """The comparisons of one prompt at a time."""
+        return [each for each in self.comparisons if each.mode != "batch"]
+
+    @cached_property
+    def batches(self) -> list[Comparison]:
+        """Several prompts in one call, by their number."""
+        return [each for each in self.comparisons if each.mode == "batch"]
+
+    @cached_property
+    def environments(self) -> list[dict[str, Any]]:
+        """Different ones, the date left out."""
+        table = [{key: value for key, value in known.items() if key != "date"} for known in self.rows["environment"]]
+        return list({json.dumps(known, sort_keys=True): known for known in table}.values())
