@@ -204,3 +204,54 @@ def test_another_process_decodes_with_it(model):
         ours = pool.apply(model.generate, (IDS,), {**GREEDY, "return_dict_in_generate": True})
     assert torch.equal(ours.sequences, wanted)
     assert 0 < ours.stats.steps < 12
+
+
+# Classes that other libraries derive from a model's own
+
+
+class Wrapping:
+    """As FSDP2's `FSDPModule`: mixed in before the class that a model has."""
+
+
+def wrapped(model):
+    """As FSDP2 does, and parametrizations of a root module."""
+    kind = type(model)
+    model.__class__ = type(f"FSDP{kind.__name__}", (Wrapping, kind), {"wraps": True})
+
+
+def parametrized(model):
+    kind = type(model)
+    model.__class__ = type(f"Parametrized{kind.__name__}", (kind,), {"parametrized": True})
+
+
+def twice(model):
+    wrapped(model)
+    parametrized(model)
+
+
+@pytest.mark.parametrize("swap", [wrapped, parametrized, twice])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_class_that_was_swapped_again_is_decelerated(model, swap, before):
+    plain = model.generate(IDS, **GREEDY)
+    if before:
+        swap(model)
+    own = type(model)
+    tr.accelerate(model)
+    if not before:
+        swap(model)
+    assert torch.equal(model.generate(IDS, **GREEDY), plain)
+    assert model.acceleration.fallback is None
+    assert tr.decelerate(model) is model
+    assert not hasattr(model, "acceleration")
+    assert isinstance(model, own)
+    assert [kind.__name__ for kind in type(model).__mro__].count("LlamaForCausalLM") == 1
+    assert isinstance(model, Wrapping) == (swap is not parametrized)
+    assert torch.equal(model.generate(IDS, **GREEDY), plain)
+    assert torch.equal(tr.accelerate(model).generate(IDS, **GREEDY), plain)
+
+
+def test_a_class_that_was_swapped_away_is_left(model):
+    tr.accelerate(model)
+    model.__class__ = Repeating
+    assert type(tr.decelerate(model)) is Repeating
+    assert not hasattr(model, "acceleration")

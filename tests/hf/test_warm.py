@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support import tiny
+from support import architectures, tiny
 
 import token_recycling as tr
 import token_recycling.hf.warm as warm_module
@@ -41,13 +41,13 @@ def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
 def test_a_model_that_chats_asks_and_answers(loaded, monkeypatch, tmp_path):
     """Its texts are earlier outputs here, in a file of the caller's."""
     monkeypatch.setattr(loaded.tokenizer, "chat_template", TEMPLATE, raising=False)
-    calls, generate = [], warm_module.generate
+    calls, generate = [], type(loaded.model).generate
 
     def noted(model, ids, **arguments):
         calls.append((ids.tolist(), arguments["do_sample"]))
         return generate(model, ids, **arguments)
 
-    monkeypatch.setattr(warm_module, "generate", noted)
+    monkeypatch.setattr(type(loaded.model), "generate", noted)
     drafter, found = warmed(loaded.model, loaded.tokenizer, history=True, output=tmp_path / "own.matrix")
     assert found.file == tmp_path / "own.matrix"
     assert len(drafter.matrix.history)
@@ -64,3 +64,31 @@ def test_what_is_refused(model, loaded):
     for minutes, drafter in ((0, "recycling"), (1, "suffix")):
         with pytest.raises(ValueError, match="got 0" if not minutes else "suffix"):
             tr.warm(loaded.model, loaded.tokenizer, tr.make_drafter(drafter), minutes=minutes)
+
+
+UNBATCHED = [
+    *(case for case in architectures.BORDERS if "rotary" in str(case) or "longrope" in str(case)),
+    architectures.named("llama4_text", "chunks of 8, temperature step at 16"),
+]
+
+
+@pytest.mark.parametrize("case", UNBATCHED, ids=str)
+def test_a_family_that_decodes_no_batches_is_warmed_one_text_at_a_time(case, tmp_path):
+    model, drafter = architectures.model_of(case), tr.make_drafter("recycling")
+    assert tr.check(model).batch_reason is not None
+    found = tr.warm(model, tiny.tokenizer(), drafter, minutes=0.001, output=tmp_path / "own.matrix")
+    assert found.tokens > 0
+    assert drafter.matrix.candidates.any()
+
+
+def test_nothing_is_saved_where_nothing_was_learned(loaded, tmp_path, monkeypatch):
+    """Such as with a model whose calls are all left to transformers, or that only ends its texts."""
+    file = tmp_path / "own.matrix"
+    with monkeypatch.context() as patched:
+        patched.setattr(loaded.model.generation_config, "use_cache", False)
+        with pytest.raises(ValueError, match="not accelerated: the call uses no cache"):
+            warmed(loaded.model, loaded.tokenizer, output=file)
+    monkeypatch.setattr(warm_module, "_without_end", lambda tokenizer, ids: [])
+    with pytest.raises(ValueError, match="nothing was learned"):
+        warmed(loaded.model, loaded.tokenizer, output=file)
+    assert not file.exists()

@@ -1,6 +1,7 @@
 """The accounting, on a model that counts modulo 16: every acceptance can be worked out by hand."""
 
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -68,3 +69,27 @@ def test_the_parts_of_a_step_sum_up(model):
     assert stats.tokens_per_second == pytest.approx((30 - stats.first_tokens) / stats.decode_seconds)
     assert stats.overhead == pytest.approx(stats.decode_seconds / stats.seconds["forward"] - 1)
     assert stats.prompt_tokens == 20
+
+
+def test_a_dictionary_has_all_that_was_counted_and_every_figure(counting):
+    """By the same names, but for these."""
+    names = {
+        "lengths": "steps_by_length",
+        "nodes": "steps_by_nodes",
+        "depths": "steps_by_depth",
+        "tried": "tried_by_depth_and_rank",
+        "accepted": "accepted_by_depth_and_rank",
+        "drafted": "drafted_tokens",
+        "discarded": "discarded_tokens",
+        "overhead": "overhead_share_of_forward",
+    }
+    stats = run(counting, learned(counting, "0 1 2 00 10"), 9)
+    stats.cached_tokens = 3
+    written = json.loads(json.dumps(stats.as_dict()))
+    figures = {name for name, value in vars(tr.Stats).items() if isinstance(value, property)}
+    counted = {field.name for field in fields(tr.Stats)} | figures
+    assert {names.get(name, name) for name in counted} == written.keys()
+    assert written["cached_tokens"] == 3
+    assert written["steps_by_depth"] == {"2": 3}
+    assert written["tried_by_depth_and_rank"] == {"1": {"0": 3, "1": 3, "2": 3}, "2": {"0": 3}}
+    assert written["accepted_by_depth_and_rank"] == {"1": {"0": 3}, "2": {"0": 3}}

@@ -11,7 +11,9 @@ import torch
 
 from .locks import CAPTURING
 
-_OF_CONTAINER, _UNKNOWN = Path("/sys/fs/cgroup/memory.max"), 8 * 2**30
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_UNKNOWN = 8 * 2**30
+"""Bytes of memory of a host that does not say how many it has."""
 _SEEDS = 2**63 - 1
 """Seeds are below it."""
 _CPU = Path("/proc/cpuinfo")
@@ -77,9 +79,28 @@ def memory(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
     held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else _UNKNOWN
-    with contextlib.suppress(OSError, ValueError):  # "max" where a container has no limit
-        held = min(held, int(_OF_CONTAINER.read_text()))
-    return held
+    return min([held, *_limits()])
+
+
+def _limits() -> list[int]:
+    """Return the limits, in bytes, of the control groups that this process is in: its own and all around it, as Slurm,
+    systemd and containers set them.
+    """
+    files = {_CGROUPS / "memory.max"}
+    with contextlib.suppress(OSError):
+        for line in _OWN_CGROUPS.read_text().splitlines():
+            _, _, group = line.partition(":")
+            controllers, _, path = group.partition(":")
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root, name = (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
+            own = Path(path.lstrip("/"))
+            files |= {root / parent / name for parent in (own, *own.parents)}
+    limits = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # "max" where a group has no limit
+            limits.append(int(file.read_text()))
+    return limits
 
 
 def cpu_dtypes() -> set[str]:

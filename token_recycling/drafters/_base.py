@@ -136,6 +136,11 @@ class Drafter(SequenceDrafter):
     def warm_up(self, device: torch.device) -> None:
         """Compile what drafting needs for a target on `device`: called when a model is accelerated."""
 
+    def fit(self, target: TreeModel) -> None:
+        """Load what drafts for a target and check it: called when a model is accelerated. Raises ValueError if it
+        cannot draft for the target.
+        """
+
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
         """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Check options against
         the target here. `costs`: costs of this call's steps, shared by the sequences of a batch.

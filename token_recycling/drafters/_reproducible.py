@@ -37,6 +37,9 @@ class Reproducible(Drafter):
     def warm_up(self, device: torch.device) -> None:
         self.base.warm_up(device)
 
+    def fit(self, target: TreeModel) -> None:
+        self.base.fit(target)
+
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
         return self.base.fork().start(prompt, target, costs)
 

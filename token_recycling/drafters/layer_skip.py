@@ -35,7 +35,7 @@ class LayerSkip(CausalDrafter):
 
     layers: str | Sequence[int] = "auto"
     """The layers to skip, counted from 0, never the first one: such as `4-9 12`. auto: chosen by a short search on the
-    first prompt and the target's continuation.
+    first prompt and the target's continuation; on a text of the target's own where sequences are isolated.
     """
     depth: int = 6
     """Most drafting steps."""
@@ -58,15 +58,31 @@ class LayerSkip(CausalDrafter):
         self._views = Pairs[TreeModel]()
         """Each target without these layers."""
         self._choosing = Lock()
+        self._isolated: LayerSkip | None = None
+        """The fork of all isolated sequences, whose layers no prompt chooses; None until there is one."""
+        self._chooses_by_prompt = True
 
     def fork(self) -> LayerSkip:
-        """Return itself: nothing is learned once the first sequence has chosen the layers."""
-        return replace(self) if self._skipped is None else self
+        """Return itself once the layers are chosen: nothing else is learned. Before, one fork for all: it chooses by
+        the target's own text, so that no sequence learns of the prompt of another.
+        """
+        with self._choosing:
+            if self._skipped is not None or not self._chooses_by_prompt:
+                return self
+            if self._isolated is None:
+                self._isolated = replace(self)
+                self._isolated._chooses_by_prompt = False
+            return self._isolated
+
+    def fit(self, target: TreeModel) -> None:
+        _check(target)
+        if self._skipped is not None:
+            super().fit(target)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelSequence:
         with self._choosing:
             if self._skipped is None:
-                self.choose(target, prompt)
+                self.choose(target, prompt if self._chooses_by_prompt else _beginning(target))
         return super().start(prompt, target, costs)
 
     def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
@@ -95,6 +111,13 @@ class LayerSkip(CausalDrafter):
         listed = " ".join(map(str, self._skipped or []))
         expected = f" (expected to be {self._expected:.2f} times as fast)" if self._expected is not None else ""
         return f"the target without layers {listed}{expected}"
+
+
+def _beginning(target: TreeModel) -> torch.Tensor:
+    """Return the token (1,) that begins a text of the target's own."""
+    config = target.model.generation_config
+    tokens = torch.tensor([0 if config is None or config.bos_token_id is None else config.bos_token_id])
+    return tokens.flatten()[:1]
 
 
 def _check(target: TreeModel) -> None:

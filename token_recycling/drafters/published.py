@@ -61,6 +61,10 @@ class Published(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(reproducible=True)
 
+    def fit(self, target: TreeModel) -> None:
+        if self.matrix is not None:
+            self.prepare(target)
+
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedSequence:
         return PublishedSequence(self, self.prepare(target))
 

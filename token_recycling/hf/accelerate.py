@@ -66,6 +66,7 @@ def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /,
     backend, target = backend_for(fast), ready(model)
     made = make_drafter(drafter, **options)
     made.warm_up(target.device)
+    made.fit(target)
     capture_common(target, made, backend)
     return Acceleration(made, backend)
 
@@ -74,8 +75,9 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `accelerate`: restore the model's class and drop the weights that `accelerate` prepacked; those prepacked by
     `load` stay. A model that is not accelerated is returned unchanged.
     """
-    if is_accelerated(model):
-        if model.acceleration.lays_out:
+    acceleration = vars(model).get("acceleration")
+    if isinstance(acceleration, Acceleration):
+        if acceleration.lays_out:
             drop(model)
         make_plain(model)
     return model

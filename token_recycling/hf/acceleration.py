@@ -132,7 +132,7 @@ class _Accelerated(PreTrainedModel):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy under the name of the model's original class."""
         _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
-        return _unfilled, (type(self).__bases__[1],), *state
+        return _unfilled, (_original_class(type(self)),), *state
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' own `generate`; what it does not decode through `_sample` is noted as not accelerated."""
@@ -206,6 +206,26 @@ def _accelerated_class(original: type) -> type[_Accelerated]:
     return _classes[original]
 
 
+_originals: dict[type, type] = {}
+"""Classes that other libraries derived from accelerated ones, without these; see `_original_class`."""
+
+
+def _original_class(kind: type) -> type:
+    """Return a class without the accelerated one among its bases. Where another library has derived a class of its own
+    from it since, such as FSDP2 or a parametrization, that class is made again without, once.
+    """
+    if not issubclass(kind, _Accelerated):
+        return kind
+    if _Accelerated in kind.__bases__:
+        return kind.__bases__[1]
+    if kind not in _originals:
+        bases = tuple(map(_original_class, kind.__bases__))
+        contents = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+        metaclass: Any = type(kind)
+        _originals[kind] = metaclass(kind.__name__, bases, contents)
+    return _originals[kind]
+
+
 def _unfilled(original: type) -> _Accelerated:
     """Allocate for unpickling; state follows."""
     made = _accelerated_class(original)
@@ -226,7 +246,7 @@ def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None
 
 def make_plain(model: PreTrainedModel) -> None:
     """Change the model's class back to the original, in place."""
-    model.__class__ = type(model).__bases__[1]
+    model.__class__ = _original_class(type(model))
     del model.acceleration
 
 

@@ -77,6 +77,7 @@ class Conversation:
         prepack_weights(model, prepack, fixed=made.traits.begins_anew)
         self._target = ready(model)
         made.warm_up(self._target.device)  # the first answer waits for no compiler
+        made.fit(self._target)
         backend = backend_for(fast)
         capture_common(self._target, made, backend)
         self.acceleration = Acceleration(made, backend, self._target)

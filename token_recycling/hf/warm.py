@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
+from ..cuda_graphs import backend_for
 from ..drafters._base import Drafter
 from ..model.info import model_info
 from ..model.self_test import ready
@@ -22,13 +23,13 @@ from ..model.tree_model import TreeModel
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.suffix_index import SuffixIndex
-from .accelerate import generate
+from .acceleration import Acceleration, view
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _AT_ONCE, _QUESTION, _ANSWER = 32, 48, 160
-"""Batch size, and maximum tokens of a prompt and of an answer."""
+"""Batch size, where the model decodes batches, and maximum tokens of a prompt and of an answer."""
 _PLACE = "\u2063here\u2063"
 """Placeholder for the user's message."""
 
@@ -76,12 +77,22 @@ def warm(
     before, after = _frame(tokenizer)
     target = ready(model)
     matrix = drafter.prepare(target)
+    batch = _AT_ONCE if target.info.batch_reason is None else 1
+    acceleration = Acceleration(drafter, backend_for("auto"), target)
+    writer = view(model, acceleration)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         while time.perf_counter() - began < 60 * minutes:
-            written = _written(model, tokenizer, drafter, before, after)
-            texts, tokens = texts + _AT_ONCE, tokens + written
+            written = _written(writer, tokenizer, batch, before, after)
+            if acceleration.fallback is not None:
+                raise ValueError(f"nothing was learned, since calls are not accelerated: {acceleration.fallback}")
+            texts, tokens = texts + batch, tokens + written
             progress(tokens)
+    if not tokens:
+        raise ValueError(
+            "nothing was learned: every output of the model ended with its first token; check the tokenizer's special "
+            "tokens and chat template"
+        )
     if not history:
         matrix.history = SuffixIndex(capacity=matrix.history.capacity)
     file = drafter.warmed_file(target) if output is None else output
@@ -103,20 +114,17 @@ def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 
 
 def _written(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafter: Drafter,
-    before: list[int],
-    after: list[int],
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, before: list[int], after: list[int]
 ) -> int:
-    """Generate a batch of sequences; return how many tokens they have."""
+    """Generate a batch of sequences with an accelerated model; return how many tokens they have."""
     room = model_info(model).max_length
     longest = _ANSWER if room is None else min(_ANSWER, room - len(before) - len(after) - _QUESTION)
     drawn: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
-    starts = torch.tensor([before] * _AT_ONCE, device=model.device)
+    starts = torch.tensor([before] * batch, device=model.device)
     most = _QUESTION if after else longest
-    first = generate(model, starts, drafter=drafter, max_new_tokens=most, **drawn)[:, len(before) :]
-    questions = [_without_end(tokenizer, row) for row in first.tolist()]
+    # With a mask: a text may begin with what is padding elsewhere.
+    first = model.generate(starts, attention_mask=torch.ones_like(starts), max_new_tokens=most, **drawn)
+    questions = [_without_end(tokenizer, row) for row in first[:, len(before) :].tolist()]
     tokens = sum(map(len, questions))
     if not after:
         return tokens
@@ -124,9 +132,7 @@ def _written(
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(each)) + each for each in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=model.device)
-    answers = generate(model, ids, attention_mask=mask, drafter=drafter, max_new_tokens=longest, do_sample=False)[
-        :, width:
-    ]
+    answers = model.generate(ids, attention_mask=mask, max_new_tokens=longest, do_sample=False)[:, width:]
     return tokens + sum(len(_without_end(tokenizer, row)) for row in answers.tolist())
 
 

@@ -182,11 +182,11 @@ class Stats:
         return display.figures(f"{self.mat:.2f} tokens a step", lines, bars)._repr_html_()
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, for JSON."""
+        """Everything counted, and every figure made of it, as plain numbers for JSON."""
         names = (
-            "drafter path prompt_tokens tokens steps mat tokens_per_second discard_rate verification_rate plain_steps "
-            "prefill_seconds first_tokens compile_seconds decode_seconds acceptance_by_depth acceptance_by_rank "
-            "acceptance_rate"
+            "drafter path synchronize prompt_tokens cached_tokens tokens steps mat tokens_per_second discard_rate "
+            "verification_rate plain_steps prefill_seconds first_tokens compile_seconds decode_seconds "
+            "acceptance_by_depth acceptance_by_rank acceptance_rate"
         )
         return {
             **{name: getattr(self, name) for name in names.split()},
@@ -196,8 +196,19 @@ class Stats:
             "overhead_share_of_forward": self.overhead,
             "steps_by_length": dict(sorted(self.lengths.items())),
             "steps_by_nodes": dict(sorted(self.nodes.items())),
+            "steps_by_depth": dict(sorted(self.depths.items())),
+            "tried_by_depth_and_rank": _nested(self.tried),
+            "accepted_by_depth_and_rank": _nested(self.accepted),
             "drafter_statistics": dict(self.drafter_statistics),
         }
+
+
+def _nested(counts: Counter[tuple[int, int]]) -> dict[int, dict[int, int]]:
+    """Counts by depth and rank, as one mapping for each depth."""
+    nested: dict[int, dict[int, int]] = {}
+    for (depth, rank), number in sorted(counts.items()):
+        nested.setdefault(depth, {})[rank] = number
+    return nested
 
 
 def _summed(counts: Counter[tuple[int, int]], by: int) -> Counter[int]:

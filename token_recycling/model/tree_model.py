@@ -131,6 +131,12 @@ class TreeModel:
     def _weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.prepacked is None else self.prepacked.used()
 
+    def _experts(self) -> contextlib.AbstractContextManager[None]:
+        """For the length of a pass over a few nodes, let experts be computed as transformers does while it decodes: on
+        an accelerator one matrix product an expert and token is faster than products over groups of tokens.
+        """
+        return contextlib.nullcontext() if self.device.type == "cpu" else self.model._optimize_model_for_decode()
+
     def alone(self) -> contextlib.AbstractContextManager[Any]:
         """For the length of the block, keep other threads out of such blocks of this model, if its passes change the
         model.
@@ -151,6 +157,7 @@ class TreeModel:
             self.attending(),
             framed(cache, frame),
             self._weights(),
+            self._experts(),
             self._key_bias(inputs, cache),
             self._by_node(inputs, cache),
         ):

@@ -43,6 +43,9 @@ class ModelDrafter(Drafter):
         """Return the model that drafts for this target; raises ValueError if none can."""
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
+    def fit(self, target: TreeModel) -> None:
+        self.drafting_model(target)
+
     def reader(self, target: TreeModel, model: TreeModel) -> Reader:
         """Create the reader of a sequence for the draft model."""
         return Reader(model, self.reads_states)

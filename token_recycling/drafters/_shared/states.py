@@ -74,6 +74,9 @@ class StatesDrafter(Drafter, Generic[Module]):
         """Return the module on the target's device and in its type; checked once."""
         return self._placed.of(target, lambda: self.check(target), lambda: self.place(target))
 
+    def fit(self, target: TreeModel) -> None:
+        self.placed(target)
+
     def check(self, target: TreeModel) -> None:
         """Raise ValueError unless the module fits the target."""
 

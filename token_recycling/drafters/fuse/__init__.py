@@ -95,6 +95,10 @@ class Fuse(Drafter):
         for drafter in self.drafters:
             drafter.warm_up(device)
 
+    def fit(self, target: TreeModel) -> None:
+        for drafter in self.drafters:
+            drafter.fit(target)
+
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> FuseSequence:
         self.warm_up(target.device)
         return FuseSequence(self, [drafter.start(prompt, target, costs) for drafter in self.drafters], target, costs)

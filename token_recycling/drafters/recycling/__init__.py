@@ -91,6 +91,10 @@ class Recycling(Drafter, Options):
     def warm_up(self, device: torch.device) -> None:
         warm_up(device)
 
+    def fit(self, target: TreeModel) -> None:
+        if self.warmed or self.matrix is not None:
+            self.prepare(target)
+
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingSequence:
         self.warm_up(target.device)
         return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy(), costs)

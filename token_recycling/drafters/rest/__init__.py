@@ -63,8 +63,7 @@ class Rest(Drafter):
     def warm_up(self, device: torch.device) -> None:
         warm_up()
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> Rest:
-        self.warm_up(target.device)
+    def fit(self, target: TreeModel) -> None:
         store = self._store
         if store.vocab_size > target.embedded:
             raise DatastoreError(
@@ -78,6 +77,10 @@ class Rest(Drafter):
                 f"{store.path}: its tokenizer must be the target's, {theirs}, got {store.tokenizer}; "
                 "build a datastore with --model of this target"
             )
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> Rest:
+        self.warm_up(target.device)
+        self.fit(target)
         return self
 
     def draft(self, context: Context) -> Draft:

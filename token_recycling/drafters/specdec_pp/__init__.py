@@ -48,6 +48,14 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
             raise ValueError(f"min_length must be >= 1 and <= max_length, got {self.min_length} and {self.max_length}")
         self._heads = Pairs[AcceptanceHead]()
 
+    def fit(self, target: TreeModel) -> None:
+        self._head_for(self.drafting_model(target).model)
+
+    def fork(self) -> SpecDecPP:
+        other: SpecDecPP = super().fork()
+        other._heads = self._heads
+        return other
+
     def _head_for(self, model: PreTrainedModel) -> AcceptanceHead:
         return self._heads.of(model, lambda: self._placed_head(model))
 

@@ -1,0 +1,111 @@
+"""A drafter that cannot draft for a model is refused when the model is accelerated, not in its first call; and what
+drafts is loaded and chosen once, however many requests are isolated.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import assistants, tiny
+from support.drafters import EXAMPLES, example
+
+import token_recycling as tr
+from token_recycling.drafters import layer_skip, specdec_pp
+from token_recycling.drafters.assistant import Assistant
+from token_recycling.drafters.draft_model import DraftModel
+from token_recycling.drafters.layer_skip import LayerSkip
+from token_recycling.drafters.specdec_pp import SpecDecPP
+from token_recycling.drafters.specdec_pp.head import AcceptanceHead, save_head
+from token_recycling.model.inspection import output_width
+
+IDS = tiny.prompt(0, 6)
+
+
+def of_another_vocabulary():
+    return tiny.llama(1, vocab_size=80)
+
+
+def narrow_assistant():
+    """Its model has fewer logits than its tokenizer has tokens."""
+    words = assistants.word_tokenizer(80)
+    return Assistant(tiny.llama(1, vocab_size=60), tokenizer=words, assistant_tokenizer=words)
+
+
+def used_with(model, name):
+    """A drafter that has learned from a model."""
+    drafter = tr.make_drafter(name)
+    tr.generate(model, IDS, drafter=drafter, max_new_tokens=4, do_sample=False)
+    return drafter
+
+
+REFUSED = {
+    "draft model": lambda: DraftModel(of_another_vocabulary()),
+    "specdec_pp": lambda: SpecDecPP(of_another_vocabulary(), AcceptanceHead(32, depth=1)),
+    "head of another width": lambda: SpecDecPP(tiny.related(tiny.llama()), AcceptanceHead(16, depth=1)),
+    "assistant": narrow_assistant,
+    "recycling": lambda: used_with(of_another_vocabulary(), "recycling"),
+    "published": lambda: used_with(of_another_vocabulary(), "published"),
+    "unwarmed": lambda: tr.make_drafter("recycling:warmed=true"),
+    "layers": lambda: LayerSkip(layers=[9]),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_drafter_of_another_target_is_refused_at_once(model, name, fused):
+    drafter = REFUSED[name]()
+    if fused:
+        drafter = tr.make_drafter("fuse", parts=[drafter, tr.make_drafter("suffix")])
+    with pytest.raises(ValueError, match=r".+"):
+        tr.accelerate(model, drafter)
+    assert not hasattr(model, "acceleration")
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa", "mtp", "dflash", "rest"])
+def test_files_for_another_target_are_refused_at_once(name, tmp_path):
+    other = tiny.llama(1, vocab_size=80, hidden_size=48, num_attention_heads=6, num_key_value_heads=3)
+    drafter = example(name, other, tmp_path)
+    model = tiny.llama()
+    with pytest.raises(ValueError, match=r".+"):
+        tr.accelerate(model, drafter)
+    assert not hasattr(model, "acceleration")
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, "recycling", "published", "lookahead", "plain"])
+def test_a_drafter_that_fits_is_accepted_and_drafts(name, tmp_path):
+    model = tiny.llama()
+    drafter = example(name, model, tmp_path)
+    plain = model.generate(IDS, max_new_tokens=8, do_sample=False)
+    assert torch.equal(tr.accelerate(model, drafter).generate(IDS, max_new_tokens=8, do_sample=False), plain)
+
+
+def test_layers_are_chosen_once_for_all_isolated_requests(monkeypatch):
+    model, searched = tiny.llama(num_hidden_layers=4), []
+    best_layers = layer_skip.best_layers
+
+    def noted(model, sequence, depth):
+        searched.append(sequence.tolist())
+        return best_layers(model, sequence, depth)
+
+    monkeypatch.setattr(layer_skip, "best_layers", noted)
+    base = LayerSkip()
+    for seed in range(4):
+        tr.generate(model, tiny.prompt(seed, 9), drafter=base.fork(), max_new_tokens=4, do_sample=False)
+    assert len(searched) == 1
+    assert tiny.prompt(0, 9)[0].tolist() != searched[0][:9], "no prompt decides for other requests"
+    tr.generate(model, IDS, drafter=base, max_new_tokens=4, do_sample=False)
+    assert len(searched) == 2
+    assert base.fork() is base
+
+
+def test_forks_share_the_head_of_specdec_pp(model, monkeypatch, tmp_path):
+    draft, loads = tiny.related(model), []
+    head = AcceptanceHead(output_width(draft), 1)
+    head.reset()
+    save_head(tmp_path, head, draft, {"threshold": 0.5})
+    load_head = specdec_pp.load_head
+    monkeypatch.setattr(specdec_pp, "load_head", lambda *one: (loads.append(one), load_head(*one))[1])
+    base = SpecDecPP(draft, str(tmp_path))
+    for seed in range(3):
+        tr.generate(model, tiny.prompt(seed, 6), drafter=base.fork(), max_new_tokens=4, do_sample=False)
+    assert len(loads) == 1
