@@ -36,7 +36,7 @@ def chains(**options):
 def chain(recycler, record, tokens, depth=6):
     """What is drafted for a request."""
     read = np.array(tokens)
-    return recycler.draft_one(recycler.sequence_of(record, read), read, depth).tokens[1:].tolist()
+    return recycler.recycler_of(record, read).draft(read, depth).tokens[1:].tolist()
 
 
 def taught(**options):
@@ -78,16 +78,16 @@ def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again():
 
 def test_what_is_told_is_not_counted_again():
     """As where a step is observed before the next draft; and where a draft was not verified, nothing is."""
-    recycler = taught(suffix=False)
-    text = recycler.begin(np.array([3, 4]))
-    recycler.draft_one(text, np.array([3, 4]), 6)
-    recycler.observe(text, [5, 6, 9], ends=False)
+    replica = taught(suffix=False)
+    recycler = replica.begin(np.array([3, 4]))
+    recycler.draft(np.array([3, 4]), 6)
+    recycler.observe([5, 6, 9], ends=False)
     counted = recycler.matrix.calibration.copy()
     assert counted.sum(axis=0).tolist() == [3, 12]
-    recycler.draft_one(text, np.array([3, 4, 5, 6, 9]), 6)
+    recycler.draft(np.array([3, 4, 5, 6, 9]), 6)
     np.testing.assert_array_equal(recycler.matrix.calibration, counted)
-    recycler.forget_draft(text)
-    recycler.draft_one(text, np.array([3, 4, 5, 6, 9, 10]), 6)
+    recycler.forget_draft()
+    recycler.draft(np.array([3, 4, 5, 6, 9, 10]), 6)
     np.testing.assert_array_equal(recycler.matrix.calibration, counted)
 
 
@@ -264,7 +264,7 @@ TokenRecycling()
 recycler = Replica(16, 6, EngineOptions(k=4), chains=True)
 recycler.learn_logits(np.array([[3, -1, -1]]), np.eye(16, dtype=np.single)[[5]])
 read = np.array([9, 3])
-print(recycler.draft_one(recycler.begin(read), read, 6).tokens[1])
+print(recycler.begin(read).draft(read, 6).tokens[1])
 """
 
 

@@ -39,5 +39,5 @@ def test_guided_requests_keep_to_their_grammar_and_teach_nothing():
         assert re.fullmatch(PATTERN, answers[place].outputs[0].text)
     assert sum(masked) > 20
     assert sum(learned) == 0
-    assert recycler.lessons > 20
+    assert recycler.matrix.lessons > 20
     assert counts(llm)["draft_tokens"] > 0

@@ -94,7 +94,7 @@ def test_one_process_of_all_writes_the_file(ranks, writes, tmp_path):
     made.additional_config = {"token_recycling": {"matrix": str(tmp_path / "m")}}
     recycler = adapter.TokenRecycling(made).recycler
     recycler.matrix.shares[3] = 1
-    recycler.lessons = 1
+    recycler.matrix.lessons = 1
     recycler.save()
     assert (tmp_path / "m").exists() == writes
 

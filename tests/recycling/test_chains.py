@@ -1,82 +1,93 @@
-"""Chains of many texts that grow together: what they say, how they share a pass, and the slots that texts have."""
+"""Chains of many sequences that share forward passes: their tokens, and how many of each are verified."""
 
 import numpy as np
 import pytest
 
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.options import Options
-from token_recycling.recycling.recycler import Recycler
+from token_recycling.recycling.recycler import Recycler, draft_together
 
 NODES = 12
 TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]
 
 
 class Drafting:
-    """A recycler of chains, asked as an engine would."""
+    """Recyclers of chains with one matrix, as an engine has them."""
 
     def __init__(self):
-        options = Options(k=4, memory=0.01, history=64)
-        self.recycler = Recycler(options.new_matrix(100), options, NODES, chains=True, corrected=True)
+        self.matrix = Options(k=4, memory=0.01, history=64).new_matrix(100)
 
-    @property
-    def arrays(self):
-        return self.recycler._sequences.arrays
+    def recycler(self):
+        recycler = Recycler(self.matrix, np.zeros(1, np.int64), NODES, chains=True, corrected=True)
+        recycler.recorded = 1000  # nothing is added to the past
+        return recycler
 
-    def take(self):
-        text = self.recycler.begin(np.zeros(1, np.int64))
-        text.recorded = 1000  # nothing is added to the past
-        return text
-
-    def __call__(self, texts, slots, rooms=NODES, costs=NO_COSTS):
-        tokens = np.zeros((len(texts), max(map(len, texts))), np.int32)
-        for row, text in enumerate(texts):
-            tokens[row, : len(text)] = text
-        lengths, room = np.array([len(text) for text in texts]), np.full(len(texts), rooms)
-        counts = self.recycler.draft(slots, tokens, np.arange(len(texts)), lengths, room, costs)
-        return [self.recycler.chain(slot, count) for slot, count in zip(slots, counts, strict=True)]
+    def __call__(self, texts, recyclers, max_depth=NODES, costs=NO_COSTS, ratio=1.0):
+        sequences = [np.array(text, np.int32) for text in texts]
+        counts = draft_together(recyclers, sequences, [max_depth] * len(texts), costs, ratio)
+        return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
 
 
 def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone():
     drafting, wanted = Drafting(), []
     for text in TEXTS:
         alone = Drafting()
-        wanted += alone([text], [alone.take()])
-    assert drafting(TEXTS, [drafting.take() for _ in TEXTS]) == wanted
+        wanted += alone([text], [alone.recycler()])
+    assert drafting(TEXTS, [drafting.recycler() for _ in TEXTS]) == wanted
     assert wanted[1] == TEXTS[1][:NODES]
 
 
-@pytest.mark.parametrize("token_cost", [0.1, 0.9])
-def test_a_pass_brings_the_most_tokens_per_time(token_cost):
+def grown():
+    """The gains of every token that may be drafted, best first."""
     drafting = Drafting()
-    slots = [drafting.take() for _ in TEXTS]
-    drafting(TEXTS, slots)
-    grown = drafting.arrays
-    gains = np.sort(grown.trees.values[[slot.slot for slot in slots], 1:].ravel())[::-1]
-    rates = (3 + np.append(0, gains.cumsum())) / (1 + token_cost * np.arange(len(gains) + 1))
-    wanted = int(rates.argmax())
+    recyclers = [drafting.recycler() for _ in TEXTS]
+    drafting(TEXTS, recyclers)
+    return np.sort(np.concatenate([recycler._gains for recycler in recyclers]).astype(np.float64))[::-1]
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+@pytest.mark.parametrize("token_cost", [0.1, 0.9])
+def test_a_pass_brings_the_most_tokens_per_time(token_cost, ratio):
+    gains = grown()
+    rates = (3 / ratio + np.append(0, gains.cumsum())) / (1 + token_cost * np.arange(len(gains) + 1))
     costs = np.append(np.ones(2), 1 + token_cost * np.arange(100))
     drafting = Drafting()
-    assert sum(map(len, drafting(TEXTS, [drafting.take() for _ in TEXTS], costs=costs))) == wanted
+    drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=costs, ratio=ratio)
+    assert sum(map(len, drafted)) == int(rates.argmax())
 
 
-def test_slots_are_used_again_and_forget_their_text():
+def test_nodes_that_pay_after_others_that_do_not_are_drafted():
+    """As where a kernel works on 16 rows: the first drafted tokens cost much, the others nothing."""
+    gains, costs = grown(), np.append(np.ones(3), np.full(100, 3.0))
     drafting = Drafting()
-    slots = [drafting.take() for _ in range(5)]
-    assert sorted(slot.slot for slot in slots) == [0, 1, 2, 3, 4]
-    drafting(TEXTS, slots[:3])
-    del slots[1]
-    slots.append(drafting.take())
-    assert slots[-1].slot == 1
-    assert drafting([TEXTS[1][:1]], slots[-1:]) == [[]]
-    assert drafting(TEXTS[:1], slots[:1]) == [TEXTS[0][:NODES]], "others stay"
+    drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=costs)
+    pays = (3 + gains.sum()) / 3 > 1
+    assert sum(map(len, drafted)) == (len(gains) if pays else 0)
+    assert pays
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_no_more_is_drafted_than_costs_are_known_of(rows):
+    drafting = Drafting()
+    drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=np.ones(rows))
+    assert sum(map(len, drafted)) == max(0, rows - 3)
+
+
+def test_a_sequence_of_one_token_has_no_draft_and_others_stay():
+    drafting = Drafting()
+    recyclers = [drafting.recycler() for _ in TEXTS]
+    drafting(TEXTS, recyclers)
+    other = drafting.recycler()
+    assert drafting([TEXTS[1][:1]], [other]) == [[]]
+    assert drafting(TEXTS[:1], recyclers[:1]) == [TEXTS[0][:NODES]]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.1])
 def test_gains_are_scaled_by_the_forecast_ratio(ratio):
     drafting, costs = Drafting(), 1 + 0.2 * np.arange(NODES + 1)
     tokens = np.array(TEXTS[0])
-    tree = drafting.recycler.draft_one(drafting.take(), tokens, NODES)
+    tree = drafting.recycler().draft(tokens, NODES)
     rates = (1 + ratio * np.append(0, tree.values[1:].cumsum())) / costs
     drafting = Drafting()
-    tree = drafting.recycler.draft_one(drafting.take(), tokens, NODES, costs, ratio)
+    tree = drafting.recycler().draft(tokens, NODES, costs, ratio)
     assert len(tree.tokens) == 1 + int(rates.argmax())

@@ -17,15 +17,14 @@ class Answering:
 
     def __init__(self, prompt, prediction=None, nodes=12):
         options = Options(k=4, memory=0.01, history=64)
-        self.recycler = Recycler(options.new_matrix(1000), options, nodes)
         self.tokens = list(prompt)
-        self.text = self.recycler.begin(np.array(self.tokens))
+        self.recycler = Recycler(options.new_matrix(1000), np.array(self.tokens), nodes)
         if prediction is not None:
-            self.recycler.predict(self.text, np.array(prediction))
+            self.recycler.predict(np.array(prediction))
 
     def draft(self, room=99):
         """The tokens of the likeliest path."""
-        tree = self.recycler.draft_one(self.text, np.array(self.tokens), room)
+        tree = self.recycler.draft(np.array(self.tokens), room)
         path, node = [], 0
         while True:
             below = [other for other in range(1, len(tree.tokens)) if tree.parents[other] == node]
@@ -36,14 +35,14 @@ class Answering:
 
     def drafted(self):
         """The first tokens that may follow."""
-        tree = self.recycler.draft_one(self.text, np.array(self.tokens), 99)
+        tree = self.recycler.draft(np.array(self.tokens), 99)
         return {int(tree.tokens[node]) for node in range(1, len(tree.tokens)) if tree.parents[node] == 0}
 
     def say(self, *tokens, ends=False):
         for token in tokens:
             self.draft()
             self.tokens.append(token)
-            self.recycler.observe(self.text, [token], ends and token == tokens[-1])
+            self.recycler.observe([token], ends and token == tokens[-1])
 
 
 def test_a_prediction_is_drafted_from_its_first_token():
@@ -98,10 +97,10 @@ def test_a_name_that_was_replaced_is_replaced_again():
 def test_a_prediction_is_of_one_text_alone_and_what_it_had_is_counted():
     answering = Answering(ASKED, FILE)
     answering.say(*FILE[:5])
-    other = answering.recycler.begin(np.array(ASKED))
-    assert len(answering.recycler.draft_one(other, np.array([*ASKED, FILE[7]]), 9).tokens) == 1
+    other = Recycler(answering.recycler.matrix, np.array(ASKED), 12)
+    assert len(other.draft(np.array([*ASKED, FILE[7]]), 9).tokens) == 1
     answering.say(*FILE[5:20], 900, *FILE[21:40], ends=True)
-    assert answering.recycler.predicted(answering.text) == 39
+    assert answering.recycler.predicted == 39
 
 
 @pytest.mark.parametrize("chains", [False, True])
@@ -114,18 +113,17 @@ def test_a_prediction_is_of_one_text_alone_and_what_it_had_is_counted():
 def test_any_text_is_drafted_for(chains, file, answer, prompt, pieces):
     """Drafts are trees of tokens of the vocabulary, whatever was predicted and whatever is said."""
     options = Options(k=2, memory=0.001, history=64)
-    recycler = Recycler(options.new_matrix(7), options, 9, chains=chains)
-    text, tokens = recycler.begin(np.array(prompt)), list(prompt)
-    recycler.predict(text, np.array(file, np.int64))
+    recycler, tokens = Recycler(options.new_matrix(7), np.array(prompt), 9, chains=chains), list(prompt)
+    recycler.predict(np.array(file, np.int64))
     for piece in pieces:
         if not answer:
             break
-        tree = recycler.draft_one(text, np.array(tokens), 8)
+        tree = recycler.draft(np.array(tokens), 8)
         assert tree.tokens[0] == tokens[-1]
         assert ((tree.tokens >= 0) & (tree.tokens < 7)).all()
         assert (tree.parents[1:] < np.arange(1, len(tree.parents))).all()
         assert (tree.values > 0).all()
         said, answer = answer[:piece], answer[piece:]
         tokens += said
-        recycler.observe(text, said, not answer)
-    assert 0 <= recycler.predicted(text) <= len(file)
+        recycler.observe(said, not answer)
+    assert 0 <= recycler.predicted <= len(file)

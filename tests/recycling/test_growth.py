@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import Grower, close, matrix_of
 
-from token_recycling.recycling.options import Options
 from token_recycling.recycling.recycler import Recycler
 
 # What may follow
@@ -128,11 +127,9 @@ def test_as_many_nodes_as_bring_the_most_tokens_per_time(drawn, root, seed, rise
 
 def test_the_arrays_serve_one_growth_after_another():
     matrix = matrix_of({(token,): {(token + 1) % 5: 0.6, (token + 2) % 5: 0.3} for token in range(5)}, vocab_size=5)
-    used, text = Recycler(matrix, Options(k=2, orders=1), 50), None
-    for root, depth in ((0, 4), (3, 2), (2, 9), (4, 1)):
-        tokens = np.array([root])
-        text = used.begin(tokens, text)
-        grown, fresh = used.draft_one(text, tokens, depth), Grower(matrix, [root])
+    used, tokens = Recycler(matrix, np.array([0]), 50), np.array([0])
+    for depth in (4, 2, 9, 1):
+        grown, fresh = used.draft(tokens, depth), Grower(matrix, [0])
         assert fresh.grow(50, depth) == len(grown.tokens)
         for name in ("tokens", "parents", "values"):
             np.testing.assert_array_equal(getattr(grown, name), getattr(fresh.growing, name))

@@ -10,7 +10,6 @@ from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
 from token_recycling.recycling.nodes import GrowingTree
-from token_recycling.recycling.options import Options
 from token_recycling.recycling.recycler import Recycler
 
 DEEP = 99
@@ -34,12 +33,11 @@ class Grower:
 
     def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False) -> None:
         self.matrix, self.tokens = matrix, np.array(text)
-        self._options = Options(k=matrix.k, orders=matrix.orders, suffix=suffix)
+        self._suffix = suffix
 
     def grow(self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Tree | None = None) -> int:
-        recycler = Recycler(self.matrix, self._options, nodes, template=template)
-        text = recycler.begin(self.tokens)
-        self.growing = recycler.draft_one(text, self.tokens, depth, costs)
+        recycler = Recycler(self.matrix, self.tokens, nodes, suffix=self._suffix, template=template)
+        self.growing = recycler.draft(self.tokens, depth, costs)
         return len(self.growing.tokens)
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:

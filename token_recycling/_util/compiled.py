@@ -64,7 +64,7 @@ def compiled_part(function: Callable | None = None, *, allocates: bool = False, 
     """Compile a function as a part of its callers. Called from Python it runs uncompiled."""
     if function is None:
         return lambda function: compiled_part(function, allocates=allocates, **options)
-    return register_jitable(_nrt=allocates, **options)(function)
+    return register_jitable(no_cfunc_wrapper=True, _nrt=allocates, **options)(function)
 
 
 class _Compiling(event.Listener, threading.local):

@@ -8,6 +8,7 @@ of the threshold of SpecDec++ (2405.19715, theorem 3.1). Every size is decided h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,28 @@ def may_pay(costs: np.ndarray | Sequence[float], nodes: int, expected: float, ra
         if expected + more * gain > rate * costs[nodes + more - 1]:
             return True
     return False
+
+
+def least_gain(costs: np.ndarray, roots: int, expected: np.ndarray) -> float:
+    """Return the gain above which one more node may give a better rate; infinite where no more fit.
+
+    `expected` (1 + n,): tokens of `roots` nodes alone, with the first added one, with two, and so on. `costs` as in
+    `may_pay`, in which the batch has `roots + n` nodes.
+    """
+    further = costs[roots + len(expected) - 1 :]
+    if not len(further):
+        return math.inf
+    rate = (expected / costs[roots - 1 : roots - 1 + len(expected)]).max()
+    return max(0.0, float(((rate * further - expected[-1]) / np.arange(1, len(further) + 1)).min()))
+
+
+def paying_prefix(costs: np.ndarray, roots: int, expected: np.ndarray) -> int:
+    """Return how many added nodes give the most expected tokens per time, the most of equally good numbers; see
+    `least_gain`.
+    """
+    costs = costs[roots - 1 : roots - 1 + len(expected)]
+    rates = expected[: len(costs)] / costs
+    return len(rates) - 1 - int(np.argmax(rates[::-1])) if len(rates) else 0
 
 
 def best_size(probabilities: Sequence[float] | np.ndarray, times: np.ndarray) -> tuple[int, float]:

@@ -33,7 +33,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from ..recycling.matrix_file import vocabulary_fingerprint
 from ..recycling.ngrams import ngrams_at
-from ..recycling.recycler import SequenceState
+from ..recycling.recycler import Recycler
 from .replica import EngineOptions, PassCosts, Replica
 from .versions import check_signature, check_version
 
@@ -51,7 +51,7 @@ class TokenRecycling(LlamaDraftModel):
     and RuntimeError for a llama-cpp-python that is not known.
     """
 
-    _text: SequenceState | None = None
+    _text: Recycler | None = None
     _read: np.ndarray
     """The ids of the sequence so far."""
     _evaluated_next: np.ndarray
@@ -107,13 +107,13 @@ class TokenRecycling(LlamaDraftModel):
         began = time.perf_counter()
         read, self._read = self._read, input_ids.astype(np.int32)
         if not len(read) or not np.array_equal(self._read[: len(read)], read):
-            self._text = self.recycler.begin(self._read, self._text)
+            self._text = self.recycler.begin(self._read)
             self.passes.begin_text()
         elif self._verified:
             self.passes.gave(len(self._read) - len(read), self._values)
         assert self._text is not None
         costs, ratio = self.passes.seconds, self.passes.ratio
-        chain = self.recycler.draft_one(self._text, self._read, self.num_pred_tokens, costs, ratio)
+        chain = self._text.draft(self._read, self.num_pred_tokens, costs, ratio)
         self._values = chain.values.copy()
         draft = chain.tokens[1:].astype(np.intc)
         self._evaluated_next = np.append(self._read[-1:], draft)
@@ -132,7 +132,7 @@ class TokenRecycling(LlamaDraftModel):
         verifies = start == len(self._read) - 1 and np.array_equal(tokens[start:end], self._evaluated_next)
         if self._text is not None and not verifies:
             # A prompt: what follows there was not generated, and shows nothing about the draft.
-            self.recycler.forget_draft(self._text)
+            self._text.forget_draft()
         return verifies
 
     def _check(self, llama: llama_cpp.Llama) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,13 +23,15 @@ from ..costs.costs import Costs, OnlineCurve, Overhead
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options
-from ..recycling.recycler import Recycler
+from ..recycling.recycler import Recorder, Recycler
 from ..recycling.warm_up import warm_up
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger("token_recycling")
+_OURS = "token_recycling"
+"""Attribute of an engine's record that has the recycler of a request."""
 
 
 @dataclass
@@ -134,10 +137,8 @@ class Observed(NamedTuple):
     arrived: torch.Event
 
 
-class Replica(Recycler):
-    """The recycler of all requests of a replica, and its file."""
-
-    options: EngineOptions
+class Replica:
+    """The matrix of all requests of a replica with its file, and the recycler of each request."""
 
     def __init__(
         self,
@@ -148,11 +149,19 @@ class Replica(Recycler):
         saves: bool = True,
         **shape: Any,
     ) -> None:
-        """`nodes`: most drafted tokens of a request; `saves`: whether this process writes the file; `shape` as of
-        `Recycler`. Raises ValueError, and MatrixFileError for a file that is damaged or of another model, `tokenizer`
-        or options.
+        """`nodes`: most drafted tokens of a request; `saves`: whether this process writes the file; `shape`: `chains`
+        and `corrected` as of `Recycler`. Raises ValueError, and MatrixFileError for a file that is damaged or of
+        another model, `tokenizer` or options.
         """
-        super().__init__(options.new_matrix(vocab_size), options, nodes, prompts=True, learns=options.learns, **shape)
+        self.matrix, self.options, self.nodes, self.learns = (
+            options.new_matrix(vocab_size),
+            options,
+            nodes,
+            options.learns,
+        )
+        self._shape = shape
+        self._recorders: list[tuple[weakref.ref[Recycler], Recorder]] = []
+        """Of all recyclers, to record the last tokens of those that are gone."""
         self._tokenizer = tokenizer
         self._path = Path(options.matrix) if options.matrix else None
         if self._path is not None and find_spec("safetensors") is None:
@@ -165,6 +174,41 @@ class Replica(Recycler):
             logger.info("loaded %s from %s", self.matrix, self._path)
         elif self._path is not None and not options.learns:
             raise ValueError(f"there is no matrix file {self._path}, and learns is false; let one be learned")
+
+    def begin(self, tokens: np.ndarray, prediction: Sequence[int] = (), answered: int = 0) -> Recycler:
+        """Return the recycler of a new sequence (length,), with the predicted output: see `Recycler.predict`. The last
+        tokens of a sequence are recorded once its recycler is gone and another sequence begins.
+        """
+        self._record_ended()
+        recycler = Recycler(
+            self.matrix,
+            tokens,
+            self.nodes,
+            suffix=self.options.suffix,
+            records_prompt=True,
+            learns=self.learns,
+            **self._shape,
+        )
+        recycler.predict(prediction, answered)
+        self._recorders.append((weakref.ref(recycler), recycler.recorder))
+        return recycler
+
+    def recycler_of(
+        self, request: Any, tokens: np.ndarray, prediction: Callable[[], Sequence[int]] = tuple, answered: int = 0
+    ) -> Recycler:
+        """Return the recycler kept on an engine's record of a request. It is a new one where the request does not
+        continue with `tokens` (length,); see `begin`.
+        """
+        recycler: Recycler | None = getattr(request, _OURS, None)
+        if recycler is None or not recycler.continues(tokens):
+            recycler = self.begin(tokens, prediction(), answered)
+            setattr(request, _OURS, recycler)
+        return recycler
+
+    def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
+        """Learn from the target's logits (n, vocabulary) after n-grams (n, orders), if the options allow it."""
+        if self.learns:
+            self.matrix.learn_logits(ngrams, logits)
 
     def observe_logits(self, ngrams: np.ndarray, logits: torch.Tensor, rows: np.ndarray) -> None:
         """Learn from the rows (n,) int64 of the target's logits (m, vocabulary), which follow n-grams (n, orders). On a
@@ -189,15 +233,22 @@ class Replica(Recycler):
             ngrams, rows, packed, arrived = self._observed.popleft()
             arrived.synchronize()
             ids, probabilities = as_candidates(packed.numpy(), *packed.shape[1:])
-            self.learn(ngrams, ids[rows], probabilities[rows])
+            self.matrix.learn(ngrams, ids[rows], probabilities[rows])
+
+    def _record_ended(self) -> None:
+        """Record the last tokens of the sequences whose recyclers are gone."""
+        for recycler, recorder in self._recorders:
+            if recycler() is None:
+                recorder.add((), ends=True)
+        self._recorders = [(recycler, recorder) for recycler, recorder in self._recorders if recycler() is not None]
 
     def save(self) -> None:
         """Write the matrix to its file if something was learned; a disk that refuses is logged, and tried again."""
         self.learn_observed(newest=True)
-        if not self._saves or self._kept == self.lessons:
+        if not self._saves or self._kept == self.matrix.lessons:
             return
         assert self._path is not None
-        self._saved, lessons = time.monotonic(), self.lessons
+        self._saved, lessons = time.monotonic(), self.matrix.lessons
         try:
             self.matrix.save(self._path, self._tokenizer)
             self._kept = lessons
@@ -210,8 +261,8 @@ class Replica(Recycler):
             self.save()
 
     def warm_up(self, tokens: type[np.integer]) -> None:
-        """Compile what a step needs, for token arrays of that type, so that no request waits for it."""
-        warm_up(tokens)
+        """Compile what a step needs, for n-grams of token arrays of that type, so that no request waits for it."""
+        warm_up()
         one = np.ones(1, np.int64)
         ngrams = ngrams_at(np.zeros((1, 2), tokens), one, one, 1)
         NgramMatrix(2, 1, 1).surprised_by(ngrams, np.zeros((1, 2), np.float32))

@@ -200,11 +200,11 @@ class Trees:
         ngrams, rows = [self._ngrams[:0]], [self._rows[:0]]
         for place, (request, more) in enumerate(zip(requests, accepted, strict=True)):
             whole = _tokens_of(request, more)
-            text = self.recycler.sequence_of(request, whole)
-            tree = self.recycler.draft_one(text, whole, _DEEPEST)
+            recycler = self.recycler.recycler_of(request, whole)
+            tree = recycler.draft(whole, _DEEPEST)
             lay_out(tree, tokens[place], masks[place])
             if not _changes_logits(request):
-                ngrams.append(self.recycler.ngrams(text, tree.parents, tree.tokens))
+                ngrams.append(recycler.ngrams(tree.parents, tree.tokens))
                 rows.append(place * self.nodes + np.arange(len(tree.tokens)))
         self._ngrams, self._rows = np.concatenate(ngrams), np.concatenate(rows)
         return tokens.reshape(-1), masks.reshape(-1)

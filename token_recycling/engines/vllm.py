@@ -33,6 +33,7 @@ from ..costs.budget import NO_COSTS
 from ..costs.costs import OnlineCurve
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
+from ..recycling.recycler import draft_together
 from .replica import EngineOptions, Replica
 from .versions import check_attributes, check_version, wrap_once
 
@@ -147,14 +148,14 @@ class TokenRecycling:
     def draft(
         self, requests: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, depths: np.ndarray
     ) -> list[list[int]]:
-        """Return a chain for each of n requests, as `Recycler.draft`; times what passed since the last call."""
+        """Return a chain for each of n requests, as `draft_together`; times what passed since the last call."""
         now = time.perf_counter()
         if self._tokens and self.passes is not None:
             self.passes.took(self._tokens, now - self._began)
         self._tokens, self._began = 0, now
         ends = zip(requests, rows.tolist(), lengths.tolist(), strict=True)
-        texts = [
-            self.recycler.sequence_of(
+        recyclers = [
+            self.recycler.recycler_of(
                 request,
                 tokens[row, :length],
                 functools.partial(self._predicted, request),
@@ -163,8 +164,9 @@ class TokenRecycling:
             for request, row, length in ends
         ]
         costs = NO_COSTS if self.passes is None else self.passes.seconds
-        counts = self.recycler.draft(texts, tokens, rows, lengths, depths, costs)
-        return [self.recycler.chain(text, count) for text, count in zip(texts, counts.tolist(), strict=True)]
+        sequences = [tokens[row, :length] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
+        counts = draft_together(recyclers, sequences, depths.tolist(), costs)
+        return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
 
     def _full_graph_pays(self, drafts: list[list[int]]) -> bool:
         """Whether to fill chains up to `num_speculative_tokens`: vLLM replays a full CUDA graph only where all requests

@@ -46,26 +46,32 @@ _OLD, _NEW, _RIGHT, _WRONG, _TOKENS = range(5)
 
 
 class Copying(NamedTuple):
-    """State of one sequence, or of many with slots as first dimension."""
+    """State of one sequence."""
 
     state: np.ndarray  # (9,) int64
     rules: np.ndarray  # (_RULES, 20) int64
 
     @classmethod
-    def empty(cls, *slots: int) -> Copying:
-        return cls(np.zeros((*slots, 9), np.int64), np.zeros((*slots, _RULES, _TOKENS + 2 * _LONGEST_RULE), np.int64))
+    def empty(cls) -> Copying:
+        return cls(np.zeros(9, np.int64), np.zeros((_RULES, _TOKENS + 2 * _LONGEST_RULE), np.int64))
 
-    def begin(self, slot: int, prompt: int, prediction: int = 0) -> None:
+    def begin(self, prompt: int, prediction: int = 0) -> None:
         """Start a sequence with a prompt and a prediction of so many tokens; copying starts at the beginning of the
         index.
         """
-        self.state[slot] = 0
-        self.state[slot, _PLACE], self.state[slot, _FROM] = 0 if prediction else ABSENT, prompt
-        self.state[slot, _PREDICTION] = prediction
+        self.state[:] = 0
+        self.state[_PLACE], self.state[_FROM] = 0 if prediction else ABSENT, prompt
+        self.state[_PREDICTION] = prediction
 
-    def predicted(self, slot: int) -> int:
-        """Return how many predicted tokens the sequence contained."""
-        return int(min(self.state[slot, _PREDICTED], self.state[slot, _PREDICTION]))
+    @property
+    def active(self) -> bool:
+        """Whether tokens may be copied from somewhere."""
+        return bool(self.state[_PLACE] >= 0)
+
+    @property
+    def predicted(self) -> int:
+        """How many predicted tokens the sequence contained."""
+        return int(min(self.state[_PREDICTED], self.state[_PREDICTION]))
 
 
 @compiled_part
@@ -148,13 +154,13 @@ def _learn(copying: Copying, index: IndexArrays, again: int, new: int) -> None:
     begin, old = state[_PLACE], again - state[_PLACE]
     if not 1 <= new <= _LONGEST_RULE or not 1 <= old <= _LONGEST_RULE or token_at(index, begin) < 0:
         return
-    first, rule = index.added[0] + 1 - state[_GAP], rules[state[_MADE] % _RULES]
+    first, rule = index.added[0] + 1 - state[_GAP], state[_MADE] % _RULES
     state[_MADE] += 1
-    rule[_OLD], rule[_NEW], rule[_RIGHT], rule[_WRONG] = old, new, 1, 0
+    rules[rule, _OLD], rules[rule, _NEW], rules[rule, _RIGHT], rules[rule, _WRONG] = old, new, 1, 0
     for place in range(old):
-        rule[_TOKENS + place] = token_at(index, begin + place)
+        rules[rule, _TOKENS + place] = token_at(index, begin + place)
     for place in range(new):
-        rule[_TOKENS + _LONGEST_RULE + place] = token_at(index, first + place)
+        rules[rule, _TOKENS + _LONGEST_RULE + place] = token_at(index, first + place)
 
 
 @compiled_part
@@ -163,31 +169,29 @@ def _rule_at(copying: Copying, index: IndexArrays, place: int) -> int:
     state, rules = copying
     made = state[_MADE]
     for back in range(min(made, np.int64(_RULES))):
-        number = (made - 1 - back) % _RULES
-        rule = rules[number]
-        same = rule[_WRONG] <= rule[_RIGHT]
-        for one in range(rule[_OLD]):
-            if token_at(index, place + one) != rule[_TOKENS + one]:
+        rule = (made - 1 - back) % _RULES
+        same = rules[rule, _WRONG] <= rules[rule, _RIGHT]
+        for old in range(rules[rule, _OLD]):
+            if token_at(index, place + old) != rules[rule, _TOKENS + old]:
                 same = False
                 break
         if same:
-            return number
+            return rule
     return np.int64(-1)
 
 
 @compiled_part
 def begin_draft(copying: Copying, index: IndexArrays, places: np.ndarray) -> None:
-    """Fill `places` (HYPOTHESES, 4) int64 with where copying may continue after the newest token: a place or -1, tokens
+    """Fill `places` (nodes, HYPOTHESES, 4) int64 with where copying may continue after the root: a place or -1, tokens
     in a row (-1: at the beginning of a prediction), a rule, and how many of its tokens.
     """
     state = copying.state
     for row in range(HYPOTHESES):
-        places[row, 0] = ABSENT
+        places[0, row, 0] = ABSENT
     if state[_PLACE] < 0:
         return
     if state[_GAP] == 0:
-        places[0, 0], places[0, 1] = state[_PLACE], state[_RUN] if state[_RUN] > 0 else -1
-        places[0, 2], places[0, 3] = state[_RULE], state[_DONE]
+        _set_place(places, 0, 0, state[_PLACE], state[_RUN] if state[_RUN] > 0 else -1, state[_RULE], state[_DONE])
         return
     count, found, late = index.added[0], 0, state[_GAP] > _SHORT
     # The newest token is in the index by now: look for it as before.
@@ -196,13 +200,18 @@ def begin_draft(copying: Copying, index: IndexArrays, places: np.ndarray) -> Non
     at, length = _taken_up(state, index, newest)
     index.added[0] = count
     if length >= (_AGAIN if late else 1):
-        places[0, 0], places[0, 1], places[0, 2], places[0, 3] = at + 1, length, 0, 0
+        _set_place(places, 0, 0, at + 1, length, 0, 0)
         found = 1
     if not late:
         for place in (state[_PLACE] + state[_GAP], state[_PLACE]):
-            if found == 0 or places[0, 0] != place:
-                places[found, 0], places[found, 1], places[found, 2], places[found, 3] = place, 0, 0, 0
+            if found == 0 or places[0, 0, 0] != place:
+                _set_place(places, 0, found, place, 0, 0, 0)
                 found += 1
+
+
+@compiled_part
+def _set_place(places: np.ndarray, node: int, row: int, place: int, run: int, rule: int, done: int) -> None:
+    places[node, row, 0], places[node, row, 1], places[node, row, 2], places[node, row, 3] = place, run, rule, done
 
 
 @compiled_part
@@ -211,25 +220,23 @@ def find(copying: Copying, places: np.ndarray, place: int, length: int) -> None:
     state = copying.state
     if length >= (_FOUND if state[_PLACE] < 0 else _ELSEWHERE) and (state[_PLACE] < 0 or state[_GAP] > 0):
         state[_PLACE], state[_RUN], state[_GAP], state[_DONE] = place, length, 0, 0
-        places[0, 0], places[0, 1], places[0, 2], places[0, 3] = place, length, 0, 0
-        places[1, 0] = places[2, 0] = ABSENT
+        _set_place(places, 0, 0, place, length, 0, 0)
+        places[0, 1, 0] = places[0, 2, 0] = ABSENT
 
 
 @compiled_part
-def candidate(copying: Copying, index: IndexArrays, place: np.ndarray) -> tuple[int, int]:
-    """Return the token to copy at one of the places of `begin_draft`, -1 for none, and its kind."""
-    if place[0] < 0:
+def candidate(copying: Copying, index: IndexArrays, places: np.ndarray, node: int, row: int) -> tuple[int, int]:
+    """Return the token to copy at one of the places of a node, -1 for none, and its kind; see `begin_draft`."""
+    place, run, rule, done = places[node, row, 0], places[node, row, 1], places[node, row, 2], places[node, row, 3]
+    if place < 0:
         return np.int64(ABSENT), np.int64(0)
-    run, rule, done = place[1], place[2], place[3]
     if done == 0:
-        rule = _rule_at(copying, index, place[0])
+        rule = _rule_at(copying, index, place)
     if rule >= 0:
         return copying.rules[rule, _TOKENS + _LONGEST_RULE + done], np.int64(_BY_RULE)
     if run == -1:
-        return token_at(index, place[0]), np.int64(_AT_BEGINNING)
-    return token_at(index, place[0]), np.int64(
-        0 if run < 1 else 1 if run < 2 else 2 if run < 4 else 3 if run < 8 else 4
-    )
+        return token_at(index, place), np.int64(_AT_BEGINNING)
+    return token_at(index, place), np.int64(0 if run < 1 else 1 if run < 2 else 2 if run < 4 else 3 if run < 8 else 4)
 
 
 @compiled_part
@@ -239,13 +246,14 @@ def weight(kind: int) -> float:
 
 
 @compiled_part
-def go_on(copying: Copying, index: IndexArrays, places: np.ndarray, token: int, below: np.ndarray) -> None:
-    """Fill in where copying may continue after `token`, which follows a place of a draft; see `begin_draft`."""
+def go_on(copying: Copying, index: IndexArrays, places: np.ndarray, parent: int, node: int, token: int) -> None:
+    """Fill in where copying may continue after `node`, which has `token` and follows `parent`; see `begin_draft`."""
     found, rules = 0, copying.rules
     for row in range(HYPOTHESES):
-        below[row, 0] = ABSENT
+        places[node, row, 0] = ABSENT
     for row in range(HYPOTHESES):
-        place, run, rule, done = places[row, 0], max(places[row, 1], np.int64(0)), places[row, 2], places[row, 3]
+        place, run = places[parent, row, 0], max(places[parent, row, 1], np.int64(0))
+        rule, done = places[parent, row, 2], places[parent, row, 3]
         if place < 0:
             continue
         if done == 0:
@@ -258,8 +266,9 @@ def go_on(copying: Copying, index: IndexArrays, places: np.ndarray, token: int, 
             place += 1
         else:
             continue
-        below[found, 0], below[found, 1], below[found, 2], below[found, 3] = place, run + 1, max(rule, 0), done
+        _set_place(places, node, found, place, run + 1, max(rule, 0), done)
         found += 1
-    if found == 0 and places[0, 0] >= 0 and places[0, 1] >= _AGAIN and places[0, 3] == 0:
-        below[0, 0], below[0, 1], below[0, 2], below[0, 3] = places[0, 0] + 1, 0, 0, 0
-        below[1, 0], below[1, 1], below[1, 2], below[1, 3] = places[0, 0], 0, 0, 0
+    place = places[parent, 0, 0]
+    if found == 0 and place >= 0 and places[parent, 0, 1] >= _AGAIN and places[parent, 0, 3] == 0:
+        _set_place(places, node, 0, place + 1, 0, 0, 0)
+        _set_place(places, node, 1, place, 0, 0, 0)

@@ -44,16 +44,6 @@ _KINDS = _MATCHED + COPIED
 """Kinds of candidates, by the matches that support them; those copied without a long match, by their kind of copy."""
 
 
-class Sources(NamedTuple):
-    """Where candidates come from."""
-
-    rows: Rows
-    sequence: IndexArrays  # of the sequence so far; empty where it is not searched
-    history: IndexArrays  # of the earlier outputs; may be empty
-    calibration: np.ndarray  # `mixture_calibration`
-    copying: Copying  # state of edit-aware copying
-
-
 class Mixture(NamedTuple):
     """Buffers for the candidates after one place; c at most."""
 
@@ -92,17 +82,28 @@ class Mixture(NamedTuple):
         )
 
 
+class Sources(NamedTuple):
+    """Where candidates come from."""
+
+    rows: Rows
+    sequence: IndexArrays  # of the sequence so far; empty where it is not searched
+    history: IndexArrays  # of the earlier outputs; may be empty
+    calibration: np.ndarray  # `mixture_calibration`
+    copying: Copying  # state of edit-aware copying
+    mixture: Mixture  # workspace
+
+
 def mixture_calibration() -> np.ndarray:
     """(cells, 2) float32: see `calibration.new_calibration`."""
     return new_calibration(_KINDS)
 
 
 @compiled_part
-def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
-    """Find the candidates after `mixture.recent` and their probabilities; return their number. `places` (HYPOTHESES,
-    4): where copying may continue.
+def mix(sources: Sources, places: np.ndarray, node: int) -> int:
+    """Find the candidates after `mixture.recent` and their probabilities; return their number. `places` (nodes,
+    HYPOTHESES, 4): where copying may continue after each node.
     """
-    rows, shares = sources.rows, mixture.shares
+    mixture, rows, shares = sources.mixture, sources.rows, sources.mixture.shares
     found, known = _mix_alternatives(mixture, rows), False
     for order in range(1, mixture.orders + 1):
         row = find_row(rows, mixture.recent, order)
@@ -113,7 +114,7 @@ def mix(mixture: Mixture, sources: Sources, places: np.ndarray) -> int:
         found = _mix_row(mixture, found, rows, row, weight, rows.candidates.shape[1], np.int64(-1))
     found = _mix_sequence(mixture, found, sources.history, np.int64(1))
     found = _mix_sequence(mixture, found, sources.sequence, np.int64(0))
-    found = _mix_copied(mixture, found, sources, places)
+    found = _mix_copied(sources, found, places, node)
     for place in range(found):
         rank = 0
         for other in range(found):
@@ -198,18 +199,19 @@ def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: in
 
 
 @compiled_part
-def _mix_copied(mixture: Mixture, found: int, sources: Sources, places: np.ndarray) -> int:
+def _mix_copied(sources: Sources, found: int, places: np.ndarray, node: int) -> int:
     """Add tokens to be copied; return the number of candidates."""
+    mixture = sources.mixture
     most, total = np.float32(0), np.float32(0)
     for row in range(HYPOTHESES):
-        token, kind = candidate(sources.copying, sources.sequence, places[row])
+        token, kind = candidate(sources.copying, sources.sequence, places, node, row)
         if token >= 0:
             most, total = max(most, weight(kind)), total + weight(kind)
     if total <= 0:
         return found
     _fade(mixture, found, most)
     for row in range(HYPOTHESES):
-        token, kind = candidate(sources.copying, sources.sequence, places[row])
+        token, kind = candidate(sources.copying, sources.sequence, places, node, row)
         if token >= 0:
             place = _add(mixture, found, token, most * weight(kind) / total)
             if mixture.copied[place] < 0:

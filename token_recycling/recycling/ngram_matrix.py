@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import math
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._util.compiled import compiled
-from .._util.topk import exceeded
-from .copying import Copying
+from .._util.topk import exceeded, top_candidates
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
-from .mixture import Sources, mixture_calibration
+from .mixture import mixture_calibration
 from .ngrams import FULL, Rows, find_row, key_of
-from .suffix_index import IndexArrays, SuffixIndex
+from .suffix_index import SuffixIndex
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_ORDER = 4
-_NO_TEXT, _NOT_COPIED = IndexArrays.empty(0), Copying.empty()
 
 
 def check_options(k: int, orders: int, memory: float, history: int) -> None:
@@ -54,6 +56,10 @@ class NgramMatrix:
             keys=np.zeros(hashed, np.int64),
         )
         self.calibration = mixture_calibration()
+        self.rejections = np.zeros(3)
+        """Of the chains of all sequences; see `growth.count_rejections`."""
+        self.lessons = 0
+        """Rows learned so far."""
         self.history = SuffixIndex(capacity=history)
         """Outputs of all sequences, as far as they fit."""
 
@@ -113,6 +119,17 @@ class NgramMatrix:
         # Another type or layout would trigger another compilation.
         given, types = (ngrams, candidates, probabilities), (np.int64, np.int32, np.float32)
         overwrite(self.rows, *map(np.ascontiguousarray, given, types))
+        self.lessons += len(ngrams)
+
+    def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
+        """Learn from the target's logits (n, vocabulary) after n-grams (n, orders) whose rows would change."""
+        rows = None
+        if isinstance(logits, np.ndarray) or logits.device.type == "cpu":  # elsewhere copying all is cheaper
+            logits = logits if isinstance(logits, np.ndarray) else logits.float().numpy()
+            rows = self.surprised_by(ngrams, logits)
+            ngrams = ngrams[rows]
+        if len(ngrams):
+            self.learn(ngrams, *top_candidates(logits, self.k, rows))
 
     def predicts(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """Return for each n-gram (n, orders) whether its row has `chosen` (n,) first, bool (n,); -1: unknown."""
@@ -123,10 +140,6 @@ class NgramMatrix:
         first.
         """
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
-
-    def sources(self) -> Sources:
-        """Return the sources of candidates, without a sequence."""
-        return Sources(self.rows, _NO_TEXT, self.history.arrays, self.calibration, _NOT_COPIED)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Write a safetensors file; see `AdjacencyMatrix.save`."""

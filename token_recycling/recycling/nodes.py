@@ -11,7 +11,7 @@ import numpy as np
 
 from .._util.compiled import compiled_part
 from .copying import HYPOTHESES, find, go_on
-from .mixture import Mixture, Sources, mix
+from .mixture import Sources, mix
 from .ngrams import ABSENT
 from .suffix_index import LONGEST
 
@@ -20,7 +20,7 @@ CHILDREN = 16
 
 
 class GrowingTree(NamedTuple):
-    """Nodes of a tree in order of growth, with their candidates; with slots as first dimension for many sequences."""
+    """Nodes of a tree in order of growth, with their candidates."""
 
     tokens: np.ndarray
     parents: np.ndarray
@@ -34,42 +34,24 @@ class GrowingTree(NamedTuple):
     known: np.ndarray  # (capacity,) int64: number of candidates
     drafted: np.ndarray  # (capacity,) int64: how many of them became children
     places: np.ndarray  # (capacity, HYPOTHESES, 4) int64: where copying may continue
-    mixture: Mixture
 
     @classmethod
-    def empty(cls, slots: int, nodes: int, orders: int, k: int) -> GrowingTree:
-        """Allocate `slots` sequences of `nodes` nodes each, the root included; for rows of `orders` and k."""
+    def empty(cls, nodes: int) -> GrowingTree:
+        """Allocate a tree of up to `nodes` nodes, the root included."""
         ints = ("tokens", "parents", "depths", "ranks", "known", "drafted")
         return cls(
-            **{name: np.zeros((slots, nodes), np.int64) for name in ints},
-            values=np.zeros((slots, nodes), np.float32),
-            recent=np.full((slots, LONGEST), ABSENT, np.int64),
-            candidates=np.zeros((slots, nodes, CHILDREN), np.int64),
-            probabilities=np.zeros((slots, nodes, CHILDREN), np.float32),
-            cells=np.zeros((slots, nodes, CHILDREN), np.int64),
-            places=np.full((slots, nodes, HYPOTHESES, 4), -1, np.int64),
-            mixture=Mixture.empty(orders, k),
+            **{name: np.zeros(nodes, np.int64) for name in ints},
+            values=np.zeros(nodes, np.float32),
+            recent=np.full(LONGEST, ABSENT, np.int64),
+            candidates=np.zeros((nodes, CHILDREN), np.int64),
+            probabilities=np.zeros((nodes, CHILDREN), np.float32),
+            cells=np.zeros((nodes, CHILDREN), np.int64),
+            places=np.full((nodes, HYPOTHESES, 4), ABSENT, np.int64),
         )
 
-
-@compiled_part(allocates=True)
-def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
-    """Return the nodes of one sequence, as views."""
-    return GrowingTree(
-        trees.tokens[slot],
-        trees.parents[slot],
-        trees.depths[slot],
-        trees.ranks[slot],
-        trees.values[slot],
-        trees.recent[slot],
-        trees.candidates[slot],
-        trees.probabilities[slot],
-        trees.cells[slot],
-        trees.known[slot],
-        trees.drafted[slot],
-        trees.places[slot],
-        trees.mixture,
-    )
+    def first(self, nodes: int) -> GrowingTree:
+        """Return the first nodes, as views that hold until the next draft."""
+        return GrowingTree(*(array if array is self.recent else array[:nodes] for array in self))
 
 
 @compiled_part
@@ -84,19 +66,19 @@ def put_below(tree: GrowingTree, node: int, parent: int, token: int, probability
     """Add a token below a node, as the newest node."""
     tree.tokens[node], tree.parents[node], tree.depths[node] = token, parent, tree.depths[parent] + 1
     tree.values[node] = tree.values[parent] * probability
-    go_on(sources.copying, sources.sequence, tree.places[parent], tree.tokens[node], tree.places[node])
+    go_on(sources.copying, sources.sequence, tree.places, parent, node, tree.tokens[node])
 
 
 @compiled_part
 def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
     """Find the candidates after the newest node."""
-    mixture, known, depth, above = tree.mixture, np.int64(0), tree.depths[node], node
+    mixture, known, depth, above = sources.mixture, np.int64(0), tree.depths[node], node
     for place in range(LONGEST):
         if place < depth:
             mixture.recent[place], above = tree.tokens[above], tree.parents[above]
         else:
             mixture.recent[place] = tree.recent[place - depth]
-    for candidate in range(mix(mixture, sources, tree.places[node])):
+    for candidate in range(mix(sources, tree.places, node)):
         probability, place = mixture.probabilities[candidate], known
         while place > 0 and tree.probabilities[node, place - 1] < probability:
             if place < CHILDREN:
@@ -110,7 +92,7 @@ def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
             known = min(known + 1, np.int64(CHILDREN))
     tree.known[node], tree.drafted[node] = known, 0
     if node == 0:
-        find(sources.copying, tree.places[0], mixture.longest[0, 1], mixture.longest[0, 0])
+        find(sources.copying, tree.places, mixture.longest[0, 1], mixture.longest[0, 0])
 
 
 @compiled_part

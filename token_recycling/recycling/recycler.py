@@ -1,41 +1,33 @@
-"""Draft for one sequence or many, and learn from the verified logits (Luo et al., 2408.08696, and later work).
+"""Draft for one sequence, or for a batch of them, and learn from the verified logits (Luo et al., 2408.08696).
 
-The knowledge is an `NgramMatrix`, which recyclers may share. This module imports neither transformers nor torch nor an
-engine, and learning depends only on tokens and logits, never on clocks or random numbers, so that all ranks of a
-tensor-parallel engine learn the same. Cost per step: about 20 microseconds, a few more per sequence, and the nodes
-(`growth`).
-
-Each sequence has a slot in arrays shared with compiled code, an index of its tokens, and a recorder that appends it to
-the history of all outputs. A slot is freed when its sequence is garbage-collected, at any time and in any thread; its
-last tokens are then recorded with the next draft.
+A `Recycler` belongs to one sequence: its index, its draft, and the recorder that appends it to the history of all
+outputs. What sequences share is in the `NgramMatrix`. This module imports neither transformers nor torch nor an engine,
+and learning depends only on tokens and logits, never on clocks or random numbers, so that all ranks of a
+tensor-parallel engine learn the same. Cost per step: some 20 microseconds per sequence, and its nodes (`growth`).
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._util.topk import top_candidates
-from ..costs.budget import NO_COSTS
-from ..grammar.grow import Candidates, GrammarStatistics, grow
-from .growth import Asked, SequenceArrays, Shape, count_chosen, draft, put, read_on
+from ..costs.budget import NO_COSTS, least_gain, paying_prefix
+from ..grammar.grow import Candidates, GrammarStatistics
+from ..grammar.grow import grow as grow_within
+from .copying import Copying
+from .growth import Shape, count_chosen, count_rejections, grow, put, read
+from .mixture import Mixture, Sources
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree, keep_allowed
-from .options import Options
 from .suffix_index import BREAK, LONGEST, SuffixIndex, masked
 
 if TYPE_CHECKING:
-    import torch
-
     from ..grammar.state import State
     from ..trees.tree import Tree
 
-_OURS = "token_recycling"
-_ROOT_ALONE = np.ones(1)
-"""Costs by which no node pays."""
 _NO_MASK = np.zeros(0, np.int32)
 """An empty mask: no candidates are looked up."""
 _UNFINISHED = 16
@@ -45,125 +37,86 @@ _PIECE, _LEAD = 32, 8
 
 
 class Recycler:
-    """Drafts for sequences and learns from verified steps."""
+    """Drafts for one sequence and learns from its verified steps."""
 
     def __init__(
         self,
         matrix: NgramMatrix,
-        options: Options,
+        prompt: np.ndarray,
         nodes: int,
         *,
+        suffix: bool = True,
         template: Tree | None = None,
         chains: bool = False,
         corrected: bool = False,
-        prompts: bool = False,
+        records_prompt: bool = False,
         learns: bool = True,
     ) -> None:
-        """`nodes`: most drafted nodes of a sequence. `template`: filled instead of growing a tree; it branches at most
-        `CHILDREN` times per node. `corrected`: see `Shape`. `prompts`: record the end of each prompt too, so that its
-        continuation is found again.
+        """Start with the `prompt` (length,), integers; `nodes`: most drafted nodes.
+
+        `suffix`: search the sequence itself. `template`: filled instead of growing a tree; it branches at most
+        `CHILDREN` times per node. `corrected`: see `Shape`. `records_prompt`: record the end of the prompt too, so that
+        its continuation is found again. `learns`: whether the sequence leaves a trace in the matrix.
         """
-        self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
-        self.lessons = 0
-        """Rows learned so far."""
-        self._prompts = prompts
+        self.matrix, self.nodes, self.learns = matrix, nodes, learns
+        self.recorder = Recorder(matrix.history, prompt, _UNFINISHED) if records_prompt else Recorder(matrix.history)
+        self._searched = suffix
+        self._length, self._last = len(prompt), int(prompt[-1])
+        self.recorded = len(prompt)
+        """Tokens given to the recorder, the prompt included."""
+        self._read = 0
+        """Tokens in the index."""
+        self._index, self._copying = SuffixIndex(), Copying.empty()
+        self._copying.begin(len(prompt))
         parents, ranks = ((), ()) if template is None else (template.parents, template.ranks)
         self._shape = Shape(
             np.array(parents, np.int64),
             np.array(ranks, np.int64),
+            np.zeros(len(parents) + 1, np.int64),
             nodes,
             1 if chains else CHILDREN,
             corrected,
         )
-        self._sequences = SequenceStates(matrix.history, nodes + 1, options.orders, options.k)
+        self._tree, self._mixture = GrowingTree.empty(nodes + 1), Mixture.empty(matrix.orders, matrix.k)
+        self._grown = 0
+        """Nodes of the tree; 0 once its outcome was counted."""
+        self._rejections = np.zeros(3)
 
-    # Sequences
-
-    def begin(self, tokens: np.ndarray, sequence: SequenceState | None = None) -> SequenceState:
-        """Start a sequence with its prompt `tokens` (length,), in a new slot or in that of `sequence`."""
-        sequence, history = self._sequences.new() if sequence is None else sequence, self.matrix.history
-        recorder = Recorder(history, tokens, _UNFINISHED) if self._prompts else Recorder(history)
-        self._sequences.begin(sequence.slot, len(tokens), recorder)
-        sequence.read = sequence.recorded = len(tokens)
-        sequence.last = int(tokens[-1])
-        return sequence
-
-    def predict(self, sequence: SequenceState, tokens: Sequence[int] | np.ndarray, answered: int = 0) -> None:
-        """Set the predicted output of a sequence that has just begun, tokens (n,): drafts copy from it first.
-        `answered`: how many tokens of the sequence are output already.
+    def predict(self, tokens: Sequence[int] | np.ndarray, answered: int = 0) -> None:
+        """Set the predicted output, tokens (n,), before the first draft: drafts copy from it first. `answered`: how
+        many tokens of the prompt are output already.
         """
         if len(tokens):
-            self._sequences.predict(sequence.slot, [*tokens, BREAK])
-            self._sequences.arrays.copying.begin(sequence.slot, sequence.read - answered, len(tokens))
+            self._searched = True
+            self._index.extend([*tokens, BREAK])
+            self._copying.begin(self._length - answered, len(tokens))
 
-    def predicted(self, sequence: SequenceState) -> int:
-        """Return how many tokens of a sequence its prediction contained, counting tokens read so far."""
-        return self._sequences.arrays.copying.predicted(sequence.slot)
+    @property
+    def predicted(self) -> int:
+        """How many tokens of the sequence its prediction contained, counting tokens read so far."""
+        return self._copying.predicted
 
-    def sequence_of(
-        self, record: Any, tokens: np.ndarray, prediction: Callable[[], Sequence[int]] = tuple, answered: int = 0
-    ) -> SequenceState:
-        """Return the sequence state stored on an engine's record of a request. It starts again where it does not
-        continue with `tokens` (length,), with the predicted output `prediction()`.
-        """
-        sequence: SequenceState | None = getattr(record, _OURS, None)
-        if sequence is None or not sequence.read <= len(tokens) or tokens[sequence.read - 1] != sequence.last:
-            sequence = self.begin(tokens, sequence)
-            self.predict(sequence, prediction(), answered)
-            setattr(record, _OURS, sequence)
-        return sequence
+    def continues(self, tokens: np.ndarray) -> bool:
+        """Return whether a sequence (length,) continues what was read."""
+        return self._length <= len(tokens) and bool(tokens[self._length - 1] == self._last)
 
     # Drafts
 
     def draft(
-        self,
-        sequences: Sequence[SequenceState],
-        tokens: np.ndarray,
-        rows: np.ndarray,
-        lengths: np.ndarray,
-        max_depths: np.ndarray,
-        costs: np.ndarray = NO_COSTS,
-        ratio: float = 1.0,
-    ) -> np.ndarray:
-        """Draft for n sequences; return the size of each draft (n,) int64, the root included. `tree` has the nodes.
-
-        The sequences lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node is deeper than
-        `max_depths` (n,). All are int64; tokens may be any integers. `costs` (m,) float64: time of verifying 1, 2, ...
-        nodes of all sequences, in any unit; empty where every node pays. `ratio`: accepted / predicted tokens of
-        earlier drafts, which scales the expected gain of a node.
-        """
-        self._sequences.record_ended()
-        for sequence, row, length in zip(sequences, rows.tolist(), lengths.tolist(), strict=True):
-            if length > sequence.recorded:
-                self._record(sequence, tokens[row, sequence.recorded : length].tolist(), False)
-            sequence.read, sequence.last = length, int(tokens[row, length - 1])
-        slots, counts = (
-            np.array([sequence.slot for sequence in sequences], np.int64),
-            np.empty(len(sequences), np.int64),
-        )
-        if self.options.suffix:
-            for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-                self._sequences.reserve(slot, length)
-        asked = Asked(tokens, rows, slots, lengths, max_depths, self.learns)
-        draft(self._sequences.arrays, asked, self.matrix.sources(), self._shape, costs, ratio, counts)
-        return counts
-
-    def draft_one(
-        self,
-        sequence: SequenceState,
-        tokens: np.ndarray,
-        max_depth: int,
-        costs: np.ndarray = NO_COSTS,
-        ratio: float = 1.0,
+        self, tokens: np.ndarray, max_depth: int, costs: np.ndarray = NO_COSTS, ratio: float = 1.0
     ) -> GrowingTree:
-        """Draft for one sequence (length,), as `draft`; return the nodes."""
-        one = np.array([0, len(tokens), max_depth])
-        counts = self.draft([sequence], tokens[None], one[:1], one[1:2], one[2:], costs, ratio)
-        return self.tree(sequence, int(counts[0]))
+        """Return a draft after the sequence `tokens` (length,), integers, as views that hold until the next one.
+
+        No node is deeper than `max_depth`. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit; empty
+        where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales the expected gain of
+        a node.
+        """
+        self._read_on(tokens)
+        paying, _ = self._grow(max_depth, costs=costs, ratio=ratio)
+        return self._tree.first(paying)
 
     def draft_within(
         self,
-        sequence: SequenceState,
         tokens: np.ndarray,
         max_depth: int,
         state: State,
@@ -171,94 +124,155 @@ class Recycler:
         costs: np.ndarray = NO_COSTS,
         ratio: float = 1.0,
     ) -> tuple[GrowingTree, np.ndarray]:
-        """Draft for one sequence (length,) within a grammar. Return the nodes as `draft_one` does, and the probability
-        (n,) float32 of each being accepted if its parent is. `state`: the grammar's state at the end of the sequence.
+        """Draft within a grammar, as `draft` does. Return the nodes, and the probability (n,) float32 of each being
+        accepted if its parent is. `state`: the grammar's state at the end of the sequence.
         """
-        one = np.array([0, len(tokens), max_depth])
-        self.draft([sequence], tokens[None], one[:1], one[1:2], one[2:], _ROOT_ALONE)
-        tree, known, slot = self.tree(sequence, self.nodes + 1), self.matrix.sources(), sequence.slot
-        sequences, made = self._sequences.arrays, [0]
+        self._read_on(tokens)
+        self._grow(max_depth, least=math.inf)
+        tree, sources = self._tree, self._sources()
 
         def candidates(node: int) -> Candidates:
             shown = slice(tree.known[node])
             return [*zip(tree.candidates[node, shown].tolist(), tree.probabilities[node, shown].tolist(), strict=True)]
 
         def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
-            put(sequences, slot, known, parent, token, probability, _NO_MASK if after is None else after.mask)
-            made[0] += 1
-            return [] if after is None else candidates(made[0])
+            mask = _NO_MASK if after is None else after.mask
+            put(tree, sources, self._grown, parent, token, probability, mask)
+            self._grown += 1
+            return [] if after is None else candidates(self._grown - 1)
 
         keep_allowed(tree, 0, state.mask)
-        first = candidates(0)
-        root = int(tree.tokens[0])
-        _, _, confidence = grow(state, first, root, propose, grammar_statistics, max_depth, self.nodes, costs, ratio)
-        return self.tree(sequence, len(confidence)), np.array(confidence, np.float32)
+        first, root = candidates(0), int(tree.tokens[0])
+        _, _, confidence = grow_within(
+            state, first, root, propose, grammar_statistics, max_depth, self.nodes, costs, ratio
+        )
+        return tree.first(len(confidence)), np.array(confidence, np.float32)
 
-    def tree(self, sequence: SequenceState, nodes: int) -> GrowingTree:
-        """Return the first nodes of a draft in order of growth, as views that hold until the next draft."""
-        trees = self._sequences.arrays.trees
-        arrays = [
-            array[sequence.slot] if array is trees.recent else array[sequence.slot, :nodes] for array in trees[:-1]
-        ]
-        return GrowingTree._make([*arrays, trees.mixture])
-
-    def chain(self, sequence: SequenceState, nodes: int) -> list[int]:
+    def chain(self, nodes: int) -> list[int]:
         """Return the drafted tokens of a chain of that many nodes."""
-        return self._sequences.arrays.trees.tokens[sequence.slot, 1:nodes].tolist()
+        return self._tree.tokens[1:nodes].tolist()
+
+    @property
+    def _gains(self) -> np.ndarray:
+        """(n,) float32: expected tokens of each grown node, in order of growth."""
+        return self._tree.values[1 : self._grown]
+
+    def _read_on(self, tokens: np.ndarray) -> None:
+        """Read the new tokens of a sequence (length,), and count the outcome of the last draft."""
+        length = len(tokens)
+        if length > self.recorded:
+            self._record(tokens[self.recorded :].tolist(), False)
+        written = np.ascontiguousarray(tokens[self._read :], np.int64)
+        if self._grown:
+            self._count(written)
+            if self._shape.corrected:
+                count_rejections(self._tree, self._grown, written, self._rejections, self.matrix.rejections)
+        self._search_in(written)
+        newest = tokens[-LONGEST:]
+        self._tree.recent[: len(newest)] = newest[::-1]
+        self._length, self._last, self._grown = length, int(tokens[-1]), 0
+
+    def _search_in(self, written: np.ndarray) -> None:
+        """Add tokens to the index, if the sequence is searched."""
+        if self._searched:
+            self._index.reserve(len(written))
+            read(self._index.arrays, self._copying, written, self._read)
+        self._read += len(written)
+
+    def _grow(
+        self, max_depth: int, least: float = 0.0, costs: np.ndarray = NO_COSTS, ratio: float = 1.0
+    ) -> tuple[int, float]:
+        """Grow the draft by nodes that gain more than `least` each. Return how many nodes pay, and the gain of the best
+        one that was not added.
+        """
+        paying, self._grown, gain = grow(
+            self._tree,
+            self._sources(),
+            self._shape,
+            self._rejections,
+            self.matrix.rejections,
+            max_depth,
+            self._grown,
+            least,
+            costs,
+            ratio,
+        )
+        return paying, gain
+
+    def _sources(self) -> Sources:
+        matrix = self.matrix
+        return Sources(
+            matrix.rows, self._index.arrays, matrix.history.arrays, matrix.calibration, self._copying, self._mixture
+        )
 
     # Learning
 
-    def observe(self, sequence: SequenceState, written: Sequence[int], ends: bool) -> None:
+    def observe(self, written: Sequence[int], ends: bool) -> None:
         """Record the accepted tokens of the last draft now instead of with the next one; `ends`: the sequence ends
         there.
         """
-        made, self._sequences.arrays.made[sequence.slot] = int(self._sequences.arrays.made[sequence.slot]), 0
-        if made and self.learns:
-            tree = self.tree(sequence, made)
-            count_chosen(tree, made, np.array(written, np.int64), self.matrix.calibration)
-        arrays, slot = self._sequences.arrays, sequence.slot
-        if ends and arrays.capacities[slot] and arrays.copying.state[slot, 0] >= 0:
-            self._sequences.reserve(slot, int(arrays.read[slot]) + len(written))
-            read_on(arrays, slot, np.array(written, np.int64), self.matrix.sources())
-        self._record(sequence, written, ends)
+        if self._grown:
+            self._count(np.array(written, np.int64))
+        self._grown = 0
+        if ends and self._copying.active:
+            self._search_in(np.array(written, np.int64))
+        self._record(written, ends)
 
-    def forget_draft(self, sequence: SequenceState) -> None:
+    def forget_draft(self) -> None:
         """Discard the last draft, which was not verified."""
-        self._sequences.arrays.made[sequence.slot] = 0
+        self._grown = 0
 
-    def ngrams(self, sequence: SequenceState, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the n-gram (n, orders) int64 at each node of a tree (n,) below the newest token of a sequence."""
-        ngrams = np.empty((len(parents), self.options.orders), np.int64)
+    def ngrams(self, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return the n-gram (n, orders) int64 at each node of a tree (n,) below the newest token of the sequence."""
+        orders = self.matrix.orders
+        ngrams = np.empty((len(parents), orders), np.int64)
         ngrams[:, 0] = tokens
-        ngrams[0] = self._sequences.arrays.trees.recent[sequence.slot, : self.options.orders]
-        for place in range(1, self.options.orders):
+        ngrams[0] = self._tree.recent[:orders]
+        for place in range(1, orders):
             ngrams[1:, place] = ngrams[parents[1:], place - 1]
         return ngrams
 
-    def learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
-        """Learn candidates (n, k) after n-grams (n, orders)."""
-        if self.learns and len(ngrams):
-            self.matrix.learn(ngrams, ids, probabilities)
-            self.lessons += len(ngrams)
-
-    def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
-        """Learn from the target's logits (n, vocabulary) after n-grams (n, orders) whose rows would change."""
-        if not self.learns or not len(ngrams):
-            return
-        rows = None
-        if (
-            isinstance(logits, np.ndarray) or logits.device.type == "cpu"
-        ):  # on other devices copying all is cheaper than selecting
-            logits = logits if isinstance(logits, np.ndarray) else logits.float().numpy()
-            rows = self.matrix.surprised_by(ngrams, logits)
-            ngrams = ngrams[rows]
-        if len(ngrams):
-            self.learn(ngrams, *top_candidates(logits, self.options.k, rows))
-
-    def _record(self, sequence: SequenceState, written: Sequence[int], ends: bool) -> None:
+    def _count(self, written: np.ndarray) -> None:
+        """Count which kinds of candidates were right in the last draft."""
         if self.learns:
-            self._sequences.record(sequence.slot, written, ends)
-        sequence.recorded += len(written)
+            count_chosen(self._tree, self._grown, written, self.matrix.calibration)
+
+    def _record(self, written: Sequence[int], ends: bool) -> None:
+        if self.learns:
+            self.recorder.add(written, ends)
+        self.recorded += len(written)
+
+
+def draft_together(
+    recyclers: Sequence[Recycler],
+    sequences: Sequence[np.ndarray],
+    max_depths: Sequence[int],
+    costs: np.ndarray = NO_COSTS,
+    ratio: float = 1.0,
+) -> list[int]:
+    """Draft for the sequences (length,) of a batch; return how many nodes of each pay, the root included.
+
+    Of all sequences the most valuable nodes are kept. `costs` (m,) float64: time of verifying 1, 2, ... nodes of all of
+    them. See `Recycler.draft`.
+    """
+    for recycler, tokens in zip(recyclers, sequences, strict=True):
+        recycler._read_on(tokens)
+    if not len(costs):
+        return [recycler._grow(depth)[0] for recycler, depth in zip(recyclers, max_depths, strict=True)]
+    n = len(recyclers)
+    expected, next_gains = np.array([n / ratio]), np.zeros(n)
+    least, growing = least_gain(costs, n, expected), np.arange(n)
+    while len(growing):
+        for row in growing.tolist():
+            _, next_gains[row] = recyclers[row]._grow(max_depths[row], least)
+        gains = [recycler._gains for recycler in recyclers]
+        sizes, values = [len(own) for own in gains], np.concatenate(gains)
+        order = np.argsort(-values, kind="stable")
+        expected = np.cumsum(np.append(n / ratio, values[order].astype(np.float64)))
+        least = least_gain(costs, n, expected)
+        growing = np.flatnonzero(next_gains > least)
+    owners = np.repeat(np.arange(n), sizes)[order[: paying_prefix(costs, n, expected)]]
+    return (1 + np.bincount(owners, minlength=n)).tolist()
 
 
 class Recorder:
@@ -288,97 +302,3 @@ class Recorder:
                 self._written_to = len(self._history)
         self._held = self._held[-_LEAD:]
         self._lead = len(self._held)
-
-
-class SequenceState:
-    """One sequence in progress; its owner keeps a reference to it."""
-
-    slot: int
-    read = recorded = 0
-    """Tokens read, and tokens given to the recorder."""
-    last = -1
-    """The last token read."""
-
-
-class SequenceStates:
-    """Slots of all sequences of a recycler."""
-
-    def __init__(self, history: SuffixIndex, *sizes: int) -> None:
-        """`history`: outputs of all earlier sequences. `sizes`: see `SequenceArrays.empty`."""
-        self._history, self._sizes = history, sizes
-        self._free: list[int] = []
-        self._predicted: list[int] = []
-        """Tokens of the prediction at the start of each index."""
-        self._indices: list[SuffixIndex] = []
-        self._recorders: list[Recorder] = []
-        self._ended: list[Recorder] = []
-        self.arrays = SequenceArrays.empty(0, *sizes)
-        """Replaced by larger arrays as sequences are added."""
-
-    def new(self) -> SequenceState:
-        """Return a sequence in a slot of its own, which is freed when the last reference goes."""
-        sequence = SequenceState()
-        sequence.slot = self._take()
-        weakref.finalize(sequence, self._give_back, sequence.slot)
-        return sequence
-
-    def begin(self, slot: int, prompt: int, recorder: Recorder) -> None:
-        """Start a sequence with a prompt of that many tokens in a slot."""
-        arrays = self.arrays
-        arrays.copying.begin(slot, prompt)
-        arrays.made[slot] = arrays.read[slot] = arrays.wrong[slot] = 0
-        self._ended.append(self._recorders[slot])
-        self._indices[slot], self._recorders[slot], self._predicted[slot] = SuffixIndex(), recorder, 0
-        self._locate(slot)
-
-    def predict(self, slot: int, tokens: Sequence[int]) -> None:
-        """Put predicted tokens into the index of a sequence that has just begun."""
-        self._indices[slot].extend(tokens)
-        self._predicted[slot] = len(tokens)
-        self._locate(slot)
-
-    def reserve(self, slot: int, length: int) -> None:
-        """Reserve memory for the unread tokens of a sequence of `length` tokens."""
-        if self._predicted[slot] + length > self.arrays.capacities[slot]:
-            self._indices[slot].reserve(length - int(self.arrays.read[slot]))
-            self._locate(slot)
-
-    def record(self, slot: int, written: Sequence[int], ends: bool) -> None:
-        """Append output to the history; `ends`: the sequence ends there."""
-        self._recorders[slot].add(written, ends)
-
-    def record_ended(self) -> None:
-        """Append the remaining tokens of garbage-collected sequences to the history."""
-        while self._ended:
-            self._ended.pop().add((), ends=True)
-
-    def _take(self) -> int:
-        """Return a free slot; double the number of slots where there is none."""
-        if not self._free:
-            old, slots = self.arrays, len(self._indices)
-            self.arrays = new = SequenceArrays.empty(max(1, 2 * slots), *self._sizes)
-            for into, from_ in zip(_flat(new), _flat(old), strict=True):
-                into[:slots] = from_[:slots]
-            new.wrong[-1] = old.wrong[-1]
-            added = range(slots, len(new.read))
-            self._indices += [SuffixIndex() for _ in added]
-            self._predicted += [0 for _ in added]
-            self._recorders += [Recorder(self._history) for _ in added]
-            self._free += reversed(added)
-        return self._free.pop()
-
-    def _give_back(self, slot: int) -> None:
-        """Free a slot. Must not block: it runs during garbage collection."""
-        self._indices[slot] = SuffixIndex()
-        self._ended.append(self._recorders[slot])
-        self._free.append(slot)
-
-    def _locate(self, slot: int) -> None:
-        index = self._indices[slot].arrays
-        self.arrays.capacities[slot] = len(index.tokens)
-        self.arrays.addresses[slot] = [array.__array_interface__["data"][0] for array in index]
-
-
-def _flat(sequences: SequenceArrays) -> list[np.ndarray]:
-    """Return all arrays that have slots as their first dimension."""
-    return [*sequences.trees[:-1], *sequences[1:-1], *sequences.copying]

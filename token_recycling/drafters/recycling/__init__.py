@@ -137,6 +137,6 @@ class Recycling(Drafter, Options):
 @cache
 def warm_up(device: torch.device) -> None:
     """Compile the functions that drafting for a target on `device` needs."""
-    compile_drafting(np.int64)
+    compile_drafting()
     top_candidates(torch.zeros(2, 2, device=device), 1)
     NgramMatrix(2, 1, 1).predicts(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))

@@ -44,8 +44,7 @@ class RecyclingSequence(SequenceDrafter):
             self._costs, most = costs, len(costs.by_nodes) * costs.sequences - 1  # as for a single sequence
         else:
             most = int(drafter.tree)  # type: ignore[arg-type]
-        self._recycler = Recycler(matrix, drafter, most, template=template)
-        self._sequence = self._recycler.begin(prompt)
+        self._recycler = Recycler(matrix, prompt, most, suffix=drafter.suffix, template=template)
         self._overhead = drafter.overhead
         self._within_grammars = drafter.traits.within_grammars
         self._state: State | None = None
@@ -59,7 +58,7 @@ class RecyclingSequence(SequenceDrafter):
 
     def predict(self, tokens: torch.Tensor) -> None:
         self._predicted = True
-        self._recycler.predict(self._sequence, tokens.tolist())
+        self._recycler.predict(tokens.tolist())
 
     def draft(self, context: Context) -> Draft:
         self._state = context.state if self._within_grammars else None
@@ -72,10 +71,10 @@ class RecyclingSequence(SequenceDrafter):
         tokens, max_depth = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
         if self._state is not None:
             tree, probabilities = self._recycler.draft_within(
-                self._sequence, tokens, max_depth, self._state, self.drafter.grammar_statistics, times, ratio
+                tokens, max_depth, self._state, self.drafter.grammar_statistics, times, ratio
             )
         else:
-            tree = self._recycler.draft_one(self._sequence, tokens, max_depth, times, ratio)
+            tree = self._recycler.draft(tokens, max_depth, times, ratio)
             probabilities = tree.probabilities[tree.parents, tree.ranks]
         self._values = tree.values.copy()
         draft = Draft.of(tree.parents.tolist(), tree.tokens, probabilities, ranks=tree.ranks.tolist())
@@ -92,26 +91,26 @@ class RecyclingSequence(SequenceDrafter):
     def observe(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]
         began = _now() if len(values) else 0.0
-        self._recycler.observe(self._sequence, step.tokens, step.finished)
+        self._recycler.observe(step.tokens, step.finished)
         if len(values):
             self._learn_from(step)
             if self._costs is not None:
                 self._reckon(step, values, self._costs, self._spent + _now() - began)
 
     def statistics(self) -> Mapping[str, float]:
-        return {PREDICTED: self._recycler.predicted(self._sequence)} if self._predicted else {}
+        return {PREDICTED: self._recycler.predicted} if self._predicted else {}
 
     def _learn_from(self, step: Step) -> None:
         """Learn from the target's logits, at nodes of other drafters too."""
         tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
-        ngrams = self._recycler.ngrams(self._sequence, np.array(tree.parents), tokens)
+        ngrams = self._recycler.ngrams(np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = np.arange(len(tree))[step.learnable]
         # A row that predicted right stays.
         teaching = learnable[~self._recycler.matrix.predicts(ngrams[learnable], chosen[learnable])]
         if self._state is None:
-            self._recycler.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
+            self._recycler.matrix.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
         else:
             self._learn_within(self._state, step, teaching, ngrams)
 
@@ -124,7 +123,7 @@ class RecyclingSequence(SequenceDrafter):
         }
         if choices:
             nodes = np.array([*choices])
-            self._recycler.learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k))
+            self._recycler.matrix.learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k))
 
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Record tokens and time of a step, `seconds` of it spent here."""

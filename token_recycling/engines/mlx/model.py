@@ -23,7 +23,7 @@ import numpy as np
 from ..._util.compiled import compiling
 from ...costs.budget import best_size
 from ...recycling.ngrams import ngrams_at
-from ...recycling.recycler import SequenceState
+from ...recycling.recycler import Recycler
 from ..replica import TokenBuffer
 from .cache import Before, most_rows
 
@@ -62,8 +62,8 @@ class Drafting:
         """Whether the newest token was a drafted one."""
         self._prompt_left: int | None = None
         self._text = TokenBuffer(drafter.sequence_of(cache))
-        self._recycled: SequenceState | None = None
-        """The recycler's state of the sequence, from the first draft on."""
+        self._recycled: Recycler | None = None
+        """The recycler of the sequence, from the first draft on."""
         self._unread: mx.array | None = None
         """The sequence's newest token, where a pass was started before it was known."""
         self._passed: Pass | None = None
@@ -113,8 +113,7 @@ class Drafting:
         # A forward pass of which nothing was sampled may still be running.
         self._learn(self._unlearned if self._used else self._unlearned[:-1])
         if self._recycled is not None:
-            written = self._text.tokens[self._recycled.recorded :].tolist()
-            self._recycler.observe(self._recycled, written, ends=True)
+            self._recycled.observe(self._text.tokens[self._recycled.recorded :].tolist(), ends=True)
         self._drafter.keep_text(self._cache, self._text.tokens)
         self._recycler.save_if_due()
 
@@ -190,7 +189,7 @@ class Drafting:
             return [], np.empty(0)
         if self._recycled is None:
             self._recycled = self._recycler.begin(self._text.tokens)
-        chain = self._recycler.draft_one(self._recycled, self._text.tokens, depth)
+        chain = self._recycled.draft(self._text.tokens, depth)
         return chain.tokens[1:].tolist(), chain.values[1:]
 
     def _paying(self, gains: np.ndarray) -> int:
