@@ -49,7 +49,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def server(model):
-    settings = {"offers": ("recycling:tree=8", "published"), "free_options": True, "max_prompt_tokens": 300}
+    settings = {"offers": ("recycling:tree=8", "published"), "max_prompt_tokens": 300}
     with serving(model, tiny.tokenizer(), **settings) as running:
         yield running
 

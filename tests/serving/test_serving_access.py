@@ -12,7 +12,7 @@ from support import tiny
 from support.serving import keys, serving
 
 from token_recycling.serving.access import LocalNamesMiddleware
-from token_recycling.serving.http_server import check_tls
+from token_recycling.serving.http_server import tls_options
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def certificate(tmp_path_factory):
 def test_tls_and_the_health_check_of_the_container(model, certificate):
     script = Path(__file__).parents[2] / "deploy" / "healthcheck.py"
     assert f'"/usr/local/bin/{script.name}"' in script.with_name("Dockerfile").read_text()
-    for tls in ({}, check_tls(*certificate)):
+    for tls in ({}, tls_options(*certificate)):
         with serving(model, tiny.tokenizer(), tls=tls) as running:
             address = f"127.0.0.1:{running.port}/health"
             if tls:
@@ -94,12 +94,12 @@ def test_tls_and_the_health_check_of_the_container(model, certificate):
 
 
 def test_files_that_are_no_certificate(certificate, tmp_path):
-    assert check_tls(None, None) == {}
+    assert tls_options(None, None) == {}
     with pytest.raises(ValueError, match="got one of them"):
-        check_tls(certificate[0], None)
+        tls_options(certificate[0], None)
     for wrong in ((certificate[1], certificate[0]), (certificate[0], tmp_path / "none"), (certificate[0],) * 2):
         with pytest.raises(ValueError, match="must be a certificate and its key"):
-            check_tls(*wrong)
+            tls_options(*wrong)
 
 
 PAGE = "https://page.example"

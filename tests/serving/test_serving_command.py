@@ -16,7 +16,6 @@ from support.speaking import chatty, speaking_llama
 
 from token_recycling.recycling.matrix_file import read_matrix_file
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.http_server import ConnectionLimits
 from token_recycling.serving.settings import DEFAULT_OFFERS, Isolation
 
 ROOT = Path(__file__).parents[2]
@@ -36,16 +35,17 @@ def folder(tmp_path_factory):
 def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
     code = "from token_recycling.cli.app import app; app()"
     options = ["--port", "0", "--matrix", matrix_path(tmp_path), "--name", "small", "--drafter", "recycling:tree=4"]
-    options += ["--chat-template", folder / "template.jinja", "--api-key-file", tmp_path / "keys"]
+    options += ["--chat-template", folder / "template.jinja", "--isolation", "shared"]
     (tmp_path / "keys").write_text("# who may\nann:one\n\n")
     (tmp_path / "keys").chmod(0o440)  # as LoadCredential of systemd has it
     environment = {**ENVIRONMENT, "TOKEN_RECYCLING_API_KEYS": "bob:two"}
+    environment["TOKEN_RECYCLING_API_KEY_FILE"] = str(tmp_path / "keys")
     command = [sys.executable, "-c", code, "serve", folder, *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         lines = iter(server.stderr.readline, "")
         assert f"chmod 600 {tmp_path / 'keys'}" in next(lines)
         said = [next(lines) for _ in range(4)]
-        assert "isolation per-key, since API keys are configured" in said[0]
+        assert "isolation shared, as asked" in said[0]
         assert "4 batch slots: memory fits 4 sequences of up to " in said[1]
         assert "tools are described in the prompt: the chat template shows none" in said[2]
         url = said[3].split(" at ")[1].split(";")[0]
@@ -57,37 +57,32 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
         assert list(lines) == []
-    kept = matrix_path(tmp_path).with_name("learned.matrix.keys")
-    assert sorted(file.name for file in kept.iterdir()) == ["ann", "bob"]
-    assert read_matrix_file(kept / "ann")[0]["shares"].any()
+    assert read_matrix_file(matrix_path(tmp_path))[0]["shares"].any()
 
 
 OFFERED = {
-    "those that need no option": ([], list(DEFAULT_OFFERS), True),
-    "the own one with its options": (["--drafter", "suffix:factor=2"], ["suffix:factor=2", *DEFAULT_OFFERS], True),
-    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS), True),
-    "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
-    "none": (["--offer", "none"], [], True),
-    "no options with keys": (["--api-key", "ann:one"], list(DEFAULT_OFFERS), False),
-    "no options from elsewhere": (["--host", "0.0.0.0"], list(DEFAULT_OFFERS), False),
+    "those that need no option": ([], list(DEFAULT_OFFERS)),
+    "the own one with its options": (["--drafter", "suffix:factor=2"], ["suffix:factor=2", *DEFAULT_OFFERS]),
+    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS)),
+    "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"]),
+    "none": (["--offer", "none"], []),
 }
 
 
 @pytest.mark.parametrize("name", OFFERED)
 def test_which_drafters_are_offered(served, tmp_path, name):
-    options, specs, free = OFFERED[name]
+    options, specs = OFFERED[name]
     _, service, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
-    assert [one["spec"] for one in service.offered.described()] == specs
-    assert any(one["options"] for one in service.offered.described()) == (free and bool(specs))
+    assert [one["spec"] for one in service.pool.described()] == specs
 
 
 def test_options_reach_the_server(served):
     options = ["--allow-host", "one.example", "--allow-host", "two.example", "--grace", 3, "--reproducible"]
-    options += ["--max-connections", 9, "--max-connections-per-address", 4, "--header-timeout", 2, "--body-timeout", 7]
+    options += ["--max-connections", 9]
     server, service, _ = served(*options, "--name", "one", "--name", "two/three")
     assert service.settings.allow_hosts == ("one.example", "two.example")
     assert (service.settings.reproducible, service.settings.isolation) == (True, Isolation.per_request)
-    assert (server.limits, server.grace) == (ConnectionLimits(9, 4, 2, 7), 3)
+    assert (server.config.limit_concurrency, server.grace) == (9, 3)
     for name in ("one", "two/three", None):
         service.check_model(name)
     with pytest.raises(ApiError, match="two/three"):

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from support import tiny
 from support.functions import HELD
-from support.serving import keys, matrix_path, serving
+from support.serving import serving
 from support.speaking import chatty, speaking_llama
 from transformers import PreTrainedTokenizerBase
 
@@ -76,20 +76,6 @@ def test_what_fails_is_in_the_log_alone(server, monkeypatch, caplog, path, strea
     (logged,) = [record for record in caplog.records if record.name == "token_recycling.serving"]
     assert "zip() argument 2 of /srv/model" in str(logged.exc_info)
     server.wait_until_idle()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_damaged_matrix_of_a_key_is_the_servers_fault(model, tmp_path, caplog, stream):
-    settings = {"keys": keys("a"), "isolation": "per-key", "matrix": matrix_path(tmp_path)}
-    with serving(model, chatty(tiny.tokenizer()), **settings) as server:
-        file = server.service.pool.file("a")
-        file.parent.mkdir()
-        file.write_bytes(b"cut off")
-        status, text = ask(server, H, stream, "secret-a")
-    assert stream or status == 500
-    assert str(tmp_path) not in text
-    assert "internal_error" in text
-    assert str(file) in caplog.text
 
 
 def test_what_fails_at_start_is_said(model, monkeypatch):

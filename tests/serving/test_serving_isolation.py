@@ -105,25 +105,23 @@ def learned(drafter):
 
 
 def test_a_key_begins_with_the_base_and_is_kept_beside_it(both, tmp_path):
-    """Rows and past, after a restart too; the base never changes."""
+    """Rows and history; neither the base nor its file ever changes."""
     base, file = make_drafter("recycling:tree=8,orders=2"), matrix_path(tmp_path)
     learn(base, 7)
     history(base).extend([7, 8])
     base.matrix.save(file)
     written, drafters = file.read_bytes(), made(both, matrix=file)
     for name, token in (("a", 100), ("b", 200)):
-        with drafters.acquire(name) as drafter:
-            assert learned(drafter) == 7
-            learn(drafter, token)
-            history(drafter).extend([token])
+        drafter = drafters.acquire(name)
+        assert learned(drafter) == 7
+        learn(drafter, token)
+        history(drafter).extend([token])
     drafters.save()
-    for pool in (drafters, made(both, matrix=file)):
-        for name, token, held in (("a", 100, [7, 8, 100]), ("b", 200, [7, 8, 200]), ("c", 7, [7, 8])):
-            with pool.acquire(name) as drafter:
-                assert (learned(drafter), history(drafter).tokens.tolist()) == (token, held)
+    for name, token, held in (("a", 100, [7, 8, 100]), ("b", 200, [7, 8, 200]), ("c", 7, [7, 8])):
+        drafter = drafters.acquire(name)
+        assert (learned(drafter), history(drafter).tokens.tolist()) == (token, held)
     assert (learned(drafters.base), history(drafters.base).tokens.tolist()) == (7, [7, 8])
-    assert file.read_bytes() == written
-    assert drafters.file("a").parent == tmp_path / "learned.matrix.keys"
+    assert (file.read_bytes(), [*tmp_path.iterdir()], len(drafters)) == (written, [file], 3)
 
 
 # The only source is the past: no rows are kept that another request would find, and no text of its own.
@@ -141,83 +139,57 @@ def test_what_another_wrote_is_drafted_only_where_all_is_shared(model, tokenizer
     assert bool(others > own[0]) == (isolation is Isolation.shared)
 
 
-def test_the_key_used_longest_ago_makes_room(both, tmp_path):
-    for matrix, kept in ((None, 0), (matrix_path(tmp_path), 11)):
-        drafters = made(both, max_keys=2, matrix=matrix)
-        for token, name in enumerate("abac", start=10):
-            with drafters.acquire(name) as drafter:
-                learn(drafter, token)
-        assert len(drafters) == 2
-        with drafters.acquire("a") as drafter:
-            assert learned(drafter) == 12
-        with drafters.acquire("b") as drafter:
-            assert learned(drafter) == kept
+SHARED = {"isolation": Isolation.shared}
 
 
-def test_one_that_cannot_be_saved_is_kept(both, tmp_path, monkeypatch, caplog):
+def test_a_failure_to_save_is_logged_and_tried_again(both, tmp_path, monkeypatch, caplog):
     outcomes = []
-    drafters = made(both, max_keys=1, matrix=matrix_path(tmp_path), on_save=outcomes.append)
+    drafters = made(both, **SHARED, matrix=matrix_path(tmp_path), on_save=outcomes.append)
 
     def full(*args):
         raise OSError("no space left")
 
+    learn(drafters.acquire("a"), 9)
     with monkeypatch.context() as patch:
         patch.setattr("token_recycling.recycling.ngram_matrix.NgramMatrix.save", full)
-        for name in "ab":
-            with drafters.acquire(name) as drafter:
-                learn(drafter, 9)
-    assert (len(drafters), outcomes) == (2, [False])
+        drafters.save()
+    assert outcomes == [False]
     assert "no space left" in caplog.text
     for _ in range(2):  # what did not change is not saved again
         drafters.save()
-    assert outcomes == [False, True, True]
+    assert outcomes == [False, True]
+    assert learned(made(both, **SHARED, matrix=matrix_path(tmp_path)).acquire("b")) == 9
 
 
-def test_what_is_learned_after_a_save_in_the_midst_of_a_request_is_saved_too(both, tmp_path):
-    """By the next save, and by making room."""
-    for end in (lambda drafters: drafters.save(), lambda drafters: drafters.acquire("b").__enter__()):
-        drafters = made(both, max_keys=1, matrix=matrix_path(tmp_path))
-        with drafters.acquire("a") as drafter:
-            learn(drafter, 9)
-            drafters.save()
-            learn(drafter, 11)
-        end(drafters)
-        with made(both, matrix=matrix_path(tmp_path)).acquire("a") as drafter:
-            assert learned(drafter) == 11
+def test_what_is_learned_while_it_is_saved_is_saved_next_time(both, tmp_path, monkeypatch):
+    """It is copied where nobody learns; requests come and learn while it is written."""
+    drafters, usual = made(both, **SHARED, matrix=matrix_path(tmp_path)), NgramMatrix.save
+    copies = []
 
-
-def test_nobody_waits_while_a_matrix_is_written(both, tmp_path, monkeypatch):
-    """It is copied where nobody learns, one at a time; the key is used meanwhile, and what it learns is not lost."""
-    drafters, at_rest, written = made(both, max_keys=1, matrix=matrix_path(tmp_path)), [], []
-    usual = NgramMatrix.save
-
-    def copied(copying):
-        called = Future()
-        called.set_result(copying())
-        at_rest.append(called)
-        return called
+    def between_steps(copied):
+        future = Future()
+        future.set_result(copied())
+        copies.append(future)
+        return future
 
     def save(matrix, *args):
-        def meanwhile():
-            with drafters.acquire("a") as drafter:
-                learn(drafter, 11)
-
-        beside = threading.Thread(target=meanwhile)
+        beside = threading.Thread(target=lambda: learn(drafters.acquire("a"), 11))
         beside.start()
         beside.join(5)
-        written.append(beside.is_alive())
+        assert not beside.is_alive(), "nobody waits while a matrix is written"
         usual(matrix, *args)
 
-    with drafters.acquire("a") as drafter:
-        learn(drafter, 9)
+    running = drafters.acquire("a")
+    learn(running, 9)
     with monkeypatch.context() as patch:
         patch.setattr(NgramMatrix, "save", save)
-        drafters.save(copied)
-    assert (len(at_rest), written) == (1, [False])
-    for token in (9, 11):
-        with made(both, matrix=matrix_path(tmp_path)).acquire("a") as drafter:
-            assert learned(drafter) == token
-        drafters.save()
+        drafters.save(True, between_steps)
+    assert len(copies) == 1
+    for token in (9, 11, 12):
+        assert learned(made(both, **SHARED, matrix=matrix_path(tmp_path)).acquire("a")) == token
+        if token == 11:
+            learn(running, 12)  # by a request that began before the last save
+        drafters.save(in_use=True)
 
 
 def test_what_is_wrong_is_said_at_start(both, tmp_path):

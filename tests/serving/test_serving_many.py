@@ -12,13 +12,11 @@ from support.speaking import chatty, speaking_llama
 
 import token_recycling as tr
 from token_recycling.cuda_graphs.passes import CapturedPasses
-from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
 from token_recycling.serving.decoder import WorkerPool
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.sampling import AdditivePenalties
-from token_recycling.serving.settings import Isolation
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +118,6 @@ def test_keys_take_turns_and_what_was_given_up_takes_none():
     assert order == ["a0", "b0", "a2", "a3"]
     with pytest.raises(ZeroDivisionError):
         worker.submit(lambda: 1 // 0).result(5)
-
-
-def test_a_drafter_in_use_is_not_dropped(model):
-    pool = DrafterPool(Loaded(model, tiny.tokenizer()), "recycling:tree=8", Isolation.per_key, max_keys=1)
-    with pool.acquire("a") as own, pool.acquire("b"), pool.acquire("a") as again:
-        assert again is own
-        assert len(pool) == 2
-    assert len(pool) == 1
 
 
 def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):

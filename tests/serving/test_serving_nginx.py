@@ -1,4 +1,4 @@
-"""Requests that a proxy on the same machine forwards, with a real nginx: they are isolated, and have no free options.
+"""Requests that a proxy on the same machine forwards, with a real nginx: they are isolated.
 
 By default nginx replaces Host by the address of the server behind it, so that clients of the internet look local.
 """
@@ -7,10 +7,11 @@ import contextlib
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 
 import httpx2
 import pytest
-from support.serving import serving, wait_for
+from support.serving import keys, serving, wait_for
 
 from token_recycling.serving.access import is_local
 
@@ -26,11 +27,12 @@ http {{
     fastcgi_temp_path {folder}/fastcgi;
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://127.0.0.1:{behind}; proxy_buffering off; {more} }}
-    }}
-}}
+"""
+SERVER = """
+server {
+    listen 127.0.0.1:{port};
+    location / { proxy_pass http://127.0.0.1:{behind}; proxy_buffering off; {more} }
+}
 """
 WAYS = {
     "as nginx does by default": "",
@@ -41,19 +43,64 @@ ASKED = {"prompt": "import os\nfor index in range(10):\n", "max_tokens": 40, "te
 
 
 @contextlib.contextmanager
-def nginx(folder, behind, more):
+def nginx(folder, behind, more="", server_block=None):
     if shutil.which("nginx") is None:
         pytest.skip("needs nginx (apt-get install nginx-light)")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = folder / "nginx.conf"
-    config.write_text(CONFIG.format(folder=folder, port=port, behind=behind, more=more))
+    block = (
+        (server_block or SERVER.replace("{more}", more)).replace("{port}", str(port)).replace("{behind}", str(behind))
+    )
+    config.write_text(CONFIG.format(folder=folder) + block + "\n}\n")
     with subprocess.Popen(["nginx", "-c", config, "-p", folder], stderr=subprocess.DEVNULL) as process:
         try:
             wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 30)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
+
+
+def documented(folder, behind):
+    """deploy/nginx.conf, without TLS and with short deadlines."""
+    text = (Path(__file__).parents[2] / "deploy" / "nginx.conf").read_text()
+    text = "\n".join(line for line in text.splitlines() if "ssl_certificate" not in line)
+    replaced = {"listen 443 ssl": "listen 127.0.0.1:{port}", "127.0.0.1:8000": f"127.0.0.1:{behind}"}
+    replaced |= {
+        "client_header_timeout 10s": "client_header_timeout 1s",
+        "client_body_timeout 30s": "client_body_timeout 1s",
+    }
+    replaced |= {"addresses 64": "addresses 4"}
+    for before, after in replaced.items():
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+HALVES = [
+    b"POST /v1/completions HTTP/1.1\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
+]
+
+
+def test_the_documented_proxy_streams_and_drops_slow_clients(model, tokenizer, tmp_path):
+    settings = {"keys": keys("a"), "isolation": "per-key"}
+    with serving(model, tokenizer, **settings) as server:
+        config = documented(tmp_path, server.port)
+        with nginx(tmp_path, server.port, server_block=config) as url:
+            headers = {"Authorization": "Bearer secret-a"}
+            body = {**ASKED, "max_tokens": 400, "stream": True}
+            with httpx2.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+                assert next(answer.iter_lines()).startswith("data: ")
+                assert server.service.running == 1, "parts arrive while the rest is generated"
+            server.wait_until_idle()
+            assert httpx2.get(f"{url}/metrics", headers=headers).status_code == 403
+            port = int(url.rsplit(":", 1)[1])
+            for half in HALVES:
+                with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+                    slow.sendall(half)
+                    while slow.recv(4096):
+                        pass
 
 
 def usage(url, **more):
@@ -63,9 +110,11 @@ def usage(url, **more):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_nginx_forwards_is_isolated_and_has_no_free_options(model, tokenizer, tmp_path, way):
-    settings = {"free_options": True, "allow_hosts": ("example.org",)}
-    with serving(model, tokenizer, **settings) as server, nginx(tmp_path, server.port, WAYS[way]) as url:
+def test_what_nginx_forwards_is_isolated(model, tokenizer, tmp_path, way):
+    with (
+        serving(model, tokenizer, allow_hosts=("example.org",)) as server,
+        nginx(tmp_path, server.port, WAYS[way]) as url,
+    ):
         first = usage(url)
         usage(server.url)
         learned = usage(server.url)
@@ -74,11 +123,6 @@ def test_what_nginx_forwards_is_isolated_and_has_no_free_options(model, tokenize
         again = usage(url)
         assert again["speculation"]["steps"] == first["speculation"]["steps"]
         assert again["prompt_tokens_details"]["cached_tokens"] == 0
-        body = {"prompt": "a", "max_tokens": 2, "drafter": "recycling:tree=4"}
-        for address, status, free in ((server.url, 200, True), (url, 400, False)):
-            assert httpx2.post(f"{address}/v1/token_recycling/steps", json=body, timeout=60).status_code == status
-            offered = httpx2.get(f"{address}/v1/token_recycling/about", timeout=60).json()["drafters"]
-            assert any(one["options"] for one in offered) == free
 
 
 def test_an_operator_may_share_all_the_same(model, tokenizer, tmp_path):

@@ -99,7 +99,7 @@ def test_without_the_extra_it_is_named(monkeypatch):
         serving.create_app  # noqa: B018
 
 
-WRONG = [{name: 0} for name in ("max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "save_every")]
+WRONG = [{name: 0} for name in ("max_prompt_tokens", "max_new_tokens", "max_requests", "save_every")]
 
 
 @pytest.mark.parametrize("settings", [*WRONG, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}])

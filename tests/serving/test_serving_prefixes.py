@@ -159,8 +159,7 @@ def test_a_prediction_is_private_to_its_request(model, tokenizer):
         server.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
 
         def learned():
-            with server.service.pool.acquire("") as drafter:
-                return drafter.matrix.history.tokens.tolist()
+            return server.service.pool.acquire("").matrix.history.tokens.tolist()
 
         before = learned()
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "swordfish is"}], "max_tokens": 1}

@@ -49,7 +49,7 @@ def test_without_it_drafts_depend_on_what_came_before(half):
 
 @pytest.mark.parametrize("drafter", ["accelerated", "suffix", "recycling:k=4"])
 def test_so_are_drafters_that_a_request_names(half, drafter):
-    with serving(half, chatty(tiny.tokenizer()), **SETTINGS, free_options=True) as server:
+    with serving(half, chatty(tiny.tokenizer()), **SETTINGS, offers=("suffix", "recycling:k=4")) as server:
         first, again = (server.steps(prompt="import os", drafter=drafter, max_tokens=16) for _ in range(2))
         trees = [[{**data, "seconds": None} for name, data in events if name == "step"] for events in (first, again)]
         assert trees[0] == trees[1]

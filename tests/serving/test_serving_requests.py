@@ -96,8 +96,7 @@ def test_too_many_requests(model):
 def test_a_full_server(model, monkeypatch):
     with serving(model, tiny.tokenizer(), max_requests=1) as server:
         made = []
-        monkeypatch.setattr(server.service.pool, "anew", lambda: made.append("anew"))
-        monkeypatch.setattr(server.service.offered, "make", made.append)
+        monkeypatch.setattr(server.service.pool, "make", made.append)
         with server.complete(max_tokens=3500, stream=True) as first:
             next(iter(first))
             error = refused(server)
@@ -155,7 +154,7 @@ def test_time_is_limited(model):
 
 
 def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
-    job = Job(None, contextlib.nullcontext(), timeout=0.01)
+    job = Job(None, lambda: None, timeout=0.01)
     time.sleep(0.02)
     with pytest.raises(ApiError, match=r"0\.01") as caught:
         job.generate(TokenSequence({"input_ids": tiny.prompt(0, 4)}), lambda tokens: None)

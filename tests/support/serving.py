@@ -16,7 +16,7 @@ import httpx2
 from openai import DefaultHttpxClient, OpenAI
 
 from token_recycling.serving import create_app, parse_keys
-from token_recycling.serving.http_server import ConnectionLimits, HttpServer
+from token_recycling.serving.http_server import HttpServer
 
 _TLS = ssl.create_default_context()
 """Made once: every request would read all certificates of the machine."""
@@ -74,7 +74,7 @@ def wait_for(condition: Any, seconds: float = 60.0) -> None:
 def serving(
     model: Any,
     tokenizer: Any,
-    limits: ConnectionLimits | None = None,
+    max_connections: int = 512,
     grace: float = 5,
     tls: dict[str, Any] | None = None,
     **settings: Any,
@@ -82,7 +82,7 @@ def serving(
     settings = {"name": "tiny", "drafter": "recycling:tree=8", **settings}
     app = create_app(model, tokenizer, **settings)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(app, limits, grace, log_level="error", **(tls or {}))
+    server = HttpServer(app, max_connections, grace, log_level="error", **(tls or {}))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -13,15 +13,14 @@ from .._util.extras import lacking
 
 if TYPE_CHECKING:
     from .app import create_app
-    from .http_server import ConnectionLimits, HttpServer
+    from .http_server import HttpServer
     from .keys import parse_keys
     from .settings import Isolation
 
-__all__ = ["ConnectionLimits", "HttpServer", "Isolation", "check_installed", "create_app", "parse_keys"]
+__all__ = ["HttpServer", "Isolation", "check_installed", "create_app", "parse_keys"]
 
 _HOMES = {
     "create_app": "app",
-    "ConnectionLimits": "http_server",
     "HttpServer": "http_server",
     "Isolation": "settings",
     "parse_keys": "keys",

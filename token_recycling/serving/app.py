@@ -86,7 +86,7 @@ async def warm_up(service: Service) -> None:
     """
     if service.warm:
         return
-    job = Job(service.decoder, contextlib.nullcontext(service.pool.base.fork()), warm_up=True)
+    job = Job(service.decoder, service.pool.base.fork, warm_up=True)
     ids = service.loaded.tokenizer(_WARM_UP.prompts, return_tensors="pt")["input_ids"]
     (sequence,), _ = await sequences_of(service, job, ids, _WARM_UP)
     try:

@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +52,8 @@ class Job:
     """An accepted request. Everything but `cancel` and `generate` runs in the thread of the event loop."""
 
     decoder: Decoder
-    drafter: AbstractContextManager[Drafter] | None = None
-    """Context manager of the drafter, entered once; None until the job is admitted."""
+    drafter: Callable[[], Drafter] | None = None
+    """Returns the drafter; called once, when the first sequence begins. None until the job is admitted."""
     key: str = ""
     """Name of its API key; empty without API keys."""
     prefix: str = ""
@@ -94,8 +93,7 @@ class Job:
         self._running = self._begun = 0
         """Sequences in progress, and all that were started."""
         self._acquired: Drafter
-        """Acquired with the first sequence, released with the last."""
-        self._held = ExitStack()
+        """Acquired with the first sequence."""
         self._interrupted: ApiError | None = None
 
     def cancel(self) -> None:
@@ -204,8 +202,6 @@ class Job:
         finally:
             with self._lock:
                 over = not self._running and (self._begun == self.sequences or self._failed or self.cancelled)
-                if over:
-                    self._held.close()
             if over:
                 self.end()
 
@@ -215,7 +211,7 @@ class Job:
             if not self.started:
                 self.started, self.waited = True, self.seconds
                 assert self.drafter is not None
-                self._acquired = self._held.enter_context(self.drafter)
+                self._acquired = self.drafter()
             self._begun, self._running = self._begun + 1, self._running + 1
 
     def _decode(self, drafter: Drafter, sequence: TokenSequence, on_tokens: OnTokens) -> None:

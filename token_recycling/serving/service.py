@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections import Counter
+from functools import partial
 
-from ..drafters._base import Drafter
-from ..drafters._registry import make_drafter
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.tree_model import TreeModel
 from .batch_slots import batch_slots
 from .decoder import Decoder
-from .drafter_pool import DrafterPool, OfferedDrafters
+from .drafter_pool import DrafterPool
 from .errors import ApiError
 from .grammars import Grammars
 from .job import Job
@@ -41,11 +39,10 @@ class Service:
             settings.drafter,
             settings.isolation,
             settings.matrix,
-            settings.max_keys,
             self.metrics.count_save,
             settings.reproducible,
+            settings.offers,
         )
-        self.offered = OfferedDrafters(settings.offers, settings.free_options, settings.reproducible)
         self.metrics.drafters.set_function(lambda: len(self.pool))
         slots = batch_slots(self.target, self.pool.base, settings, limit)
         self.decoder = Decoder(self.target, self.pool.base, slots, settings.fast)
@@ -89,6 +86,7 @@ class Service:
         """
         if body.speculation is not None and not body.speculation.enabled:
             drafter = "plain"
+        self.pool.check(drafter)
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
         with self._lock:
             if self.closing:
@@ -108,20 +106,11 @@ class Service:
             self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
-        try:
-            job.drafter = self._drafter(drafter, job, local)
-        except BaseException:
-            job.end()
-            raise
+        if drafter == "accelerated":
+            job.drafter = partial(self.pool.acquire, job.key, job.isolated)
+        else:
+            job.drafter = partial(self.pool.make, drafter)
         return job
-
-    def _drafter(self, chosen: str, job: Job, local: bool) -> contextlib.AbstractContextManager[Drafter]:
-        """Return the drafter for a request; raises ApiError. A new one costs memory: call it for admitted requests."""
-        if chosen == "accelerated":
-            return self.pool.acquire(job.key, job.isolated)
-        if chosen == "anew":
-            return contextlib.nullcontext(self.pool.anew())
-        return contextlib.nullcontext(make_drafter("plain") if chosen == "plain" else self.offered.make(chosen, local))
 
     def _on_end(self, job: Job) -> None:
         with self._lock:
@@ -135,7 +124,7 @@ class Service:
         """Save what was learned every `save_every` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self.settings.save_every)
-            await asyncio.to_thread(self.pool.save, self.decoder.between_steps)
+            await asyncio.to_thread(self.pool.save, self.running > 0, self.decoder.between_steps)
 
     def end_all(self) -> None:
         """End all requests with an error, at the end of the grace period."""

@@ -40,12 +40,10 @@ class Settings:
     drafter: str = "recycling"
     offers: tuple[str, ...] = DEFAULT_OFFERS
     """Drafters that a request for steps may name instead, made for that request."""
-    free_options: bool = False
-    """Such a request may change the options of the drafter: for a server with one user."""
     matrix: Path | None = option(  # noqa: RUF009  # a field, as the others
         None,
-        "Matrix file, loaded if it exists. Isolation shared: saved to it; per-key: the start of each key's own, saved "
-        "next to it.",
+        "Matrix file, loaded if it exists and saved with isolation shared; otherwise read-only, the start of each "
+        "key's or request's own.",
         rich_help_panel="Learning",
     )
     save_every: float = option(60.0, "Seconds between saves.", 0.001, rich_help_panel="Learning")
@@ -64,9 +62,6 @@ class Settings:
     """Host names to accept in addition to those of this machine, without API keys."""
     allow_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser; `*` is any."""
-    max_keys: int = option(
-        64, "Maximum number of API keys whose matrices are in memory.", 1, rich_help_panel="Learning"
-    )
     max_prompt_tokens: int | None = _limit(None, "Maximum prompt tokens; default the model's context.", 1)
     max_new_tokens: int | None = _limit(None, "Maximum output tokens; default the model's context.", 1)
     fast: Literal["auto", "on", "off"] = option(

@@ -15,7 +15,7 @@ import typer
 
 from ...model import loading
 from ...serving.keys import parse_keys
-from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation, is_loopback
+from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation
 from .. import console, running
 from ..options import Device, DeviceMap, Drafting, DType, Model, Prepack, Threads, completed_drafters, takes
 
@@ -91,17 +91,7 @@ def serve(
     ] = None,
     tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
     tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
-    max_connections: Annotated[
-        int | None, _limit(min=1, help="Maximum open connections; default 512, or fewer by the limit of open files.")
-    ] = None,
-    max_connections_per_address: Annotated[int, _limit(min=1, help="The same per client address.")] = 128,
-    header_timeout: Annotated[
-        float, _limit(min=0.001, help="Maximum seconds to receive the headers of a request.")
-    ] = 10,
-    body_timeout: Annotated[
-        float,
-        _limit(min=0.001, help="Maximum seconds to receive a request body, and to send a response to a slow client."),
-    ] = 30,
+    max_connections: Annotated[int, _limit(min=1, help="Maximum open connections; further ones get 503.")] = 512,
     grace: Annotated[int, _limit(min=0, help="Seconds to let in-flight requests finish at shutdown.")] = 10,
     log_format: Annotated[
         Literal["text", "json"],
@@ -126,19 +116,17 @@ def serve(
 
         check_installed()
         from ...serving.app import app_of, warm_up
-        from ...serving.http_server import ConnectionLimits, HttpServer, check_tls
+        from ...serving.http_server import HttpServer, tls_options
         from ...serving.metrics import log_json_lines
         from ...serving.service import Service
         from ...serving.tools import why_prompted_tools
 
-        uvicorns = check_tls(tls_certificate, tls_key)
-        limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
+        uvicorns = tls_options(tls_certificate, tls_key)
         chosen = Settings(
             name=name[0] if name else loading.title(model),
             aliases=tuple(name[1:]) if name else (),
             drafter=drafter,
             offers=_offers(drafter, offer),
-            free_options=not keys and is_loopback(host),
             isolation=learning,
             isolate_forwarded=isolation is None,
             keys=keys,
@@ -163,7 +151,11 @@ def serve(
         if log_format == "json":
             log_json_lines()
             uvicorns["log_config"] = None
-        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving), **uvicorns), service, listener)
+        _run(
+            HttpServer(app_of(service), max_connections, grace, partial(console.note, serving), **uvicorns),
+            service,
+            listener,
+        )
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:

@@ -18,11 +18,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
 from ... import __version__
-from ..access import User, is_local
+from ..access import User
 from ..errors import ApiError
 from ..service import Service
 
@@ -54,7 +54,7 @@ def router(service: Service) -> APIRouter:
         return _file(name)
 
     @routes.get("/v1/token_recycling/about")
-    async def about(request: Request, key: User) -> dict[str, Any]:
+    async def about(key: User) -> dict[str, Any]:
         """The model, its limits, and the drafters that may be chosen."""
         settings, model = service.settings, service.loaded.model
         limits = [limit for limit in (settings.max_new_tokens, service.loaded.context) if limit is not None]
@@ -68,7 +68,7 @@ def router(service: Service) -> APIRouter:
             "isolation": settings.isolation.value,
             "drafter_name": settings.drafter.partition(":")[0],
             "drafter": service.pool.base.describe(),
-            "drafters": service.offered.described(is_local(request.scope)),
+            "drafters": service.pool.described(),
         }
 
     return routes

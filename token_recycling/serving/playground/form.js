@@ -31,10 +31,10 @@ export function offer(served) {
   if (served.max_new_tokens !== null) limitTokens(served.max_new_tokens);
   const own = element("option", { value: "accelerated" }, `${served.drafter_name}, the server’s own`);
   const anew = offered.map(({ spec }) => element("option", { value: spec }, spec));
-  const group = element("optgroup", { label: "Anew for every text" }, ...anew);
+  const group = element("optgroup", { label: "Untrained for every output" }, ...anew);
   byId("drafter").replaceChildren(own, ...(anew.length ? [group] : []));
-  byId("drafter").onchange = () => showOptions(served);
-  showOptions(served);
+  byId("drafter").onchange = () => describeDrafter(served);
+  describeDrafter(served);
 }
 
 /** A model that answers messages is asked one first, unless the tab had another prompt. */
@@ -93,7 +93,7 @@ export function request() {
   const schema = schemaOf(byId("schema").value);
   return {
     ...(isChat() ? { messages: messagesWith(prompt) } : { prompt }),
-    drafter: drafter(),
+    drafter: byId("drafter").value,
     max_tokens: Number(byId("max-tokens").value),
     temperature: Number(byId("temperature").value),
     ...(seed === "" ? {} : { seed: Number(seed) }),
@@ -101,33 +101,11 @@ export function request() {
   };
 }
 
-/** The spec of the chosen drafter, with the options that were changed. */
-function drafter() {
-  const spec = byId("drafter").value;
-  const changed = [...byId("option-fields").querySelectorAll("[data-default]")]
-    .filter((field) => field.value !== "" && field.value !== field.dataset.default)
-    .map((field) => `${field.name}=${field.value}`);
-  return changed.length ? `${spec}${spec.includes(":") ? "," : ":"}${changed.join(",")}` : spec;
-}
-
 function ownDrafter({ drafter, isolation }) {
   return isolation === "per-request" ? `${drafter}.` : `${drafter}. It learns from text to text.`;
 }
 
-function showOptions(served) {
-  const found = offered.find(({ spec }) => spec === byId("drafter").value);
-  byId("drafter-hint").textContent = found ? `${found.summary} It begins with nothing learned.` : ownDrafter(served);
-  const options = found?.options ?? [];
-  byId("options").hidden = !options.length;
-  byId("option-fields").replaceChildren(...options.map(optionField));
-}
-
-function optionField({ name, kind, choices, default: standard, summary }) {
-  const [id, hint] = [`option-${name}`, `option-${name}-hint`];
-  const common = { id, name, "data-default": standard, "aria-describedby": hint };
-  const input = choices
-    ? element("select", common, ...choices.map((one) => element("option", { selected: one === standard }, one)))
-    : element("input", { ...common, type: "number", step: kind === "int" ? 1 : "any", placeholder: standard });
-  const label = element("label", { for: id }, name.replaceAll("_", " "));
-  return element("div", { class: "field option" }, label, input, element("p", { class: "hint", id: hint }, summary));
+function describeDrafter(served) {
+  const chosen = offered.find(({ spec }) => spec === byId("drafter").value);
+  byId("drafter-hint").textContent = chosen ? `${chosen.summary} It starts untrained.` : ownDrafter(served);
 }
