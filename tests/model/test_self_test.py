@@ -17,21 +17,9 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 BATCH = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
 
 
-def contrasting(model, input_ids, **kwargs):
-    """In place of contrastive search and DoLa, which transformers fetches from the hub as such functions."""
-    for _ in range(GREEDY["max_new_tokens"]):
-        chosen = model(input_ids=input_ids).logits[:, -1].topk(2).indices[:, 1:]
-        input_ids = torch.cat([input_ids, chosen], dim=1)
-    return input_ids
-
-
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "a batch with a processor": ({"inputs": BATCH, "logits_processor": [lambda ids, scores: scores]}, "lambda"),
     "padding within": ({"attention_mask": torch.tensor([[1, 0, 0, 1, 1, 1]])}, "padding must be on the left"),
-    "beams": ({"num_beams": 3}, "beam search"),
-    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "assisted generation"),
-    "a draft model": ({"assistant_model": tiny.llama(seed=1)}, "assisted generation"),
-    "a loop of one's own": ({"custom_generate": contrasting}, "custom_generate"),
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "no cache": ({"use_cache": False}, "use_cache=True"),

@@ -1,26 +1,23 @@
 """An accelerated model: an instance of a subclass of its own class, made at run time, that decodes in our loop.
 
 `generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the
-model's class. The subclass overrides this method, and what else calls go through only to note what is not accelerated.
-It has the name of the model's class, under which the model is saved. What cannot be accelerated without risk goes to
-transformers' own method, with a warning that says why.
-
-Several threads may call one model: each call has its own notes until it ends.
+model's class. The subclass overrides this method alone, so that the signature and docstring of `generate` are the
+model's own. It has the name of the model's class, under which the model is saved. A call that cannot be accelerated
+without risk goes to transformers' own method, with a warning that says why; calls that transformers decodes in another
+way (beam search, assisted generation, continuous batching, `custom_generate`) never come here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
@@ -29,14 +26,12 @@ from ..drafters._base import Drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..loop.step import Backend, eager
-from ..model.compat import mark_callers, mark_made
+from ..model.compat import MARKS_NO_CACHES, mark_callers, mark_made
 from ..model.info import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from .generate_call import GenerateCall, run_call
 
 logger = logging.getLogger("token_recycling")
-
-_NOT_REACHED = "the call uses another decoding loop (custom_generate, such as contrastive search, DoLa and group beams)"
 
 
 @dataclass
@@ -50,13 +45,13 @@ class Acceleration:
     target: TreeModel | None = None
     """The model that decodes, if not the one that `generate` was called on: see `generate`."""
     stats: Stats = field(default_factory=Stats)
-    """Statistics of the call that ended last, in any thread; empty if it was left to transformers."""
+    """Statistics of the call of `_sample` that ended last, in any thread; empty if it was left to transformers."""
     total: Stats = field(default_factory=Stats)
     """Statistics of all calls."""
     fallback: str | None = None
     """Why the call that ended last was left to transformers, or None if it was accelerated."""
     reached: bool = False
-    """Whether the call that ended last came to be decoded, rather than refused as it was prepared."""
+    """Whether a call came to be decoded, rather than refused as it was prepared."""
     decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
     """Decodes a call."""
     hints: Hints = NO_HINTS
@@ -81,49 +76,6 @@ class Acceleration:
             self.total += stats
 
 
-@dataclass
-class _Call:
-    """Notes about one call of a model's `generate`."""
-
-    model: PreTrainedModel
-    acceleration: Acceleration
-    stats: Stats
-    fallback: str | None = None
-    reached: bool = False
-    """Whether it reached a decoding loop that we know."""
-
-    def fall_back(self, reason: str) -> None:
-        """Leave the call to transformers."""
-        self.fallback, self.reached = reason, True
-        self.acceleration.say(reason)
-
-
-_innermost: ContextVar[_Call | None] = ContextVar("_innermost", default=None)
-"""This thread's innermost call: a draft model may run `generate` within another call."""
-
-
-@contextlib.contextmanager
-def _new_call(model: _Accelerated) -> Iterator[_Call]:
-    """Begin a call of `generate`; note its outcome when it ends."""
-    acceleration = model.acceleration
-    call = _Call(model, acceleration, Stats(synchronize=acceleration.stats.synchronize))
-    outer = _innermost.set(call)
-    try:
-        yield call
-        if not call.reached:
-            call.fall_back(_NOT_REACHED)
-    finally:
-        _innermost.reset(outer)
-        acceleration.reached = call.reached
-        acceleration.ended(call.stats, call.fallback)
-
-
-def _call_of(model: _Accelerated) -> contextlib.AbstractContextManager[_Call]:
-    """Return the model's `generate` call in progress, or a new one where its methods are called without."""
-    call = _innermost.get()
-    return contextlib.nullcontext(call) if call is not None and call.model is model else _new_call(model)
-
-
 class _Accelerated(PreTrainedModel):
     """Mixed in before the model's class by `accelerate`."""
 
@@ -133,29 +85,6 @@ class _Accelerated(PreTrainedModel):
         """Pickle and copy under the name of the model's original class."""
         _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
         return _unfilled, (_original_class(type(self)),), *state
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own `generate`; what it does not decode through `_sample` is noted as not accelerated."""
-        mark_callers(kwargs.get("past_key_values"))
-        with _new_call(self):
-            return super().generate(*args, **kwargs)
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own: `generate_batch` and the paged cache of `generate` come here too."""
-        with _call_of(self) as call:
-            call.fall_back("the call is continuous batching")
-            return super().init_continuous_batching(*args, **kwargs)
-
-    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
-        with _call_of(self) as call:
-            call.fall_back("the call is beam search")
-            return super()._beam_search(*args, **kwargs)
-
-    @functools.wraps(GenerationMixin._assisted_decoding)  # `generate` looks at its parameters
-    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
-        with _call_of(self) as call:
-            call.fall_back("the call is assisted generation (a draft model, prompt lookup or early exit)")
-            return super()._assisted_decoding(*args, **kwargs)
 
     def _sample(
         self,
@@ -167,22 +96,26 @@ class _Accelerated(PreTrainedModel):
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
-        mark_made(given.cache)
-        with _call_of(self) as call:
-            acceleration = call.acceleration
-            try:
-                if synced_gpus:
-                    raise UnsupportedModelError(
-                        "synced_gpus=True is unsupported: several processes would decode one sequence"
-                    )
-                target = given.ready(self, acceleration.target)
-            except UnsupportedModelError as reason:
-                call.fall_back(str(reason))
-            else:
-                call.fallback, call.reached = None, True
-                how = acceleration.drafter, call.stats, acceleration.backend, acceleration.hints
-                return acceleration.decode(target, given, *how)
+        call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
+        mark_made(call.cache)
+        acceleration = self.acceleration
+        acceleration.reached = True
+        stats = Stats(synchronize=acceleration.stats.synchronize)
+        reason = None
+        try:
+            if synced_gpus:
+                raise UnsupportedModelError(
+                    "synced_gpus=True is unsupported: several processes would decode one sequence"
+                )
+            target = call.ready(self, acceleration.target)
+        except UnsupportedModelError as error:
+            reason = str(error)
+            acceleration.say(reason)
+        try:
+            if reason is None:
+                return acceleration.decode(
+                    target, call, acceleration.drafter, stats, acceleration.backend, acceleration.hints
+                )
             return super()._sample(
                 input_ids,
                 logits_processor=logits_processor,
@@ -192,6 +125,19 @@ class _Accelerated(PreTrainedModel):
                 streamer=streamer,
                 **model_kwargs,
             )
+        finally:
+            acceleration.ended(stats, reason)
+
+
+def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `generate` that marks its caller's cache, for a release of transformers that does not."""
+
+    @functools.wraps(generate)
+    def marking(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mark_callers(kwargs.get("past_key_values"))
+        return generate(self, *args, **kwargs)
+
+    return marking
 
 
 _classes: dict[type, type[_Accelerated]] = {}
@@ -202,6 +148,8 @@ def _accelerated_class(original: type) -> type[_Accelerated]:
     if original not in _classes:
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
         names["plain_class"] = original
+        if MARKS_NO_CACHES:
+            names["generate"] = _marking(original.generate)
         _classes[original] = type(original.__name__, (_Accelerated, original), names)
     return _classes[original]
 

@@ -113,6 +113,10 @@ def left_by_crop(asked: int, held: int) -> int:
     return held
 
 
+MARKS_NO_CACHES = _TRANSFORMERS < (5, 17)
+"""Whether `generate` leaves unsaid which cache is its caller's."""
+
+
 def mark_callers(cache: Any) -> None:
     """Mark the cache that a caller gives to `generate`, as transformers does itself since 5.17."""
     if isinstance(cache, Cache) and _TRANSFORMERS < (5, 17):
