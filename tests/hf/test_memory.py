@@ -34,8 +34,18 @@ class Rows(TorchDispatchMode):
 class WithoutOption(LlamaForCausalLM):
     """A model that gives all logits of what it reads, as some do."""
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None):  # type: ignore[no-untyped-def,override]
-        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
+    def forward(  # type: ignore[no-untyped-def,override]
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        cache=None,
+        use_cache=None,
+        return_dict=None,
+    ):
+        held = past_key_values if cache is None else cache
+        return super().forward(input_ids, attention_mask, position_ids, held, use_cache=use_cache)
 
 
 @pytest.fixture(scope="module")

@@ -143,7 +143,7 @@ def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
 _classes: dict[type, type[_Accelerated]] = {}
 
 
-def _accelerated_class(original: type) -> type[_Accelerated]:
+def _accelerated_class(original: Any) -> type[_Accelerated]:
     """Return the accelerated subclass of a model class, made once, under the name of the original."""
     if original not in _classes:
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}

@@ -26,7 +26,7 @@ from ..loop.step import Backend, eager
 from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
-from ..model.trial import foreign_of
+from ..model.trial import mixes_sequences
 from ..trees.draft import Step
 from .acceleration import Acceleration, view
 from .generate_call import GenerateCall, Output, beginnings, run_call
@@ -89,7 +89,7 @@ class DecodingThread:
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        alone = drafter.traits.begins_anew or bool(foreign_of(target))
+        alone = drafter.traits.begins_anew or mixes_sequences(target)
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
             return run_call(target, call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)

@@ -316,7 +316,7 @@ def run_call(
         after_pass=stopping.apply if call.joint_criteria else None,
         streamed=call.streamer is not None,
         reading=call.reading and reading,
-        keeps_all=call.cache_is_seen or bool(trial.foreign_of(target)),
+        keeps_all=call.cache_is_seen or (len(sequences) > 1 and trial.mixes_sequences(target)),
         returns_cache=call.cache_is_seen or prefixes is not None,
         hints=hints,
     )

@@ -5,7 +5,7 @@ are, forced along the paths of a small tree. Its logits are compared with those 
 branching tree, and over other numbers of nodes, for a batch of as many sequences as the call has. The texts contain
 numbers that the code names, as ids of tokens and as numbers of rows. Both sides are run twice, so that code that
 decides by state of its own or by random numbers is found. The state that hooks and modules keep, and that of random
-number generators, is put back afterwards. Cost: some thirty short forward passes for each form of the code.
+number generators, is put back afterwards. Cost: some twenty short forward passes for each form of the code.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ from .tree_model import TreeModel
 
 logger = logging.getLogger("token_recycling")
 
-_TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+_TREE = Tree.from_paths([(0,), (1,), (0, 0)])
 _LENGTH = 12
-_ROWS = (1, 2, 7, 16, 33)
+_ROWS = (1, 5, 33)
 _MOST_ROWS = 512
 """Rows that a number in the code is tried as."""
+_MOST_NUMBERS = 8
 _TOLERANCE = {4: 2e-4, 8: 2e-4}
 """Difference that rounding explains, in standard deviations of the logits, by bytes of a number."""
 _TOLERANCE_16_BITS = 0.05
@@ -65,6 +66,8 @@ _TOLERANCE_16_BITS = 0.05
 _MOST_TRIALS = 64
 """Results that are kept for one model."""
 _SHOWN = 3
+_DEEP = 3
+"""Containers within each other whose content is put back."""
 _PATIENCE = 1.0
 """Seconds that are not worth a message."""
 
@@ -98,6 +101,23 @@ def why_not(target: TreeModel, batch: int) -> str | None:
             target.kept.forget("trial")
         known = target.kept.get(key, lambda: (try_out(target, foreign, batch),), values_matter=False)
     return known[0]
+
+
+def mixes_sequences(target: TreeModel) -> bool:
+    """Whether foreign code in a model may look at all sequences of a batch, so that none may join or leave it."""
+    foreign = foreign_of(target)
+    if not foreign:
+        return False
+    key = ("trial", "batch", target.dtype, tuple(map(signature, foreign)))
+
+    def look() -> bool:
+        try:
+            with _undone(target.model, foreign):
+                return not _rows_are_independent(target, foreign)
+        except Exception:  # foreign code can fail in any way, as where it has an entry for each sequence
+            return True
+
+    return target.kept.get(key, look, values_matter=False)
 
 
 def try_out(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | None:
@@ -155,14 +175,6 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
         """Logits (batch, nodes, vocabulary) after the nodes of a path of the tree."""
         return _generated(target, texts, tokens[[node - 1 for node in path[1:]]].expand(batch, -1))
 
-    def ours(shape: Tree, nodes: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, nodes, vocabulary) after the nodes of a tree, from a pass over it behind the prompt."""
-        cache = target.new_cache()
-        prefill(target, list(texts), cache)
-        drafts = [Draft(shape, torch.cat([text[-1:], nodes.to(text.device)])) for text in texts]
-        length = texts.shape[1] - 1
-        return target.forward(target.inputs.of(drafts, [length] * batch, length), cache)
-
     wanted: dict[int, torch.Tensor] = {}
     for path in paths:
         logits = plain(path)
@@ -170,19 +182,13 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
     scale = torch.stack([*wanted.values()]).float().std()
 
     def off(logits: torch.Tensor, expected: torch.Tensor) -> float | None:
-        difference = (logits.float() - expected.float().to(logits.device)) / scale.to(logits.device)
-        tolerance = _TOLERANCE.get(target.dtype.itemsize)
-        if tolerance is None:
-            size, tolerance = float(difference.pow(2).mean().sqrt()), _TOLERANCE_16_BITS
-        else:
-            size = float(difference.abs().max())
-        return None if size <= tolerance else size
+        return _beyond_rounding(target, logits, expected, scale)
 
     if not float(scale) > 0:
         return "all logits are equal, so that a trial is meaningless"
     what = "logits differ by {:.1e} standard deviations "
     for turn in ("", "in a second pass "):
-        logits = ours(tree, tokens)
+        logits = _behind(target, texts, tree, tokens)
         if logits.shape[1] != len(tree):
             return f"of {len(tree)} tokens the model returns the logits of {logits.shape[1]}"
         for node, expected in wanted.items():
@@ -200,17 +206,49 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
     longest = target.max_length or _MOST_ROWS + _LENGTH
     more = [count + 1 for count in numbers if count < min(_MOST_ROWS, longest - _LENGTH)]
     child = tokens[:1]
-    for rows in (*_ROWS, *more):
+    for rows in (*_ROWS, *more[:_MOST_NUMBERS]):
         if not target.info.fits(texts.shape[1] - 1, rows):
             continue
         shape = star(rows) if target.info.branches or rows == 1 else chain(rows - 1)
         nodes = torch.cat([child, _random_tokens(target, rows, 2)])[: rows - 1]
-        logits = ours(shape, nodes)
+        logits = _behind(target, texts, shape, nodes)
         if size := off(logits[:, 0], wanted[0]):
             return what.format(size) + f"between passes of {rows} and of single tokens"
         if rows > 1 and (size := off(logits[:, 1], wanted[1])):
             return what.format(size) + f"between passes of {rows} and of single tokens"
     return None
+
+
+def _behind(target: TreeModel, texts: torch.Tensor, tree: Tree, nodes: torch.Tensor) -> torch.Tensor:
+    """Logits (batch, nodes, vocabulary) after the nodes of a tree that follows prompts (batch, length)."""
+    cache = target.new_cache()
+    prefill(target, list(texts), cache)
+    drafts = [Draft(tree, torch.cat([text[-1:], nodes.to(text.device)])) for text in texts]
+    length = texts.shape[1] - 1
+    return target.forward(target.inputs.of(drafts, [length] * len(texts), length), cache)
+
+
+def _beyond_rounding(
+    target: TreeModel, logits: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor
+) -> float | None:
+    """Return the difference in units of `scale` if rounding does not explain it, else None."""
+    difference = (logits.float() - expected.float().to(logits.device)) / scale.to(logits.device)
+    tolerance = _TOLERANCE.get(target.dtype.itemsize)
+    if tolerance is None:
+        size, tolerance = float(difference.pow(2).mean().sqrt()), _TOLERANCE_16_BITS
+    else:
+        size = float(difference.abs().max())
+    return None if size <= tolerance else size
+
+
+@torch.no_grad()
+def _rows_are_independent(target: TreeModel, foreign: Sequence[Foreign]) -> bool:
+    """Whether sequences of a batch have the logits that each has alone."""
+    texts, tokens = _texts(target, numbers_in(foreign), 3)
+    tree = _TREE if target.info.branches else chain(len(_TREE) - 1)
+    together = _behind(target, texts, tree, tokens)
+    alone = torch.cat([_behind(target, text[None], tree, tokens) for text in texts])
+    return _beyond_rounding(target, together, alone, alone.float().std()) is None
 
 
 def _texts(target: TreeModel, numbers: Sequence[int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -370,12 +408,19 @@ def _holders(piece: Foreign) -> Iterator[tuple[Callable[[], Any], Callable[[Any]
     elif not isinstance(piece.code, (FunctionType, type)):
         yield from _of_object(piece.code)
     for value in values_in(piece.code):
-        if isinstance(value, (list, dict, set)):
-            yield _of_item({"value": value}, "value")
+        yield from _of_container(value)
     if piece.module is not None:
         yield from _of_object(piece.module)
         for name in piece.module._buffers:
             yield _of_item(piece.module._buffers, name)
+
+
+def _of_container(value: Any, depth: int = 0) -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """A list, dictionary or set, and those in it."""
+    if isinstance(value, (list, dict, set)) and depth < _DEEP:
+        yield _of_item({"value": value}, "value")
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _of_container(item, depth + 1)
 
 
 def _is_filled(cell: Any) -> bool:
