@@ -78,7 +78,7 @@ def test_version_and_help_answer_at_once():
     assert "compare" in run().stdout
     assert "--temperature" in run("generate", "--help").stdout
     code = "import sys, token_recycling.cli.app; from token_recycling.cli.options import completed_drafters; "
-    code += "completed_drafters(''); print({'torch', 'transformers'} & set(sys.modules))"
+    code += "completed_drafters(''); print({'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules))"
     for command, said in ((["-c", code], "set()\n"), (["-m", "token_recycling", "--version"], version)):
         found = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
         assert found.stdout == said

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -317,6 +316,8 @@ def download(name: str) -> Path:
                 "download it again"
             )
         return path
+    import urllib.request  # with http and ssl: tens of milliseconds
+
     try:
         with urllib.request.urlopen(source.url, timeout=_TIMEOUT) as answer:
             data = answer.read()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
 from ..drafters._declared import check_spec
 from ..drafters._registry import drafter_names
+
+if TYPE_CHECKING:
+    from ..model.loading import Loaded
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -76,6 +79,28 @@ FastOption = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a command loads its model."""
+
+    name: str
+    """Folder, .gguf file, or name on the hub."""
+    dtype: str | None = None
+    device: str | None = None
+    device_map: str | None = None
+    threads: int | None = None
+    prepack: bool | None = None
+    reproducible: bool = False
+
+    def load(self) -> Loaded:
+        """Load model and tokenizer; raises ValueError or OSError for what cannot be loaded."""
+        from ..model import loading
+
+        return loading.load(
+            self.name, self.dtype, self.device, self.threads, self.prepack, self.reproducible, self.device_map
+        )
 
 
 def takes(kind: type) -> Callable[[_Command], _Command]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .._util.prompts import Prompt
 from ..model import loading
 from . import console
+from .options import ModelOptions
 
 if TYPE_CHECKING:
     import torch
@@ -22,23 +23,14 @@ def note_template() -> None:
     console.note("prompts go through the tokenizer's chat template; --raw gives them as they are")
 
 
-def drafter_and_model(
-    drafter: str,
-    model: str,
-    dtype: str | None,
-    device: str | None,
-    threads: int | None,
-    prepack: bool | None = None,
-    reproducible: bool = False,
-    device_map: str | None = None,
-) -> tuple[Drafter, loading.Loaded]:
+def drafter_and_model(drafter: str, model: ModelOptions) -> tuple[Drafter, loading.Loaded]:
     """Make the drafter and load the model; quick checks come first."""
-    with loading_shown(model):
+    with loading_shown(model.name):
         from ..drafters._registry import make_drafter
 
-        made = make_drafter(drafter, reproducible=reproducible)
-        loaded = loading.load(model, dtype, device, threads, prepack, reproducible, device_map)
-    note_dtype(dtype, loaded)
+        made = make_drafter(drafter, reproducible=model.reproducible)
+        loaded = model.load()
+    note_dtype(model.dtype, loaded)
     return made, loaded
 
 

@@ -13,7 +13,6 @@ import typer
 from ..._util.text_stream import one_line
 from ...bench import missing_libraries, require_extra
 from ...bench.data import OWN_METHODS, runs_of
-from ...bench.store import ROWS
 from ...model import loading
 from .. import console, running
 from ..options import Chat, Device, DType, Json, Model, Prepack, Threads, completed_drafters
@@ -126,6 +125,8 @@ def _report(folder: Path, runs: Sequence[Path], as_json: bool) -> None:
         print(text)
         console.note(f"wrote {written[0]} and {len(written) - 1} other files")
         return
+    from ...bench.store import ROWS
+
     lines = (line for run in runs for line in (run / ROWS).read_text(encoding="utf-8").splitlines())
     measured = [json.loads(line) for line in lines]
     counts = {

@@ -19,6 +19,7 @@ from ..options import (
     FastOption,
     MaxNewTokens,
     Model,
+    ModelOptions,
     Prepack,
     Reproducible,
     Seed,
@@ -59,7 +60,9 @@ def chat(
 ) -> None:
     """Hold a conversation: every line of input is a turn, and answers stream. /help shows its commands."""
     sampling = running.sampling(temperature, top_p, top_k, seed)
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
+    made, loaded = running.drafter_and_model(
+        drafter, ModelOptions(model, dtype, device, device_map, threads, prepack, reproducible)
+    )
     from ...cuda_graphs import FAST
     from ...hf.conversation import Conversation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,20 @@ from rich.console import Console
 from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, DeviceMap, Drafting, DType, FastOption, Json, MaxNewTokens, Model, Prepack, Threads
+from ..options import (
+    Chat,
+    Device,
+    DeviceMap,
+    Drafting,
+    DType,
+    FastOption,
+    Json,
+    MaxNewTokens,
+    Model,
+    ModelOptions,
+    Prepack,
+    Threads,
+)
 
 
 def compare(
@@ -40,7 +54,8 @@ def compare(
     differs.
     """
     given = read_prompts(texts or [], prompts or [])[:limit]
-    _, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, device_map=device_map)
+    options = ModelOptions(model, dtype, device, device_map, threads, prepack)
+    _, loaded = running.drafter_and_model(drafter, options)
     running.encoded(loaded, given, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
@@ -65,7 +80,7 @@ def compare(
     summary = {"model": running.described(loaded, model), **comparison.summary(compared)}
     if dtype is None and comparison.may_try_bfloat16(loaded.model):
         with console.working("trying bfloat16"):
-            other = loading.load(model, "bfloat16", device, threads, prepack, device_map=device_map)
+            other = replace(options, dtype="bfloat16").load()
             some = given[: comparison.BFLOAT16_PROMPTS]
             ours = [comparison.ACCELERATED]
             bfloat16 = comparison.Comparison(other, drafter, some, max_new_tokens, through_template, ours)

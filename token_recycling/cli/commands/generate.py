@@ -22,6 +22,7 @@ from ..options import (
     Json,
     MaxNewTokens,
     Model,
+    ModelOptions,
     Prepack,
     Reproducible,
     Seed,
@@ -67,7 +68,9 @@ def generate(
     if reproducible and matrix is not None:
         raise ValueError("--reproducible and --matrix cannot be combined: the contents of a matrix change the drafts")
     given = read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
+    made, loaded = running.drafter_and_model(
+        drafter, ModelOptions(model, dtype, device, device_map, threads, prepack, reproducible)
+    )
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)

@@ -1,171 +1,270 @@
-"""`token-recycling train NAME`: train the part that a drafter needs.
-
-There is such a command for every drafter whose folder declares a training (`training.declaration`).
-"""
+"""`token-recycling train NAME`: train the part that a drafter needs."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import runpy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ... import drafters
 from ..._util.extras import lacking
 from ..._util.prompts import bytes_of, text_files
-from ...drafters._shared.training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
+from ...drafters._shared.training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun
 from ...model import loading
 from .. import console, running
-from ..options import Device, DType, Json, Model, Threads
+from ..options import Device, DType, Json, Model, ModelOptions, Threads
 
 if TYPE_CHECKING:
     from ...drafters._shared.training.continuations import Continuations
-
-_Options = TypeVar("_Options", TextOptions, Schedule, Training)
 
 train = console.group("Trains what some drafters need beside a model.")
 
 _WORK, _TEXTS, _CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
 """Subfolder of a trained part, and files from which an interrupted run resumes."""
 
-_Files = Annotated[
+Files = Annotated[
     list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
 ]
-_Draft = Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")]
-_OUTPUT = "Folder to write to{}; an interrupted run goes on from what is there."
-_HELD_OUT = 0.0625
-_SHARED = ("texts", "prompt_tokens", "text_tokens", "temperature", "steps", "batch", "rate", "held_out", "seed")
-"""Options of every training, in the order of its help, after the method's own."""
+Output = Annotated[Path, typer.Option(help="Folder to write to; an interrupted run goes on from what is there.")]
+Texts = Annotated[int, typer.Option(min=2, help="Most outputs to generate.")]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Prompt tokens of each output, from FILES.")]
+TextTokens = Annotated[int, typer.Option(min=2, help="Most new tokens of an output.")]
+TextTemperature = Annotated[float, typer.Option(min=0, help="Sampling temperature of the outputs; 0 is greedy.")]
+Steps = Annotated[int, typer.Option(min=1, help="Batches to train on.")]
+Batch = Annotated[int, typer.Option(min=1, help="Outputs per batch.")]
+Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+HeldOut = Annotated[float, typer.Option(help="Share of the texts that the part is measured on.")]
+
+Prepared = tuple[Training, Callable[[TrainingRun], Trained]]
+"""The options of a training, and the function that does the work."""
 
 
-def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
-    """Return the parameters of a training's command."""
-    required = inspect.Parameter.empty
-    found: dict[str, tuple[Any, Any]] = {"model": (Model, required), "files": (_Files, required)}
-    if training.needs_draft:
-        output = typer.Option(help=_OUTPUT.format(f", by default {name} in that of the draft model"))
-        found |= {"draft": (_Draft, required), "output": (Annotated[Path | None, output], None)}
-    else:
-        found["output"] = Annotated[Path, typer.Option(help=_OUTPUT.format(""))], required
-    known = {one.name: one for kind in (training, TextOptions, Schedule) for one in fields(kind) if one.metadata}
-    known["held_out"] = option(_HELD_OUT, f"Share of the texts that {training.held_out_use}.")
-    for each in sorted(known, key=lambda each: _SHARED.index(each) if each in _SHARED else -1):
-        default = training.defaults.get(each, known[each].default)
-        written = typer.Option(f"--{each.replace('_', '-')}", **known[each].metadata)  # no --no-... beside it
-        found[each] = Annotated[type(default), written], default
-    found |= {"dtype": (DType, None), "device": (Device, None), "threads": (Threads, None), "as_json": (Json, False)}
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(each, kind, default=value, annotation=hint) for each, (hint, value) in found.items()]
+@dataclass(frozen=True)
+class _Inputs:
+    """What the three trainings share."""
+
+    model: ModelOptions
+    files: Sequence[Path]
+    output: Path
+    texts: TextOptions
+    schedule: Schedule
+    held_out: float
+    as_json: bool
+    draft: str | None = None
+    """The draft model, if the part belongs to one."""
 
 
-def command_for(name: str, path: Path) -> Callable[..., None]:
-    """Return the command that trains the part of the drafter `name`, declared in the file `path`."""
-    # Read without importing the drafter's package, which would import torch; help should not wait for it.
-    declared = runpy.run_path(str(path), run_name=f"{drafters.__name__}.{name}.{path.stem}").values()
-    (training,) = (kind for kind in declared if isinstance(kind, type) and Training in kind.__mro__[1:])
-
-    def command(**given: Any) -> None:
-        _run(name, training.__name__, **given)
-
-    command.__doc__ = training.__doc__
-    command.__signature__ = inspect.Signature(_parameters(name, training))  # type: ignore[attr-defined]
-    return command
-
-
-def _run(
-    name: str,
-    declared: str,
-    *,
-    model: str,
-    files: Sequence[Path],
-    draft: str | None = None,
-    output: Path | None,
-    held_out: float,
-    dtype: Any,
-    device: str | None,
-    threads: int | None,
-    as_json: bool,
-    **options: Any,
+@train.command()
+def eagle(
+    model: Model,
+    files: Files,
+    output: Output,
+    version: Annotated[
+        int, typer.Option(min=1, help="1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3).")
+    ] = 3,
+    vocabulary: Annotated[
+        int, typer.Option(min=1, help="Tokens that a head of version 3 can predict: the most frequent ones.")
+    ] = 32000,
+    intermediate: Annotated[int, typer.Option(min=0, help="Width within the layer's network; 0: as the target's.")] = 0,
+    unrolled: Annotated[
+        int, typer.Option(min=0, help="Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.")
+    ] = 0,
+    texts: Texts = 3000,
+    prompt_tokens: PromptTokens = 64,
+    text_tokens: TextTokens = 128,
+    temperature: TextTemperature = 0.0,
+    steps: Steps = 1000,
+    batch: Batch = 4,
+    rate: Rate = 1e-3,
+    held_out: HeldOut = 0.0625,
+    seed: Seed = 0,
+    dtype: DType = None,
+    device: Device = None,
+    threads: Threads = None,
+    as_json: Json = False,
 ) -> None:
+    """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
+
+    def prepared() -> Prepared:
+        from ...drafters.eagle.train import train
+        from ...drafters.eagle.train_options import EagleTraining
+
+        training = EagleTraining(version, vocabulary, intermediate, unrolled, batch=batch, seed=seed)
+        return training, partial(train, training)
+
+    options = ModelOptions(model, dtype, device, threads=threads)
+    written = TextOptions(texts, prompt_tokens, text_tokens, temperature, seed)
+    _run(prepared, _Inputs(options, files, output, written, Schedule(steps, rate), held_out, as_json))
+
+
+@train.command()
+def medusa(
+    model: Model,
+    files: Files,
+    output: Output,
+    heads: Annotated[int, typer.Option(min=1, help="Heads, each of which predicts one more token ahead.")] = 4,
+    blocks: Annotated[int, typer.Option(min=1, help="Residual blocks of a head.")] = 1,
+    own_output: Annotated[
+        bool, typer.Option("--own-output", help="An output layer for each head, as in the paper: large.")
+    ] = False,
+    texts: Texts = 3000,
+    prompt_tokens: PromptTokens = 64,
+    text_tokens: TextTokens = 128,
+    temperature: TextTemperature = 0.0,
+    steps: Steps = 1000,
+    batch: Batch = 2,
+    rate: Rate = 3e-3,
+    held_out: HeldOut = 0.0625,
+    seed: Seed = 0,
+    dtype: DType = None,
+    device: Device = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
+
+    def prepared() -> Prepared:
+        from ...drafters.medusa.train import train
+        from ...drafters.medusa.train_options import MedusaTraining
+
+        training = MedusaTraining(heads, blocks, own_output, batch=batch, seed=seed)
+        return training, partial(train, training)
+
+    options = ModelOptions(model, dtype, device, threads=threads)
+    written = TextOptions(texts, prompt_tokens, text_tokens, temperature, seed)
+    _run(prepared, _Inputs(options, files, output, written, Schedule(steps, rate), held_out, as_json))
+
+
+@train.command()
+def specdec_pp(
+    model: Model,
+    files: Files,
+    draft: Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write to, by default specdec_pp in that of the draft model; an interrupted run goes on "
+            "from what is there."
+        ),
+    ] = None,
+    depth: Annotated[int, typer.Option(min=0, help="Residual blocks.")] = 3,
+    rejection_weight: Annotated[float, typer.Option(help="Weight of a rejection relative to an acceptance.")] = 6.0,
+    target_share: Annotated[
+        float, typer.Option(help="Share of the target's own tokens in what the head reads.")
+    ] = 0.15,
+    draft_temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature of the draft model; 0: for greedy decoding.")
+    ] = 1.0,
+    texts: Texts = 3000,
+    prompt_tokens: PromptTokens = 64,
+    text_tokens: TextTokens = 128,
+    temperature: TextTemperature = 1.0,
+    steps: Steps = 500,
+    batch: Batch = 16,
+    rate: Rate = 3e-3,
+    held_out: HeldOut = 0.0625,
+    seed: Seed = 0,
+    dtype: DType = None,
+    device: Device = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Trains a head that predicts rejections on the target's continuations of pieces of FILES; use the draft model with
+    it as --drafter specdec_pp:model=FOLDER.
+    """
+
+    def prepared() -> Prepared:
+        from ...drafters.specdec_pp.train import train
+        from ...drafters.specdec_pp.train_options import SpecDecTraining
+
+        training = SpecDecTraining(depth, rejection_weight, target_share, draft_temperature, batch, seed)
+        return training, partial(train, training)
+
+    options = ModelOptions(model, dtype, device, threads=threads)
+    written = TextOptions(texts, prompt_tokens, text_tokens, temperature, seed)
+    folder = output or _beside(draft)
+    _run(prepared, _Inputs(options, files, folder, written, Schedule(steps, rate), held_out, as_json, draft))
+
+
+def _run(prepared: Callable[[], Prepared], inputs: _Inputs) -> None:
     """Run a training from the user's files to the saved part; quick checks come first."""
-    if not 0 < held_out < 1:
-        raise ValueError(f"--held-out must be > 0 and < 1, got {held_out}")
-    found = text_files(files)
-    models = [model] if draft is None else [model, draft]
-    for each in models:
-        loading.check_source(each)
-    folder = output or _beside(draft, name)
+    if not 0 < inputs.held_out < 1:
+        raise ValueError(f"--held-out must be > 0 and < 1, got {inputs.held_out}")
+    files = text_files(inputs.files)
+    models = [inputs.model.name] if inputs.draft is None else [inputs.model.name, inputs.draft]
+    for name in models:
+        loading.check_source(name)
     with running.loading_shown(*models):
         from ...drafters._shared.pairing import paired
         from ...model.tree_model import TreeModel
 
-        package = f"{drafters.__name__}.{name}"
-        method = importlib.import_module(f"{package}.train")
-        training = _made(getattr(importlib.import_module(f"{package}.train_options"), declared), options)
-        texting, schedule = _made(TextOptions, options), _made(Schedule, options)
-        loaded = loading.load(model, dtype, device, threads)
+        training, method = prepared()
+        loaded = inputs.model.load()
         target = TreeModel(loaded.model)
-        drafting = None if draft is None else paired(draft, target)
-    work = folder / _WORK
-    learned_from, measured_on = _texts(loaded, found, work / _TEXTS, texting).split(held_out)
+        drafting = None if inputs.draft is None else paired(inputs.draft, target)
+    work = inputs.output / _WORK
+    learned_from, measured_on = _texts(loaded, files, work / _TEXTS, inputs.texts).split(inputs.held_out)
     facts = {
         "trained_texts": len(learned_from),
         "held_out_texts": len(measured_on),
         "trained_tokens": sum(map(len, learned_from.texts)) - sum(learned_from.prompt_lengths),
-        **asdict(texting),
+        **asdict(inputs.texts),
         **asdict(training),
-        **asdict(schedule),
-        **({} if draft is None else {"target": model}),
+        **asdict(inputs.schedule),
+        **({} if inputs.draft is None else {"target": inputs.model.name}),
     }
     run = TrainingRun(
-        target, drafting, learned_from, measured_on, schedule, work / _CHECKPOINT, folder, facts, console.reaching
+        target,
+        drafting,
+        learned_from,
+        measured_on,
+        inputs.schedule,
+        work / _CHECKPOINT,
+        inputs.output,
+        facts,
+        console.reaching,
     )
-    trained = method.train(training, run)
+    trained = method(run)
     if trained.calibration:
-        _plot(folder, trained)
-    if as_json:
-        console.print_json({"folder": str(folder), **trained.measured, "training": facts})
+        _plot(inputs.output, trained)
+    if inputs.as_json:
+        console.print_json({"folder": str(inputs.output), **trained.measured, "training": facts})
     else:
-        _show(folder, trained)
+        _show(inputs.output, trained)
 
 
-def _made(kind: type[_Options], given: Mapping[str, Any]) -> _Options:
-    """Return a dataclass of options from the command's."""
-    return kind(**{field.name: given[field.name] for field in fields(kind) if field.metadata})
-
-
-def _beside(draft: str | None, name: str) -> Path:
-    """Return the folder of a part within that of its draft model."""
-    folder = Path(draft or "").expanduser()
+def _beside(draft: str) -> Path:
+    """Return the folder of a head within that of its draft model."""
+    folder = Path(draft).expanduser()
     if not folder.is_dir():
         raise ValueError(f"--output is needed, a folder for the head: {draft} is no folder")
-    return folder / name
+    return folder / "specdec_pp"
 
 
-def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextOptions) -> Continuations:
+def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, options: TextOptions) -> Continuations:
     """Return the target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
     from ...drafters._shared.training.continuations import continuations, pieces
     from ...drafters._shared.training.corpus import documents
     from ...hf.accelerate import generate
 
     with console.working("reading", bytes_of(files)) as advance:
-        prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)
+        texts = documents(files, loaded.tokenizer, advance)
+        prompts = pieces(texts, options.prompt_tokens, options.texts, options.seed)
     with console.reaching("writing texts") as progress:
         return continuations(
             generate,
             loaded.model,
             prompts,
             path,
-            max_new_tokens=how.text_tokens,
-            temperature=how.temperature,
-            seed=how.seed,
+            max_new_tokens=options.text_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
             progress=progress,
         )
 
@@ -185,7 +284,3 @@ def _show(folder: Path, trained: Trained) -> None:
         table.add_row(*(cell if isinstance(cell, str) else console.percent(cell) for cell in row))
     out.print(f"{folder}: {trained.title}")
     out.print(table)
-
-
-for _path in sorted(Path(*drafters.__path__).glob("*/train_options.py")):
-    train.command(_path.parent.name.replace("_", "-"))(command_for(_path.parent.name, _path))

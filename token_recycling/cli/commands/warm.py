@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import console, running
-from ..options import Device, DeviceMap, Drafting, DType, Json, Model, Threads
+from ..options import Device, DeviceMap, Drafting, DType, Json, Model, ModelOptions, Threads
 
 
 def warm(
@@ -31,7 +31,7 @@ def warm(
         raise ValueError(f"--minutes must be > 0, got {minutes}")
     if output is not None and output.is_dir():
         raise ValueError(f"--output must be a file, got the folder {output}")
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, device_map=device_map)
+    made, loaded = running.drafter_and_model(drafter, ModelOptions(model, dtype, device, device_map, threads))
 
     from ...hf.warm import warm as warmed
 

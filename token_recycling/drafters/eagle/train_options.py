@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from .._shared.training.declaration import Training, option
+from .._shared.training.declaration import Training
 
 
 @dataclass(frozen=True)
 class EagleTraining(Training):
     """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
 
-    version: int = option(3, "1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3).", min=1)
-    vocabulary: int = option(32000, "Tokens that a head of version 3 can predict: the most frequent ones.", min=1)
-    intermediate: int = option(0, "Width within the layer's network; 0: as the target's.", min=0)
-    unrolled: int = option(0, "Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.", min=0)
+    version: int = 3
+    """1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3)."""
+    vocabulary: int = 32000
+    """Tokens that a head of version 3 can predict: the most frequent ones."""
+    intermediate: int = 0
+    """Width within the layer's network; 0: as the target's."""
+    unrolled: int = 0
+    """Passes over its own outputs, each a token deeper; 0: as published, 1 or 7."""
     decay: float = 0.8
     """Weight of the loss of a pass, to the power of its number."""
-    batch: int = option(4, "Outputs per batch.", min=1)
-    seed: int = option(0, "Random seed.", min=0)
-
-    held_out_use = "the acceptance is measured on"
-    defaults: ClassVar[Mapping[str, Any]] = {"rate": 1e-3}
+    batch: int = 4
+    """Outputs per batch."""
+    seed: int = 0
+    """Random seed."""
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):

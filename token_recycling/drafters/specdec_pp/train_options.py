@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from .._shared.training.declaration import Training, option
+from .._shared.training.declaration import Training
 
 
 @dataclass(frozen=True)
@@ -14,16 +13,18 @@ class SpecDecTraining(Training):
     it as --drafter specdec_pp:model=FOLDER.
     """
 
-    depth: int = option(3, "Residual blocks.", min=0)  # this, the weight and the share are what the paper found good
-    rejection_weight: float = option(6.0, "Weight of a rejection relative to an acceptance.")
-    target_share: float = option(0.15, "Share of the target's own tokens in what the head reads.")
-    draft_temperature: float = option(1.0, "Sampling temperature of the draft model; 0: for greedy decoding.", min=0)
-    batch: int = option(16, "Outputs per batch.", min=1)
-    seed: int = option(0, "Random seed.", min=0)
-
-    needs_draft = True
-    defaults: ClassVar = {"temperature": 1.0, "steps": 500}
-    held_out_use = "the head is judged by"
+    depth: int = 3  # this, the weight and the share are what the paper found good
+    """Residual blocks."""
+    rejection_weight: float = 6.0
+    """Weight of a rejection relative to an acceptance."""
+    target_share: float = 0.15
+    """Share of the target's own tokens in what the head reads."""
+    draft_temperature: float = 1.0
+    """Sampling temperature of the draft model; 0: for greedy decoding."""
+    batch: int = 16
+    """Outputs per batch."""
+    seed: int = 0
+    """Random seed."""
 
     def __post_init__(self) -> None:
         if self.depth < 0 or self.draft_temperature < 0:

@@ -1,8 +1,7 @@
-"""Declaration of a training; `token-recycling train NAME` is made from it.
+"""What the trainings of drafters share: options, inputs and results.
 
-A drafter with a trained part has two files in its folder. `train_options.py` has one subclass of `Training`; it imports
-only this file, so that help and usage errors come at once. `train.py` has the function `train(options, run)`, which
-does the work.
+A drafter with a trained part has two files in its folder. `train_options.py` has a subclass of `Training`, the options.
+`train.py` has the function `train(options, run)`, which does the work. The command is in `cli/commands/train.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from ...._util.options import option as option  # for files of options, which import nothing but this one
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ....model.tree_model import TreeModel
@@ -25,19 +22,25 @@ if TYPE_CHECKING:
 class TextOptions:
     """Options for generating the target's outputs."""
 
-    texts: int = option(3000, "Most outputs to generate.", min=2)
-    prompt_tokens: int = option(64, "Prompt tokens of each output, from FILES.", min=1)
-    text_tokens: int = option(128, "Most new tokens of an output.", min=2)
-    temperature: float = option(0.0, "Sampling temperature of the outputs; 0 is greedy.", min=0)
-    seed: int = option(0, "Random seed.", min=0)
+    texts: int = 3000
+    """Maximum number of outputs."""
+    prompt_tokens: int = 64
+    """Prompt tokens of each output."""
+    text_tokens: int = 128
+    """Maximum number of new tokens of an output."""
+    temperature: float = 0.0
+    """Sampling temperature of the outputs; 0 is greedy."""
+    seed: int = 0
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Number of training steps and their learning rates."""
 
-    steps: int = option(1000, "Batches to train on.", min=1)
-    rate: float = option(3e-3, "Highest learning rate.")
+    steps: int = 1000
+    """Batches to train on."""
+    rate: float = 3e-3
+    """Highest learning rate."""
     warmup: float = 0.05
     """Share of the steps in which the rate rises to its maximum."""
     weight_decay: float = 0.0
@@ -99,11 +102,4 @@ class Trained:
 
 @dataclass(frozen=True)
 class Training:
-    """Base of the trainings: its docstring is the help of the command, its `option` fields are its options."""
-
-    needs_draft: ClassVar[bool] = False
-    """Whether the part belongs to a draft model, which the command then takes as an option."""
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of shared options that differ for this method."""
-    held_out_use: ClassVar[str]
-    """Use of the held-out outputs, for the help of `--held-out`."""
+    """Base of the options of trainings."""
