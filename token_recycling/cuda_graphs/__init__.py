@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from transformers.cache_utils import Cache
@@ -33,28 +34,33 @@ FAST: dict[str, Fast] = {"auto": "auto", "on": True, "off": False}
 """Values of the command-line option."""
 
 
-def backend_for(fast: Fast) -> Backend:
-    """Return the backend of calls; raises ValueError for anything but True, False and "auto"."""
-    if fast == "auto":
-        return captured_where_possible
-    if not isinstance(fast, bool):
+def backend_for(fast: Fast, suspends: bool = False) -> Backend:
+    """Return the backend of calls, or of those that `suspends` between steps for as long as their callers like. Raises
+    ValueError for anything but True, False and "auto".
+    """
+    if fast != "auto" and not isinstance(fast, bool):
         raise ValueError(f'fast must be True, False or "auto", got {fast!r}')
-    return captured if fast else eager
+    if not fast:
+        return eager
+    backend = captured_where_possible if fast == "auto" else captured
+    return partial(backend, suspends=True) if suspends else backend
 
 
 @contextmanager
-def captured(target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None) -> Iterator[CapturedPasses]:
+def captured(
+    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
+) -> Iterator[CapturedPasses]:
     """Make passes of constant shapes, captured where there is CUDA. A model has slots for one run: that of another
-    thread is waited for. Raises NoFastPathError where such passes do not hold.
+    thread is waited for, unless it `suspends`. Raises NoFastPathError where such passes do not hold.
     """
     from .support import why_not
 
     passes, reason = passes_of(target), why_not(drafter, cache)
-    while reason is None and not passes.take():
+    while reason is None and not passes.take(suspends):
         if passes.wait():
             passes = passes_of(target)  # meanwhile the model may have changed
         else:
-            reason = "this thread has another call of the model under way"
+            reason = "this thread has another call of the model under way, or a stream of it has not ended; close it"
     if reason is not None:
         raise NoFastPathError(f"fast=True: {reason}")
     try:
@@ -64,16 +70,17 @@ def captured(target: TreeModel, drafter: Drafter | None = None, cache: Cache | N
 
 
 def captured_where_possible(
-    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None
+    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
 ) -> AbstractContextManager[Passes | None]:
     """Make captured passes on CUDA where they hold, else eager ones."""
-    backend = captured_or_eager if target.device.type == "cuda" else eager
-    return backend(target, drafter, cache)
+    if target.device.type != "cuda":
+        return eager(target, drafter, cache)
+    return captured_or_eager(target, drafter, cache, suspends)
 
 
 @contextmanager
 def captured_or_eager(
-    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None
+    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
 ) -> Iterator[Passes | None]:
     """Make captured passes; eager ones where these do not hold, with one warning for each reason, and while another
     run of the model makes captured ones.
@@ -84,7 +91,7 @@ def captured_or_eager(
     found = reason if reason is not None else passes_or_reason(target)
     if isinstance(found, str):
         target.kept.say_once(f"forward passes are not captured as CUDA graphs: {found}")
-    if isinstance(found, str) or not found.take():
+    if isinstance(found, str) or not found.take(suspends):
         yield None
         return
     try:

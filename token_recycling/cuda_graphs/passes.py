@@ -69,6 +69,8 @@ class CapturedPasses:
         """State of the model when this was tested."""
         self._free = Lock()
         self._holder: int | None = None
+        self._suspends = False
+        """Whether the call that holds it may be suspended for as long as its caller likes."""
         self._graphs = Graphs(self.device)
         self._buffers: dict[tuple[int, int], _Buffer] = {}
         self._results: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
@@ -79,11 +81,11 @@ class CapturedPasses:
         captured = "captured as CUDA graphs" if self.device.type == "cuda" else "not captured"
         return f"fast: forward passes of constant shapes, {captured}"
 
-    def take(self) -> bool:
-        """Hold it for one call, unless another one is under way."""
+    def take(self, suspends: bool = False) -> bool:
+        """Hold it for one call, unless another one is under way; a call that `suspends` is waited for by none."""
         taken = self._free.acquire(blocking=False)
         if taken:
-            self._holder = get_ident()
+            self._holder, self._suspends = get_ident(), suspends
         return taken
 
     def give_back(self) -> None:
@@ -92,8 +94,10 @@ class CapturedPasses:
         self._free.release()
 
     def wait(self) -> bool:
-        """Wait until no call is under way; False, at once, if this thread has begun one and would wait for itself."""
-        if self._holder == get_ident():
+        """Wait until no call is under way; False, at once, if this thread has begun one and would wait for itself, or
+        if the call may be suspended.
+        """
+        if self._suspends or self._holder == get_ident():
             return False
         with self._free:
             return True

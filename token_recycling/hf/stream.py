@@ -48,7 +48,7 @@ def stream(
     ValueError for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the
     first step that drafts.
     """
-    backend, target, drafter = backend_for(fast), ready(model), make_drafter(drafter, **options)
+    backend, target, drafter = backend_for(fast, suspends=True), ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):
         raise TypeError(f"input_ids must be a tensor, got {type(input_ids).__name__}; make one with torch.tensor()")
     prompt = checked_prompt(input_ids, target)

@@ -22,6 +22,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
+from ..model.frequencies import by_turns
 from ..model.kv_cache import TreeCache, slots, takes_frames, unroll
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, cross_border
@@ -346,12 +347,13 @@ def decode_with(
     **options: Any,
 ) -> Generator[list[Step]]:
     """Yield the steps of `decode`, with its options, whose forward passes are made by `backend`; other threads' calls
-    wait where a forward pass changes the model.
+    wait for a step where a forward pass changes the model.
     """
-    with target.alone(), backend(target, drafter, cache) as passes:
+    border = target.info.border
+    with backend(target, drafter, cache) as passes:
         steps = decode(target, sequences, drafter, selectors, cache, stats, passes=passes, **options)
         with closing(steps):
-            yield from steps
+            yield from by_turns(target, steps) if border is not None and border.changes_model else steps
 
 
 def kind_of(passes: Passes | None) -> str:

@@ -1,0 +1,98 @@
+"""Streams that are left half-consumed: nothing waits for them for ever, and each gives what it gives alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain as chained
+from itertools import zip_longest
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import BORDERS, VOCABULARY, chosen, forget, model_of
+
+import token_recycling as tr
+from token_recycling.cuda_graphs import NoFastPathError
+
+DYNAMIC = [case for case in BORDERS if "rotary" in str(case) or "longrope" in str(case)]
+NEW = 40
+LENGTHS = (6, 20, 40)
+
+
+def alone(model, ids):
+    forget(model)
+    text = model.generate(ids, max_new_tokens=NEW, do_sample=False)
+    forget(model)
+    return text[0, ids.shape[1] :].tolist()
+
+
+def tokens_of(steps):
+    return [token for step in steps for token in step.tokens]
+
+
+@pytest.mark.parametrize("case", chosen(DYNAMIC), ids=str)
+def test_streams_by_turns_give_what_each_gives_alone(case):
+    model = model_of(case)
+    prompts = [tiny.prompt(length, length, VOCABULARY) for length in LENGTHS]
+    wanted = [alone(model, ids) for ids in prompts]
+    streams = [tr.stream(model, ids, max_new_tokens=NEW) for ids in prompts]
+    rounds = [*zip_longest(*streams)]
+    assert [tokens_of(filter(None, steps)) for steps in zip(*rounds, strict=True)] == wanted
+
+
+@pytest.mark.parametrize("case", chosen(DYNAMIC), ids=str)
+def test_other_calls_within_a_stream(case):
+    """In this thread and in others, accelerated and plain, with longer and shorter texts."""
+    model = model_of(case)
+    prompts = [tiny.prompt(length, length, VOCABULARY) for length in LENGTHS]
+    wanted = [alone(model, ids) for ids in prompts]
+    stream = tr.stream(model, prompts[0], max_new_tokens=NEW)
+    steps = [next(stream) for _ in range(4)]
+    with ThreadPoolExecutor(1) as pool:
+        for run in (lambda call: call(), lambda call: pool.submit(call).result(60)):
+            for ids, text in zip(prompts, wanted, strict=True):
+                for generate in (model.generate, lambda *one, **how: tr.generate(model, *one, **how)):
+                    found = run(lambda: generate(ids, max_new_tokens=NEW, do_sample=False))  # noqa: B023
+                    assert found[0, ids.shape[1] :].tolist() == text
+                    forget(model)
+    assert tokens_of(chained(steps, stream)) == wanted[0]
+
+
+def test_a_stream_that_is_dropped_leaves_the_model_as_it_was():
+    model = model_of(DYNAMIC[-1])
+    ids = tiny.prompt(0, 6, VOCABULARY)
+    wanted = alone(model, ids)
+    stream = tr.stream(model, tiny.prompt(1, 60, VOCABULARY), max_new_tokens=NEW)
+    next(stream)
+    stream.close()
+    assert model.generate(ids, max_new_tokens=NEW, do_sample=False)[0, 6:].tolist() == wanted
+
+
+def test_a_stream_in_captured_passes_blocks_nobody(model):
+    """Another call is refused at once, whichever thread makes it; once the stream is closed it is not."""
+    ids = tiny.prompt(0, 6)
+    wanted = model.generate(ids, max_new_tokens=8, do_sample=False)
+
+    def call(**how):
+        return tr.generate(model, ids, max_new_tokens=8, do_sample=False, **how)
+
+    stream = tr.stream(model, ids, max_new_tokens=NEW, fast=True)
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        for run in (lambda one: one(), lambda one: pool.submit(one).result(60)):
+            with pytest.raises(NoFastPathError, match="stream"):
+                run(lambda: call(fast=True))
+            with pytest.raises(NoFastPathError, match="stream"):
+                run(lambda: next(tr.stream(model, ids, fast=True)))
+            assert torch.equal(run(call), wanted)
+        next(stream)
+        stream.close()
+        assert torch.equal(pool.submit(call, fast=True).result(60), wanted)
+
+
+def test_calls_that_end_are_waited_for(model):
+    ids = tiny.prompt(0, 6)
+    wanted = model.generate(ids, max_new_tokens=NEW, do_sample=False)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(tr.generate, model, ids, max_new_tokens=NEW, do_sample=False, fast=True) for _ in range(8)]
+        assert all(torch.equal(call.result(60), wanted) for call in calls)
