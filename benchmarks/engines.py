@@ -68,11 +68,7 @@ class Vllm:
             "num_speculative_tokens": 5,
         },
         "suffix decoding": {"method": "suffix", "num_speculative_tokens": 24},
-        OURS: {
-            "method": "custom_class",
-            "model": "token_recycling.engines.vllm.TokenRecycling",
-            "num_speculative_tokens": 24,
-        },
+        OURS: {"model": "token_recycling.VLLM", "num_speculative_tokens": 24},
     }
     loads: ClassVar = ("1", "8", "32")
 
@@ -117,16 +113,16 @@ class LlamaCpp:
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         from token_recycling import load
-        from token_recycling.engines.llama_cpp import TokenRecycling
+        from token_recycling.engines.llama_cpp import accelerate
 
         _, self._tokenizer = load(model)
         drafted = self.METHODS[method]
-        draft = TokenRecycling() if method == OURS else drafted and LlamaPromptLookupDecoding(num_pred_tokens=drafted)
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=drafted) if drafted else None
         self._llama = Llama(
             model, n_ctx=4096, draft_model=draft, logits_all=True, n_threads=1, n_threads_batch=1, verbose=False
         )
         if method == OURS:
-            draft.attach(self._llama)
+            accelerate(self._llama)
         self._tokens, self._passes, evaluate = tokens, 0, self._llama.eval
 
         def counting(some: Sequence[int]) -> None:
@@ -192,7 +188,7 @@ class Sglang:
         from support.sglang_standins import Scheduler, stand_in, worker
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from token_recycling.engines.replica import EngineOptions, Replica
+        from token_recycling.engines.engine import EngineOptions, Replica
 
         stand_in()
         self._model = AutoModelForCausalLM.from_pretrained(model).float()

@@ -4,6 +4,7 @@
 step. A name is imported when it is first used, so that the command line answers without waiting for torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .cuda_graphs import NoFastPathError
     from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
+    from .engines.vllm import VLLM
     from .hf.accelerate import accelerate, accelerated, decelerate, generate
     from .hf.acceleration import Acceleration
     from .hf.check import check
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from .trees.tree import Tree
 
 __version__ = "0.1.0"
-warn_outside()
+if not {"sglang", "vllm"} & {*sys.modules}:  # engines pin versions of their own, and nothing here runs transformers
+    warn_outside()
 
 __all__ = [
+    "VLLM",
     "Acceleration",
     "AdjacencyMatrix",
     "Context",
@@ -71,6 +75,7 @@ _MODULES = {
     "cuda_graphs": ("NoFastPathError",),
     "drafters._base": ("Drafter", "DrafterTraits", "SequenceDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),
+    "engines.vllm": ("VLLM",),
     "hf.accelerate": ("accelerate", "accelerated", "decelerate", "generate"),
     "hf.acceleration": ("Acceleration",),
     "hf.check": ("check",),

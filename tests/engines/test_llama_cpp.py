@@ -18,7 +18,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from support.gguf_files import write_gguf
 
 from token_recycling import MatrixFileError, fingerprint
-from token_recycling.engines.llama_cpp import TokenRecycling
+from token_recycling.engines.llama_cpp import accelerate
 
 CONTEXT = 256
 TOKENIZER = tiny.tokenizer()
@@ -51,10 +51,8 @@ def made(path, draft=None, **options):
 
 def recycled(path, num_pred_tokens=10, **options):
     """The same, attached; by default as on a GPU, whatever the clock says."""
-    draft = TokenRecycling(num_pred_tokens, **{"token_cost": 0.02, **options})
-    llama = made(path, draft)
-    draft.attach(llama)
-    return llama, draft
+    llama = accelerate(made(path), num_pred_tokens, **{"token_cost": 0.02, **options})
+    return llama, llama.draft_model
 
 
 def say(llama, prompt, length, **sampling):
@@ -97,9 +95,8 @@ def test_texts_are_those_of_transformers_and_take_fewer_passes(path, model):
 
 def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path):
     """Its own default: keys and values of 16 bits."""
-    draft, short = TokenRecycling(), {"type_k": None, "type_v": None}
-    alone, llama = made(path, **short), made(path, draft, **short)
-    draft.attach(llama)
+    short = {"type_k": None, "type_v": None}
+    alone, llama = made(path, **short), accelerate(made(path, **short))
     for prompt in prompts(12):
         assert say(llama, prompt, 100) == say(alone, prompt, 100)
 
@@ -132,13 +129,13 @@ def test_a_grammar_admits_the_same_as_without_drafts(path):
 def test_every_row_is_learned_with_the_tokens_that_it_followed(path, model, monkeypatch):
     """Rows of prompts, of accepted and of rejected tokens, each against a pass of transformers over all before it."""
     llama, draft = recycled(path, token_cost=0)
-    sizes, seen, read = passes(llama), [], draft.recycler.learn_logits
+    sizes, seen, read = passes(llama), [], draft.replica.learn_logits
 
     def learn(contexts, logits):
         seen.append((llama.input_ids[: llama.n_tokens].tolist(), contexts.copy(), logits.copy()))
         read(contexts, logits)
 
-    monkeypatch.setattr(draft.recycler, "learn_logits", learn)
+    monkeypatch.setattr(draft.replica, "learn_logits", learn)
     said = [say(llama, prompt, 40) for prompt in prompts(4, 5, 30)]
     assert [len(logits) for _, _, logits in seen] == sizes
     assert sum(sizes) > sum(map(len, said)) + 3 * 30, "some were rejected"
@@ -169,19 +166,19 @@ def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path, tmp_path
     llama, draft = recycled(path, matrix=str(file))
     cold = passes(llama)
     said = say(llama, prompt, 60)
-    rows = [array.copy() for array in draft.recycler.matrix.rows]
+    rows = [array.copy() for array in draft.replica.matrix.rows]
     assert not file.exists()
     llama.eval = None
     del llama
     gc.collect()
     assert file.exists()
     again, warm = recycled(path, matrix=str(file), learns=False)
-    for before, after in zip(rows, warm.recycler.matrix.rows, strict=True):
+    for before, after in zip(rows, warm.replica.matrix.rows, strict=True):
         np.testing.assert_array_equal(before, after)
     hot = passes(again)
     assert say(again, prompt, 60) == said
     assert len(hot) < len(cold)
-    for before, after in zip(rows, warm.recycler.matrix.rows, strict=True):
+    for before, after in zip(rows, warm.replica.matrix.rows, strict=True):
         np.testing.assert_array_equal(before, after, "learns is false")
 
 
@@ -189,17 +186,16 @@ def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path, model, tmp_path
     file = tmp_path / "tiny.matrix"
     llama, draft = recycled(path, matrix=str(file))
     say(llama, prompts(1, 20, 20)[0], 20)
-    draft.recycler.save()
-    draft.recycler.matrix.load(file, fingerprint(TOKENIZER))
+    draft.replica.save()
+    draft.replica.matrix.load(file, fingerprint(TOKENIZER))
     names = [f"other{token}" for token in range(VOCABULARY)]
-    other = TokenRecycling(matrix=str(file))
     with pytest.raises(MatrixFileError):
-        other.attach(made(_file(model, tmp_path / "other.gguf", names), other))
+        accelerate(made(_file(model, tmp_path / "other.gguf", names)), matrix=str(file))
 
 
 def by_clock(path, monkeypatch, cost):
     """A `Llama` whose passes take 1 for their first token and `cost` for each further one; the sizes of its passes."""
-    clock, draft, evaluate = [0.0], TokenRecycling(10), Llama.eval
+    clock, evaluate = [0.0], Llama.eval
 
     def working(self, tokens):
         clock[0] += 1 + cost * (len(tokens) - 1)
@@ -207,9 +203,8 @@ def by_clock(path, monkeypatch, cost):
 
     monkeypatch.setattr(Llama, "eval", working)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    llama = made(path, draft)
-    draft.attach(llama)
-    return llama, draft, passes(llama)
+    llama = accelerate(made(path), 10)
+    return llama, llama.draft_model, passes(llama)
 
 
 @pytest.mark.measured
@@ -217,7 +212,7 @@ def by_clock(path, monkeypatch, cost):
 def test_what_passes_take_is_learned(path, monkeypatch, cost, pays):
     llama, draft, sizes = by_clock(path, monkeypatch, cost)
     said = sum(len(say(llama, prompt, 100)) for prompt in prompts(8))
-    learned = draft.passes.seconds / draft.passes.seconds[0]
+    learned = draft.costs.seconds / draft.costs.seconds[0]
     decoding = [size for size in sizes if size <= 11][-300:]
     if pays:
         assert learned[5] < 1.5
@@ -227,45 +222,34 @@ def test_what_passes_take_is_learned(path, monkeypatch, cost, pays):
         assert sum(decoding) < 1.1 * len(decoding), "next to nothing is drafted"
 
 
-def attached_twice(path, patch):
-    llama, draft = recycled(path)
-    draft.attach(llama)
-
-
-def attached_to(path, **options):
-    draft = TokenRecycling()
-    draft.attach(made(path, draft, **options))
-
-
 def recurrent(path, patch):
     patch.setattr(llama_cpp, "llama_model_is_hybrid", lambda model: True)
-    attached_to(path)
+    accelerate(made(path))
 
 
 def another_eval(path, patch):
     patch.setattr(Llama, "eval", lambda self, tokens, more=0: None)
-    attached_to(path)
+    accelerate(made(path))
 
 
 def another_version(path, patch):
     patch.setattr(llama_cpp, "__version__", "0.4")
-    TokenRecycling()
+    accelerate(made(path))
 
 
 WRONG = {
-    "no token": (lambda path, patch: TokenRecycling(0), "got 0"),
-    "unknown option": (lambda path, patch: TokenRecycling(depth=3), "'depth'"),
+    "no token": (lambda path, patch: accelerate(made(path), 0), "got 0"),
+    "unknown option": (lambda path, patch: accelerate(made(path), depth=3), "'depth'"),
     "another draft model": (
-        lambda path, patch: TokenRecycling().attach(made(path, LlamaPromptLookupDecoding())),
-        "draft_model=draft",
+        lambda path, patch: accelerate(made(path, LlamaPromptLookupDecoding())),
+        "LlamaPromptLookupDecoding",
     ),
     "logits of the last token": (
-        lambda path, patch: attached_to(path, logits_all=False, n_batch=64),
+        lambda path, patch: accelerate(made(path, logits_all=False, n_batch=64)),
         "logits_all=True",
     ),
-    "a batch too small": (lambda path, patch: attached_to(path, n_batch=8), "of 8, got 32"),
-    "not attached": (lambda path, patch: say(made(path, TokenRecycling()), [1, 2, 3], 5), r"attach\(llama\)"),
-    "attached twice": (attached_twice, "twice"),
+    "a batch too small": (lambda path, patch: accelerate(made(path, n_batch=8)), "of 8, got 32"),
+    "twice": (lambda path, patch: accelerate(accelerate(made(path))), "already"),
     "recurrent layers": (recurrent, "recurrent"),
     "another eval": (another_eval, "more"),
     "another version": (another_version, r"got 0\.4"),

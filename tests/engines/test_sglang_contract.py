@@ -21,7 +21,7 @@ from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from token_recycling.engines import sglang as adapter
-from token_recycling.engines.replica import EngineOptions, Replica
+from token_recycling.engines.engine import EngineOptions, Replica
 
 NODES = 8
 

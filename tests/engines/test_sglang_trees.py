@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.engines.replica import EngineOptions, Replica
+from token_recycling.engines.engine import EngineOptions, Replica
 from token_recycling.engines.sglang import Trees, settle_arguments
 
 VOCABULARY, NODES = 12, 8

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from token_recycling.costs.costs import OnlineCurve
-from token_recycling.engines.replica import EngineOptions, Replica
-from token_recycling.engines.vllm import TokenRecycling
+from token_recycling.engines.engine import EngineOptions, Replica, StepCosts
+from token_recycling.engines.vllm import VLLM
 from token_recycling.recycling.suffix_index import BREAK, masked
 
 PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
@@ -18,9 +17,9 @@ PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 def made(nodes=8, token_cost=0, **options):
     """The proposer without an engine, whose passes have 64 tokens at most."""
     replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, corrected=True)
-    proposer = object.__new__(TokenRecycling)
-    passes = OnlineCurve(0.01 * (1 + token_cost * np.arange(64))) if token_cost else None
-    vars(proposer).update(recycler=replica, passes=passes, _tokens=0, _began=0.0, _drafted={})
+    proposer = object.__new__(VLLM)
+    costs = StepCosts(0.01 * (1 + token_cost * np.arange(64))) if token_cost else None
+    vars(proposer).update(recycler=replica, costs=costs, _tokens=0, _began=0.0, _chains={})
     return proposer
 
 
@@ -125,7 +124,7 @@ def test_drafting_backs_off_within_a_request_whose_output_leaves_its_repetitive_
     rng = random.Random(seed)
     batches = made()
     batches.recycler = Replica(100, 24, EngineOptions(), chains=True, corrected=True)
-    batches.passes = OnlineCurve(0.01 * (1 + 0.02 * np.arange(64)))
+    batches.costs = StepCosts(0.01 * (1 + 0.02 * np.arange(64)))
     for _ in range(12):
         phrase = [rng.randrange(100) for _ in range(35)]
         decode(batches, phrase * 6, (phrase * 4)[:120])
@@ -147,6 +146,26 @@ def decode(batches, prompt, output):
         text += rest[: right + 1]
         drafted.append(len(draft))
     return drafted
+
+
+def test_chains_are_filled_up_to_the_cheapest_step_and_no_further_than_a_request_may_have():
+    """Steps of one, two and three tokens take longer than one of four: two requests, the second without a draft."""
+    batches = made()
+    batches._config = SimpleNamespace(compilation_config=compilation(mode="PIECEWISE"))
+    batches.costs = StepCosts(np.append([5.0, 7.0, 5.0, 4.0], 8.0 + np.arange(60)), learns=False)
+    for chains, depths, filled in (
+        ([[]], [8], [[0, 0, 0]]),
+        ([[1]], [8], [[1, 0, 0]]),
+        ([[1]], [2], [[1, 0]]),
+        ([[]], [0], [[]]),
+        ([[1, 2, 3]], [8], [[1, 2, 3]]),
+        ([[], []], [0, 8], [[], [0, 0]]),
+    ):
+        batches._fill(chains, np.array(depths), alone=True)
+        assert chains == filled
+    chains = [[1]]
+    batches._fill(chains, np.array([8]), alone=False)
+    assert chains == [[1]], "a prompt that shares the step takes longer than any filler saves"
 
 
 def runner_for(requests, tokens, computed, scheduled):
@@ -204,7 +223,7 @@ def compilation(mode="FULL", separate=True, most=512):
 def test_a_full_cuda_graph_pays_where_it_is_captured_and_more_tokens_cost_little(graphs, seconds, drafts, pays):
     """Two requests, drafts of at most 8 tokens: a step of 18 tokens replays a full graph."""
     batches = made()
-    batches.passes = None if seconds is None else SimpleNamespace(seconds=seconds)
+    batches.costs = None if seconds is None else SimpleNamespace(seconds=seconds)
     batches._config = SimpleNamespace(compilation_config=graphs)
     assert batches._full_graph_pays(drafts) == pays
 

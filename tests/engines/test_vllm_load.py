@@ -46,10 +46,10 @@ def config(**parallel):
 def test_versions(version, known, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", version)
     if known:
-        adapter.TokenRecycling(config())
+        adapter.VLLM(config())
         return
     with pytest.raises(RuntimeError, match=f"vLLM .*got {version}"):
-        adapter.TokenRecycling(config())
+        adapter.VLLM(config())
 
 
 def changed(path, value):
@@ -73,26 +73,26 @@ def changed(path, value):
 )
 def test_configurations_that_cannot_be_served_are_refused(path, value, match):
     with pytest.raises(ValueError, match=match):
-        adapter.TokenRecycling(changed(path, value))
+        adapter.VLLM(changed(path, value))
 
 
 def test_another_signature_is_refused(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, metadata, more: None)
     with pytest.raises(RuntimeError, match=r"_sample .*got \(self, logits, metadata, more\)"):
-        adapter.TokenRecycling(config())
+        adapter.VLLM(config())
 
 
 def test_an_attribute_that_is_read_while_decoding_and_is_missing_is_refused_at_load(monkeypatch):
     monkeypatch.setattr(InputBatch, "__init__", lambda self: setattr(self, "req_ids", []))
     with pytest.raises(RuntimeError, match=r"InputBatch.*num_computed_tokens_cpu, token_ids_cpu"):
-        adapter.TokenRecycling(config())
+        adapter.VLLM(config())
 
 
 @pytest.mark.parametrize(("ranks", "writes"), [({}, True), ({"rank": 1}, False), ({"data_parallel_index": 1}, False)])
 def test_one_process_of_all_writes_the_file(ranks, writes, tmp_path):
     made = config(**ranks)
     made.additional_config = {"token_recycling": {"matrix": str(tmp_path / "m")}}
-    recycler = adapter.TokenRecycling(made).recycler
+    recycler = adapter.VLLM(made).recycler
     recycler.matrix.shares[3] = 1
     recycler.matrix.lessons = 1
     recycler.save()
@@ -101,9 +101,9 @@ def test_one_process_of_all_writes_the_file(ranks, writes, tmp_path):
 
 def test_the_hook_is_put_in_once_and_leaves_others_alone(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, spec_decode_metadata: (logits, "sampled"))
-    adapter.TokenRecycling(config())
+    adapter.VLLM(config())
     hooked = GPUModelRunner._sample
-    adapter.TokenRecycling(config())
+    adapter.VLLM(config())
     assert GPUModelRunner._sample is hooked
     assert hooked(SimpleNamespace(drafter="another"), 5, None) == (5, "sampled")
     assert hooked(SimpleNamespace(), None, None) == (None, "sampled")

@@ -9,7 +9,6 @@ import gc
 import itertools
 import weakref
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -176,9 +175,11 @@ def test_the_matrix_is_saved_while_the_engine_works(llm, folder, monkeypatch):
 
 def test_what_passes_take_is_learned(llm, monkeypatch):
     """Of steps without a prompt's tokens alone, and of all their tokens."""
-    told = []
-    passes = SimpleNamespace(seconds=np.ones(64), took=lambda tokens, seconds: told.append(tokens))
-    monkeypatch.setattr(runner_of(llm).drafter, "passes", passes)
+    from token_recycling.engines.engine import StepCosts
+
+    told, costs = [], StepCosts(np.ones(64), learns=False)
+    monkeypatch.setattr(costs, "took", lambda tokens, seconds: told.append(tokens))
+    monkeypatch.setattr(runner_of(llm).drafter, "costs", costs)
     before = counts(llm)["draft_tokens"]
     (text,) = say(llm, prompts(1, 100, 100), greedy(40))
     drafted = counts(llm)["draft_tokens"] - before

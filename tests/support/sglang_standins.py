@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from token_recycling.engines import sglang as adapter
-from token_recycling.engines.replica import Replica
+from token_recycling.engines.engine import Replica
 
 ABSENT = {"sgl_kernel", "IPython", "torchvision", "gguf", "orjson", "pybase64"}
 """Kernels and libraries that SGLang imports and nothing here calls."""

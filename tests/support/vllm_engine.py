@@ -20,14 +20,14 @@ from support import tiny
 from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
 
-PROPOSER = "token_recycling.engines.vllm.TokenRecycling"
+PROPOSER = "token_recycling.VLLM"
 VOCABULARY = 32
 SHIPPED = Path(__file__).parents[2] / "models" / "target"
 
 
 def speculation(tokens: int) -> dict[str, Any]:
     """What a user writes."""
-    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens}
+    return {"model": PROPOSER, "num_speculative_tokens": tokens}
 
 
 def llama(**config: Any) -> LlamaForCausalLM:

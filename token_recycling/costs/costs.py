@@ -5,7 +5,8 @@ all sizes. The load of the machine is common to all sizes and changes quickly. T
 is a random walk along log n, plus a small deviation of each size, so that a measurement of one size updates its
 neighbours. The estimate of a size is optimistic: its mean less its uncertainty relative to the usual sizes. So sizes
 that were never measured are tried where they may pay, and expensive ones are probed again. The curve may take any shape
-that never falls: it follows the steps of kernels that work on 8 or 16 rows, and of mixtures of experts.
+that never falls: it follows the steps of kernels that work on 8 or 16 rows, and of mixtures of experts. Where
+`may_fall` says so it may fall too, as in an engine whose kernel for two rows is slower than that for five.
 
 `Overhead` learns the time of a drafter itself, per step and per node, and the tokens that its drafts gave.
 
@@ -34,6 +35,10 @@ _LOAD_AT_FIRST, _LOAD = 1.0, 0.05
 """Standard deviations of log time: of the load relative to the seed, and of its change per step."""
 _SHAPE, _OWN = 0.15, 0.05
 """Standard deviations of the shape relative to the seed: per doubling of nodes, and of each size."""
+_OWN_OF_FEW, _FEW, _CAUTION = 0.2, 8, 0.5
+"""Where times may fall: the deviation of each size up to 8, less for larger ones; and the share of the uncertainty by
+which estimates are optimistic.
+"""
 _FADING = 4000
 """Steps after which the uncertainty of the shape has grown by its initial amount."""
 _NOISE, _MOST = 0.2, 0.5
@@ -63,14 +68,16 @@ _LOOKS, _LONGEST = 0.01, 64
 class OnlineCurve:
     """Current times of forward passes over 1, 2, ... nodes of each sequence; thread-safe."""
 
-    def __init__(self, seed: np.ndarray) -> None:
-        """`seed` (nodes,) float64: seconds."""
+    def __init__(self, seed: np.ndarray, may_fall: bool = False) -> None:
+        """`seed` (nodes,) float64: seconds. `may_fall`: a larger size may take less time than a smaller one."""
+        self._may_fall = may_fall
         self._nodes = np.arange(1, len(seed) + 1)
         self._sizes = _sizes_up_to(len(seed))
         self._place = np.searchsorted(self._sizes, self._nodes).tolist()
         """Index of the size that represents each number of nodes."""
         octaves = np.log2(self._sizes)
-        shape = _SHAPE**2 * np.minimum.outer(octaves, octaves) + _OWN**2 * np.eye(len(octaves))
+        own = _OWN_OF_FEW * np.minimum(1, _FEW / self._sizes) if may_fall else np.full(len(octaves), _OWN)
+        shape = _SHAPE**2 * np.minimum.outer(octaves, octaves) + np.diag(own**2)
         self._logs, self._covariance = np.log(seed[self._sizes - 1]), shape + _LOAD_AT_FIRST**2
         self._drift = shape / _FADING + _LOAD**2
         self._usual = np.zeros(len(octaves))
@@ -81,7 +88,7 @@ class OnlineCurve:
         self._observed: list[tuple[int, float]] = []
         """Sizes and log seconds of the steps since the last update."""
         self.seconds = seed
-        """(nodes,) float64: optimistic times in seconds; never falling."""
+        """(nodes,) float64: optimistic times in seconds; never falling unless they may."""
         self.relative = seed / seed[0]
         """(nodes,) float64: t(n) / t(1)."""
 
@@ -120,7 +127,10 @@ class OnlineCurve:
     def _at_best(self) -> np.ndarray:
         with_usual = self._covariance @ self._usual
         variance = np.diagonal(self._covariance) - 2 * with_usual + self._usual @ with_usual
-        hoped = np.exp(self._logs - np.sqrt(np.maximum(variance, 0)))
+        uncertainty = np.sqrt(np.maximum(variance, 0))
+        if self._may_fall:
+            return np.interp(self._nodes, self._sizes, np.exp(self._logs - _CAUTION * uncertainty))
+        hoped = np.exp(self._logs - uncertainty)
         # Between the two curves that never fall, that above this one and that below.
         rising = (np.maximum.accumulate(hoped) + np.minimum.accumulate(hoped[::-1])[::-1]) / 2
         return np.interp(self._nodes, self._sizes, rising)

@@ -1,13 +1,11 @@
-"""Token Recycling in llama-cpp-python, for GGUF models: a draft model for its class `Llama`.
+"""Token Recycling in llama-cpp-python, for GGUF models.
 
-    draft = TokenRecycling()
-    llama = Llama("model.gguf", draft_model=draft, logits_all=True)
-    draft.attach(llama)
+    llama = accelerate(Llama("model.gguf", logits_all=True))
 
 `Llama` calls its draft model after every forward pass, with the ids of the sequence. It samples at one drafted position
 after another for as long as the sampled tokens are the drafted ones: a draft is a chain, and the output is the same as
-without it. The logits are read from `Llama.scores`. `eval` of the attached object is wrapped, since only there is it
-certain which tokens the rows belong to (Luo et al., 2408.08696; drafts as in `recycling`).
+without it. The logits are read from `Llama.scores`. `eval` of the object is wrapped, since only there is it certain
+which tokens the rows belong to (Luo et al., 2408.08696; drafts as in `recycling`).
 
 The second token of a forward pass may cost as much as the first, and each further one half as much (quantized weights
 on a CPU), or next to nothing (on a GPU). So costs are learned from all forward passes, drafting and learning included,
@@ -34,8 +32,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from ..recycling.matrix_file import vocabulary_fingerprint
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import Recycler
-from .replica import EngineOptions, PassCosts, Replica
-from .versions import check_signature, check_version
+from .engine import EngineOptions, Replica, StepCosts, check_signature, check_version
 
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python from the first to before the second has this interface."""
@@ -46,113 +43,108 @@ token.
 """
 
 
-class TokenRecycling(LlamaDraftModel):
-    """The `draft_model` of one `Llama`; `options` are those of `EngineOptions`. Raises ValueError for a wrong option
-    and RuntimeError for a llama-cpp-python that is not known.
+def accelerate(llama: llama_cpp.Llama, num_pred_tokens: int = 32, **options: Any) -> llama_cpp.Llama:
+    """Let a `Llama` draft, and return it. `num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where
+    they do not pay. `options` are those of `EngineOptions`.
+
+    Raises ValueError for a wrong option or a `Llama` that cannot verify drafts as it was made, MatrixFileError for a
+    file that is damaged or of another tokenizer or options, and RuntimeError for an unknown llama-cpp-python.
     """
+    check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
+    _check(llama, num_pred_tokens)
+    llama.draft_model = draft_model = TokenRecycling(llama, num_pred_tokens, options)
+    original, owner = type(llama).eval, weakref.ref(llama)
 
-    _text: Recycler | None = None
-    _read: np.ndarray
-    """The ids of the sequence so far."""
-    _evaluated_next: np.ndarray
-    """Tokens of the next forward pass: the newest and the draft."""
-    _values: np.ndarray
-    """(n,) float32: how likely each of these is accepted."""
-    _verified = False
-    """Whether the last pass did that and nothing else."""
+    def evaluate(tokens: Any) -> None:
+        evaluating = owner()
+        assert evaluating is not None, "called through itself"
+        start, began = evaluating.n_tokens, time.perf_counter()
+        original(evaluating, tokens)
+        draft_model.observe(evaluating, start, began)
 
-    def __init__(self, num_pred_tokens: int = 32, **options: Any) -> None:
-        """`num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where they do not pay."""
-        check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
-        if num_pred_tokens < 1:
-            raise ValueError(f"num_pred_tokens must be >= 1, got {num_pred_tokens}")
+    llama.eval = evaluate
+    weakref.finalize(llama, draft_model.replica.save)
+    return llama
+
+
+class TokenRecycling(LlamaDraftModel):
+    """The draft model of one accelerated `Llama`."""
+
+    def __init__(self, llama: llama_cpp.Llama, num_pred_tokens: int, options: dict[str, Any]) -> None:
         self.num_pred_tokens, self.options = num_pred_tokens, EngineOptions.parse(options)
-        more = np.arange(num_pred_tokens + 1)
-        self.passes = PassCosts(options, _PASS * (1 + _SECOND * (more > 0) + _FURTHER * np.maximum(more - 1, 0)))
-        """Costs of forward passes."""
-        self._drafting = 0.0
-        """Seconds of this step's drafting."""
-        self.recycler: Replica | None = None
-        """Matrix and drafting state; None until `attach`."""
-
-    def attach(self, llama: llama_cpp.Llama) -> None:
-        """Learns from all that `llama` evaluates from now on; call it once. Raises ValueError for a `Llama` that cannot
-        verify drafts as it was made, and MatrixFileError for a file that is damaged or of another tokenizer or options.
-        """
-        self._check(llama)
-        tokenizer = _gguf_fingerprint(llama) if self.options.matrix else ""
-        self.recycler = Replica(
-            llama.n_vocab(), self.num_pred_tokens, self.options, tokenizer, chains=True, corrected=True
+        more, token_cost = np.arange(num_pred_tokens + 1), options.get("token_cost")
+        self.costs = (
+            StepCosts(_PASS * (1 + _SECOND * (more > 0) + _FURTHER * np.maximum(more - 1, 0)))
+            if token_cost is None
+            else StepCosts(1 + token_cost * more, learns=False)
         )
-        self.recycler.warm_up(np.int32)
-        self._read = self._evaluated_next = np.empty(0, np.int32)
-        original, owner = type(llama).eval, weakref.ref(llama)
-
-        def observed(tokens: Any) -> None:
-            evaluating = owner()
-            assert evaluating is not None, "called through itself"
-            start, began = evaluating.n_tokens, time.perf_counter()
-            original(evaluating, tokens)
-            self._verified = self._observe(evaluating, start)
-            if self._verified:
-                self.passes.took(len(tokens), self._drafting + time.perf_counter() - began)
-
-        llama.eval = observed
-        weakref.finalize(llama, self.recycler.save)
+        """Of forward passes over 1, 2, ... tokens."""
+        tokenizer = _gguf_fingerprint(llama) if self.options.matrix else ""
+        self.replica = Replica(llama.n_vocab(), num_pred_tokens, self.options, tokenizer, chains=True, corrected=True)
+        self.replica.warm_up(np.int32)
+        self._recycler: Recycler | None = None
+        self._tokens = self._evaluated_next = np.empty(0, np.int32)
+        """The ids of the sequence so far; and those of the next forward pass, the newest and the draft."""
+        self._values = np.empty(0, np.float32)
+        """(n,): how likely each drafted token is accepted."""
+        self._drafting, self._seconds = 0.0, 0.0
+        """Seconds of this step's drafting; and of the last step, 0 unless it verified the draft and nothing else."""
 
     def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
         """Return the most probable continuation of a sequence (n,) as far as it pays: (m,) intc; m may be 0."""
-        if self.recycler is None:
-            raise RuntimeError("draft.attach(llama) was not called; call it once before the first completion")
         began = time.perf_counter()
-        read, self._read = self._read, input_ids.astype(np.int32)
-        if not len(read) or not np.array_equal(self._read[: len(read)], read):
-            self._text = self.recycler.begin(self._read)
-            self.passes.begin_text()
-        elif self._verified:
-            self.passes.gave(len(self._read) - len(read), self._values)
-        assert self._text is not None
-        costs, ratio = self.passes.seconds, self.passes.ratio
-        chain = self._text.draft(self._read, self.num_pred_tokens, costs, ratio)
-        self._values = chain.values.copy()
-        draft = chain.tokens[1:].astype(np.intc)
-        self._evaluated_next = np.append(self._read[-1:], draft)
-        self.recycler.save_if_due()
+        before, self._tokens = self._tokens, input_ids.astype(np.int32)
+        if not len(before) or not np.array_equal(self._tokens[: len(before)], before):
+            self._recycler = self.replica.begin(self._tokens)
+        elif self._seconds:
+            drafted, accepted = len(self._values), len(self._tokens) - len(before) - 1
+            self.costs.gave(1, drafted, min(drafted, accepted), float(self._values.sum()), self._seconds)
+        assert self._recycler is not None
+        costs, ratio = self.costs.cheapest, self.costs.ratio
+        chain = self._recycler.draft(self._tokens, self.num_pred_tokens, costs, ratio)
+        self._values, draft = chain.values[1:].copy(), chain.tokens[1:].astype(np.intc)
+        self._evaluated_next = np.append(self._tokens[-1:], draft)
+        self.replica.save_if_due()
         self._drafting = time.perf_counter() - began
         return draft
 
-    def _observe(self, llama: llama_cpp.Llama, start: int) -> bool:
-        """Learns from a pass over the tokens from `start` on, the drafted ones included. Returns whether it verified
-        the last draft and nothing else.
-        """
-        assert self.recycler is not None
+    def observe(self, llama: llama_cpp.Llama, start: int, began: float) -> None:
+        """Learn from a forward pass over the tokens from `start` on, the drafted ones included, which `began` then."""
         end, tokens = llama.n_tokens, np.asarray(llama.input_ids, np.int32)
         counted = np.array([end - 1]), np.array([end - start])
-        self.recycler.learn_logits(ngrams_at(tokens[None], *counted, self.options.orders), llama.scores[start:end])
-        verifies = start == len(self._read) - 1 and np.array_equal(tokens[start:end], self._evaluated_next)
-        if self._text is not None and not verifies:
+        self.replica.learn_logits(ngrams_at(tokens[None], *counted, self.options.orders), llama.scores[start:end])
+        self._seconds = 0.0
+        if start == len(self._tokens) - 1 and np.array_equal(tokens[start:end], self._evaluated_next):
+            self._seconds = self._drafting + time.perf_counter() - began
+            self.costs.took(end - start, self._seconds)
+        elif self._recycler is not None:
             # A prompt: what follows there was not generated, and shows nothing about the draft.
-            self._text.forget_draft()
-        return verifies
+            self._recycler.forget_draft()
 
-    def _check(self, llama: llama_cpp.Llama) -> None:
-        if self.recycler is not None:
-            raise ValueError("attach was called twice; make one TokenRecycling for each Llama")
-        if llama.draft_model is not self:
-            raise ValueError("the Llama was made without draft_model=draft, this object; pass it there")
-        if len(llama.scores) < llama.n_ctx():
-            raise ValueError(
-                f"the Llama keeps logits of {len(llama.scores)} tokens, not of all {llama.n_ctx()}; "
-                "make the Llama with logits_all=True, without which it fails in longer texts with any draft model"
-            )
-        if self.num_pred_tokens >= llama.n_batch:
-            raise ValueError(
-                f"num_pred_tokens must be < n_batch of {llama.n_batch}, got {self.num_pred_tokens}: "
-                "a draft must be verified in one batch"
-            )
-        if llama_cpp.llama_model_is_recurrent(llama.model) or llama_cpp.llama_model_is_hybrid(llama.model):
-            raise ValueError("recurrent and hybrid models are unsupported: they cannot roll back rejected tokens")
-        check_signature("llama-cpp-python", "Llama.eval", type(llama).eval, _EVAL)
+
+def _check(llama: llama_cpp.Llama, num_pred_tokens: int) -> None:
+    if num_pred_tokens < 1:
+        raise ValueError(f"num_pred_tokens must be >= 1, got {num_pred_tokens}")
+    if isinstance(llama.draft_model, TokenRecycling):
+        raise ValueError("the Llama is accelerated already; call accelerate once")
+    if llama.draft_model is not None:
+        raise ValueError(
+            f"the Llama has a draft_model, {type(llama.draft_model).__name__}, which would be replaced; "
+            "make the Llama without one"
+        )
+    if len(llama.scores) < llama.n_ctx():
+        raise ValueError(
+            f"the Llama keeps logits of {len(llama.scores)} tokens, not of all {llama.n_ctx()}; "
+            "make the Llama with logits_all=True, without which it fails in longer texts with any draft model"
+        )
+    if num_pred_tokens >= llama.n_batch:
+        raise ValueError(
+            f"num_pred_tokens must be < n_batch of {llama.n_batch}, got {num_pred_tokens}: "
+            "a draft must be verified in one batch"
+        )
+    if llama_cpp.llama_model_is_recurrent(llama.model) or llama_cpp.llama_model_is_hybrid(llama.model):
+        raise ValueError("recurrent and hybrid models are unsupported: they cannot roll back rejected tokens")
+    check_signature("llama-cpp-python", "Llama.eval", type(llama).eval, _EVAL)
 
 
 def _gguf_fingerprint(llama: llama_cpp.Llama) -> str:

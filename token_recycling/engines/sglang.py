@@ -3,10 +3,10 @@
     python -m sglang.launch_server --model-path MODEL --speculative-algorithm TOKEN_RECYCLING \\
         --speculative-num-draft-tokens 16
 
-SGLang finds `register` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed number of nodes,
-given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every node. Here the
-worker's drafts come from the matrix and the sequence (Luo et al., 2408.08696; drafts as in `recycling`), and the matrix
-learns from the logits. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
+SGLang finds `engines.register_sglang` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed
+number of nodes, given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every
+node. Here the worker's drafts come from the matrix and the sequence (Luo et al., 2408.08696; drafts as in `recycling`),
+and the matrix learns from the logits. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
 
 Cost per step: a top-k over the logits of all nodes; some microseconds per node.
 """
@@ -23,12 +23,10 @@ import torch
 
 from ..recycling.matrix_file import fingerprint
 from ..recycling.nodes import GrowingTree
-from .replica import EngineOptions, Replica, TokenBuffer
-from .versions import check_signature, check_version
+from . import SGLANG
+from .engine import EngineOptions, Replica, TokenBuffer, check_signature, check_version
 
 NAME = "TOKEN_RECYCLING"
-LOWEST, BEYOND = (0, 5, 23), (0, 5, 24)
-"""SGLang versions from the first to before the second: parts of its NGRAM worker are overridden, and change often."""
 _OPTIONS = "TOKEN_RECYCLING"
 _TOKENS = "token_recycling_tokens"
 """Attribute of a request that holds its tokens."""
@@ -44,10 +42,10 @@ _WORKER = {
 
 
 def register() -> None:
-    """Makes the algorithm known to SGLang; raises RuntimeError for an SGLang that is not known."""
+    """Make the algorithm known to SGLang; raise RuntimeError for an unknown SGLang."""
     import sglang
 
-    check_version("SGLang", sglang.__version__, LOWEST, BEYOND)
+    check_version("SGLang", sglang.__version__, SGLANG, (*SGLANG[:2], SGLANG[2] + 1))
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=_algorithm())(lambda _: worker_class())

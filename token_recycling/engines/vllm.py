@@ -1,14 +1,15 @@
 """Token Recycling in vLLM: a proposer of chains, which vLLM's rejection sampler verifies (Luo et al., 2408.08696).
 
     python -m vllm.entrypoints.openai.api_server --model MODEL --speculative-config \
-        '{"method": "custom_class", "num_speculative_tokens": 24,
-          "model": "token_recycling.engines.vllm.TokenRecycling"}'
+        '{"model": "token_recycling.VLLM", "num_speculative_tokens": 24}'
 
-vLLM makes one object in every worker (`method="custom_class"`) and calls it for drafts after every step. A proposer
-sees sequences, not logits. The logits of every drafted position, accepted or rejected, pass through the model runner's
+vLLM makes one object in every worker and calls it for drafts after every step. A proposer sees sequences, not logits.
+The logits of every drafted position, accepted or rejected, pass through the model runner's
 `_sample(logits, spec_decode_metadata)`: the one method that is wrapped here, once a process. Versions, signatures and
 attributes that are read are checked when the class is loaded. vLLM verifies no trees: the draft of a request is the
-most probable chain, and of all chains in a step as many tokens are sent as pay.
+most probable chain, and of all chains in a step as many tokens are sent as pay (`engine.StepCosts`). Chains are filled
+up where more tokens take less time: with vLLM's CPU kernels in float32 a step over two tokens takes 1.4 times as long
+as one over five.
 
 On a CPU the logits of a step are learned before its drafts are made. On other devices candidates are found on the
 device and copied to pinned memory while the sampler runs, and learned during the next forward pass.
@@ -24,18 +25,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import util
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..costs.budget import NO_COSTS
-from ..costs.costs import OnlineCurve
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import draft_together
-from .replica import EngineOptions, Replica
-from .versions import check_attributes, check_version, wrap_once
+from .engine import EngineOptions, Replica, StepCosts, check_attributes, check_signature, check_version, wrap_once
 
 logger = logging.getLogger("vllm.token_recycling")
 """Below vLLM's own, so that its messages stand in vLLM's log."""
@@ -49,10 +48,18 @@ _PASS = 0.01
 _PIECEWISE = 1.15
 """Time of a pass in piecewise CUDA graphs against one full graph: an estimate, since no card was measured."""
 _FILLER = 0
-"""The token that pads a chain to the length of a full CUDA graph."""
+"""The token that fills up a chain."""
 
 
-class TokenRecycling:
+class Chain(NamedTuple):
+    """The draft of one request, and its length when it was made."""
+
+    length: int
+    drafted: int
+    predicted: float  # sum of the acceptance probabilities of the drafted tokens
+
+
+class VLLM:
     """The class to name as `model` of `speculative_config`; options are in `additional_config["token_recycling"]`.
     Raises ValueError for a wrong option, MatrixFileError for a wrong file, and RuntimeError for an unsupported vLLM.
     """
@@ -79,13 +86,13 @@ class TokenRecycling:
         )
         scheduler = vllm_config.scheduler_config
         most = min(scheduler.max_num_seqs * (self.recycler.nodes + 1), scheduler.max_num_batched_tokens)
-        seed = _PASS * (1 + options.token_cost * np.arange(most))
-        self.passes = OnlineCurve(seed) if options.token_cost else None
-        """Times of passes over 1, 2, ... tokens; None where every token is to be drafted."""
+        seconds = _PASS * (1 + options.token_cost * np.arange(most))
+        self.costs = StepCosts(seconds) if options.token_cost else None
+        """Of steps over 1, 2, ... tokens; None where every token is to be drafted."""
         self._tokens, self._began = 0, 0.0
         """Tokens of the last forward pass, 0 where its time is not learned; and when it began."""
-        self._drafted: dict[str, int] = {}
-        """Drafted tokens of each request whose chain was filled up."""
+        self._chains: dict[int, Chain] = {}
+        """The chains of the last step, by the `id` of vLLM's record of the request."""
         self.recycler.warm_up(np.int32)
         self._runner: Any = None
         _repair_cpu_sampler()
@@ -110,12 +117,10 @@ class TokenRecycling:
         starts = runner.query_start_loc.np[: requests + 1].astype(np.int64)
         last = batch.num_computed_tokens_cpu[:requests] + np.diff(starts) - 1
         ngrams = ngrams_at(batch.token_ids_cpu, last, counts, self.recycler.options.orders)
-        learned = [
-            0 if _is_guided(runner.requests[name]) else 1 + self._drafted.get(name, self.recycler.nodes)
-            for name in batch.req_ids[:requests]
-        ]
-        place = np.arange(len(logits)) - np.repeat(counts.cumsum() - counts, counts)
-        rows = np.flatnonzero(place < np.repeat(learned, counts))
+        records = [runner.requests[name] for name in batch.req_ids[:requests]]
+        learned = [0 if _is_guided(record) else 1 + self._drafted(record) for record in records]
+        depths = np.arange(len(logits)) - np.repeat(counts.cumsum() - counts, counts)
+        rows = np.flatnonzero(depths < np.repeat(learned, counts))
         self.recycler.observe_logits(ngrams[rows], logits, rows)
         # Tokens of a prompt have no logits, and cost less.
         self._tokens = len(logits) if len(logits) == starts[-1] else 0
@@ -129,19 +134,16 @@ class TokenRecycling:
     ) -> list[list[int]]:
         """Return a chain for each request; `sampled_token_ids` already end its row of `token_ids_cpu`."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
-        self._drafted = {}
-        if rows:
-            known, names = self._runner.requests, self._runner.input_batch.req_ids
-            requests = [known[names[row]] for row in rows]
-            places = np.array(rows)
-            lengths = num_tokens_no_spec[places].astype(np.int64)
+        rows = np.array([row for row, sampled in enumerate(sampled_token_ids) if sampled], np.int64)
+        if len(rows):
+            records, names = self._runner.requests, self._runner.input_batch.req_ids
+            requests = [records[names[row]] for row in rows]
+            lengths = num_tokens_no_spec[rows].astype(np.int64)
             depths = np.array([self._max_depth(*each) for each in zip(requests, lengths.tolist(), strict=True)])
-            for row, draft in zip(rows, self.draft(requests, token_ids_cpu, places, lengths, depths), strict=True):
-                drafts[row] = draft
-            if len(rows) == len(drafts) and depths.min() > 0 and self._full_graph_pays(drafts):
-                self._drafted = {names[row]: len(draft) for row, draft in enumerate(drafts)}
-                drafts = [draft + [_FILLER] * (self.recycler.nodes - len(draft)) for draft in drafts]
+            chains = self.draft(requests, token_ids_cpu, rows, lengths, depths)
+            self._fill(chains, depths, alone=len(rows) == len(drafts))
+            for row, chain in zip(rows, chains, strict=True):
+                drafts[row] = chain
         self.recycler.save_if_due()
         return drafts
 
@@ -149,24 +151,58 @@ class TokenRecycling:
         self, requests: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, depths: np.ndarray
     ) -> list[list[int]]:
         """Return a chain for each of n requests, as `draft_together`; times what passed since the last call."""
-        now = time.perf_counter()
-        if self._tokens and self.passes is not None:
-            self.passes.took(self._tokens, now - self._began)
-        self._tokens, self._began = 0, now
-        ends = zip(requests, rows.tolist(), lengths.tolist(), strict=True)
+        self._measure(time.perf_counter(), requests, lengths)
+        sequences = [tokens[row, :length] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
         recyclers = [
             self.recycler.recycler_of(
                 request,
-                tokens[row, :length],
+                sequence,
                 functools.partial(self._predicted, request),
                 len(getattr(request, "output_token_ids", ())),
             )
-            for request, row, length in ends
+            for request, sequence in zip(requests, sequences, strict=True)
         ]
-        costs = NO_COSTS if self.passes is None else self.passes.seconds
-        sequences = [tokens[row, :length] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
-        counts = draft_together(recyclers, sequences, depths.tolist(), costs)
+        costs, ratio = (NO_COSTS, 1.0) if self.costs is None else (self.costs.cheapest, self.costs.ratio)
+        counts = draft_together(recyclers, sequences, depths.tolist(), costs, ratio)
+        for request, recycler, length, count in zip(requests, recyclers, lengths.tolist(), counts, strict=True):
+            self._chains[id(request)] = Chain(length, count - 1, recycler.predicted_gain(count))
         return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
+
+    def _measure(self, now: float, requests: list[Any], lengths: np.ndarray) -> None:
+        """Learn from the step that ends now, and start the next one."""
+        if self._tokens and self.costs is not None:
+            seconds = now - self._began
+            self.costs.took(self._tokens, seconds)
+            drafted = accepted = 0
+            predicted = 0.0
+            for request, length in zip(requests, lengths.tolist(), strict=True):
+                if (chain := self._chains.get(id(request))) is not None:
+                    drafted, predicted = drafted + chain.drafted, predicted + chain.predicted
+                    accepted += max(0, min(chain.drafted, length - chain.length - 1))
+            self.costs.gave(len(requests), drafted, accepted, predicted, seconds)
+        self._tokens, self._began, self._chains = 0, now, {}
+
+    def _drafted(self, request: Any) -> int:
+        """Return how many tokens of the last draft of a request are its own: fillers teach nothing."""
+        chain = self._chains.get(id(request))
+        return self.recycler.nodes if chain is None else chain.drafted
+
+    def _fill(self, chains: list[list[int]], depths: np.ndarray, alone: bool) -> None:
+        """Fill chains up where that takes less time: to the length of a full CUDA graph, or to the cheapest step.
+        `alone`: no other requests take part in the step.
+        """
+        if not alone:
+            return
+        if depths.min() > 0 and self._full_graph_pays(chains):
+            for chain in chains:
+                chain.extend([_FILLER] * (self.recycler.nodes - len(chain)))
+        elif self.costs is not None:
+            tokens = sum(map(len, chains), len(chains))
+            missing = self.costs.filled(tokens, len(chains) + int(depths.clip(0).sum())) - tokens
+            for chain, depth in zip(chains, depths.tolist(), strict=True):
+                fillers = max(0, min(missing, depth - len(chain)))
+                chain.extend([_FILLER] * fillers)
+                missing -= fillers
 
     def _full_graph_pays(self, drafts: list[list[int]]) -> bool:
         """Whether to fill chains up to `num_speculative_tokens`: vLLM replays a full CUDA graph only where all requests
@@ -175,9 +211,9 @@ class TokenRecycling:
         whole = len(drafts) * (1 + self.recycler.nodes)
         if not any(drafts) or whole > _full_graph_tokens(self._config.compilation_config):
             return False
-        if self.passes is None:
+        if self.costs is None:
             return True
-        seconds = self.passes.seconds
+        seconds = self.costs.seconds
         return (
             whole <= len(seconds) and seconds[whole - 1] <= _PIECEWISE * seconds[sum(map(len, drafts), len(drafts) - 1)]
         )
@@ -185,17 +221,17 @@ class TokenRecycling:
     def _predicted(self, request: Any) -> Sequence[int]:
         """Return the expected output of a request: token ids or text, as `prediction` of its `extra_args`."""
         parameters = getattr(request, "sampling_params", None)
-        given = None if parameters is None else (getattr(parameters, "extra_args", None) or {}).get("prediction")
-        if isinstance(given, str):
-            given = self._tokenizer()(given, add_special_tokens=False)["input_ids"]
+        prediction = None if parameters is None else (getattr(parameters, "extra_args", None) or {}).get("prediction")
+        if isinstance(prediction, str):
+            prediction = self._tokenizer()(prediction, add_special_tokens=False)["input_ids"]
         vocabulary = self.recycler.matrix.vocab_size
-        if isinstance(given, list) and all(type(one) is int and 0 <= one < vocabulary for one in given):
-            return given
-        if given is not None:
+        if isinstance(prediction, list) and all(type(token) is int and 0 <= token < vocabulary for token in prediction):
+            return prediction
+        if prediction is not None:
             logger.warning(
                 "prediction must be text, or a list of token ids below %d, got %.40r; it is ignored",
                 vocabulary,
-                given,
+                prediction,
             )
         return ()
 
@@ -281,7 +317,7 @@ def _hook() -> None:
     def seen(original: Callable[..., Any]) -> Callable[..., Any]:
         def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
             drafter = getattr(self, "drafter", None)
-            if not isinstance(drafter, TokenRecycling) or logits is None:
+            if not isinstance(drafter, VLLM) or logits is None:
                 return original(self, logits, spec_decode_metadata)
             drafter.observe(self, logits, spec_decode_metadata)
             sampled = original(self, logits, spec_decode_metadata)
@@ -294,10 +330,60 @@ def _hook() -> None:
     wrap_once("vLLM", GPUModelRunner, "_sample", _HOOK, seen)
 
 
+_EXPAND = ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")
+_CONSTRAIN = ("logits", "cu_num_draft_tokens", "sampling_metadata")
+
+
 def _repair_cpu_sampler() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        from .vllm_cpu import repair_sampler
-
         repair_sampler()
+
+
+def repair_sampler() -> None:
+    """Repair two faults of vLLM's CPU build (seen in 0.32) in verifying drafts of sampled requests, where they are
+    found; raise RuntimeError where the functions are not as known. A proposer cannot refuse sampled requests, and
+    without the repair their outputs have a wrong distribution.
+
+    - `expand_batch_to_tokens` writes temperature, top-k and top-p of the requests into a copy that is discarded, so
+      that drafted positions are sampled with whatever was in memory.
+    - A step without a draft fails where top-k is set and top-p is not: it takes the maximum of an empty tensor.
+    """
+    from vllm.v1.sample import rejection_sampler
+
+    for name, wanted in (("expand_batch_to_tokens", _EXPAND), ("apply_sampling_constraints", _CONSTRAIN)):
+        check_signature("vLLM", name, getattr(rejection_sampler, name), wanted)
+    if not expands(rejection_sampler.expand_batch_to_tokens):
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    if not _filters_nothing(rejection_sampler.apply_top_k_top_p):
+        constrain = rejection_sampler.apply_sampling_constraints
+
+        def apply_sampling_constraints(logits: torch.Tensor, cu_num_draft_tokens: Any, sampling_metadata: Any) -> Any:
+            return constrain(logits, cu_num_draft_tokens, sampling_metadata) if len(logits) else logits
+
+        rejection_sampler.apply_sampling_constraints = apply_sampling_constraints
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """(batch,) to (num_tokens,): each value repeated for the tokens of its request; `cu_num_tokens` is their sum."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
+    replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return torch.repeat_interleave(replaced, counts, output_size=num_tokens)
+
+
+def expands(function: Any) -> bool:
+    """Whether a function does what `expand_batch_to_tokens` does."""
+    arguments = torch.tensor([0.5, 0.0, 0.75, 2.5]), torch.tensor([2, 3, 3, 6], dtype=torch.int32), 6
+    return torch.equal(function(*arguments, replace_from=0, replace_to=1), torch.tensor([0.5, 0.5, 1.0, 2.5, 2.5, 2.5]))
+
+
+def _filters_nothing(function: Any) -> bool:
+    """Whether top-k works on no rows at all."""
+    try:
+        function(torch.empty(0, 4), torch.empty(0, dtype=torch.int32), None)
+    except (RuntimeError, IndexError):
+        return False
+    return True

@@ -152,6 +152,10 @@ class Recycler:
         """Return the drafted tokens of a chain of that many nodes."""
         return self._tree.tokens[1:nodes].tolist()
 
+    def predicted_gain(self, nodes: int) -> float:
+        """Return the expected tokens of a draft of that many nodes, without that of the root."""
+        return float(self._tree.values[1:nodes].sum())
+
     @property
     def _gains(self) -> np.ndarray:
         """(n,) float32: expected tokens of each grown node, in order of growth."""

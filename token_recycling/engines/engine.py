@@ -1,15 +1,22 @@
-"""Shared by the engine adapters: their options, and one recycler with its file for all requests of a replica.
+"""Shared by the engine adapters: options, the cost of steps, the recycler of a replica with its file, and checks.
+
+An engine schedules, verifies and samples; its adapter reads tokens and logits, and proposes drafts. What passes over
+1, 2, ... tokens take is learned from every step, with drafting and learning included. Kernels for few tokens may make a
+pass over two tokens dearer than one over five, so times may fall with the number of tokens; a draft is then as long as
+the cheapest pass allows.
 
 One process of a replica saves the matrix, at intervals and at the end.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +26,8 @@ import numpy as np
 
 from .._util.options import check_above, read_options
 from .._util.topk import as_candidates, packed_candidates
-from ..costs.costs import Costs, OnlineCurve, Overhead
+from .._util.versions import release
+from ..costs.costs import OnlineCurve
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options
@@ -30,16 +38,25 @@ if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger("token_recycling")
+
 _OURS = "token_recycling"
-"""Attribute of an engine's record that has the recycler of a request."""
+"""Attribute of an engine's record that has the recycler of a request, and of functions that are wrapped."""
+_FORECAST, _KEPT = (18.0, 20.0), 0.99
+"""Prior of the forecast ratio: accepted and predicted tokens; exponential decay per step."""
+_LOSS, _KEPT_GAIN = -2.0, 0.98
+"""Sum of the gains of drafted steps, in plain steps, at which drafts become stricter; its decay per step."""
+_STRICTER, _LEAST, _STRICT_STEPS = 0.7, 0.2, 256
+"""Factor on expected gains for each loss, the least it may come to, and the steps after which one loss is forgotten."""
+_FILLERS = 8
+"""Most tokens that fill up a step."""
 
 
 @dataclass
 class EngineOptions(Options):
     """Options in the engine's own configuration."""
 
-    token_cost: float = 0.02
-    """What one more token in a pass costs, as a share of a pass over one token, as long as nothing was learned; at 0
+    token_cost: float = 0.06
+    """Cost of each further token of a pass relative to a pass over one token. vLLM starts with it and measures; at 0
     every chain is as long as the engine allows. Not for trees, whose size is the engine's.
     """
     learns: bool = True
@@ -56,12 +73,68 @@ class EngineOptions(Options):
         check_above(0, self, "save_seconds")
 
     @classmethod
-    def parse(cls, given: object) -> EngineOptions:
+    def parse(cls, options: object) -> EngineOptions:
         """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError or
         TypeError."""
-        if not isinstance(given, Mapping):
-            raise ValueError(f"options of token_recycling must be an object of names and values, got {given!r}")
-        return cls(**read_options(cls, "token_recycling", given=given))
+        if not isinstance(options, Mapping):
+            raise ValueError(f"options of token_recycling must be an object of names and values, got {options!r}")
+        return cls(**read_options(cls, "token_recycling", given=options))
+
+
+class StepCosts:
+    """The cost of steps by their tokens, learned or fixed, and how far drafts keep what they promise."""
+
+    def __init__(self, seconds: np.ndarray, learns: bool = True) -> None:
+        """`seconds` (n,) float64: of steps over 1, 2, ... tokens, until they are measured; fixed unless `learns`."""
+        self._curve = OnlineCurve(seconds, may_fall=True) if learns else None
+        self._accepted, self._predicted = _FORECAST
+        self._gain, self._strictness, self._strict_steps = 0.0, 1.0, 0
+        self.seconds = seconds
+        """(n,) float64: of steps over 1, 2, ... tokens."""
+        self._find_cheapest()
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Record the time of a step over so many tokens, drafting and learning included."""
+        if self._curve is not None:
+            self._curve.took(tokens, seconds)
+            if self._curve.seconds is not self.seconds:
+                self.seconds = self._curve.seconds
+                self._find_cheapest()
+
+    def gave(self, sequences: int, drafted: int, accepted: int, predicted: float, seconds: float) -> None:
+        """Record a step of `sequences` sequences: drafted and accepted tokens, the sum of the drafted tokens'
+        acceptance probabilities, and the seconds of the step.
+        """
+        if self._curve is None:
+            return
+        if self._strictness < 1:
+            self._strict_steps += 1
+            if self._strict_steps >= _STRICT_STEPS:
+                self._strictness, self._strict_steps = min(1.0, self._strictness / _STRICTER), 0
+        if not drafted:
+            return
+        self._accepted = _KEPT * self._accepted + accepted
+        self._predicted = _KEPT * self._predicted + predicted
+        plain = float(self.seconds[min(sequences, len(self.seconds)) - 1])
+        gain = 1 + accepted / sequences - seconds / plain
+        self._gain = min(-_LOSS, _KEPT_GAIN * self._gain + max(-1.0, gain))
+        if self._gain < _LOSS:
+            self._gain, self._strict_steps = 0.0, 0
+            self._strictness = max(_LEAST, self._strictness * _STRICTER)
+
+    @property
+    def ratio(self) -> float:
+        """The factor on expected gains: accepted / predicted tokens of past drafts, and less after losses."""
+        return 1.0 if self._curve is None else min(1.0, self._accepted / self._predicted) * self._strictness
+
+    def filled(self, tokens: int, most: int) -> int:
+        """Return the number of tokens whose step takes least time: `tokens`, or up to 8 more, at most `most`."""
+        most = min(most, tokens + _FILLERS, len(self.seconds))
+        return tokens if most <= tokens else tokens + int(self.seconds[tokens - 1 : most].argmin())
+
+    def _find_cheapest(self) -> None:
+        self.cheapest = np.minimum.accumulate(self.seconds[::-1])[::-1].copy()
+        """(n,) float64: of steps over at least 1, 2, ... tokens: a draft may be filled up."""
 
 
 class TokenBuffer:
@@ -86,46 +159,6 @@ class TokenBuffer:
             self._array = np.resize(self._array, 2 * end)
         self._array[self._length : end] = tokens
         self._length = end
-
-
-class PassCosts:
-    """The cost of forward passes over 1, 2, ... tokens: learned from all of them, or given by `token_cost`."""
-
-    def __init__(self, given: Mapping[str, Any], usual: np.ndarray) -> None:
-        """`given`: the options as the user gave them; `usual` (n,) float64: seconds, as long as nothing is known."""
-        cost = given.get("token_cost")
-        self._learned = OnlineCurve(usual) if cost is None else None
-        self._given = 1 + float(cost or 0) * np.arange(len(usual))
-        self._overhead = Overhead()
-        """Accepted and predicted tokens of all sequences, where costs are learned."""
-        self.begin_text()
-
-    @property
-    def seconds(self) -> np.ndarray:
-        """(n,) float64: in seconds where they are learned, else in passes of one token."""
-        return self._given if self._learned is None else self._learned.seconds
-
-    def took(self, tokens: int, seconds: float) -> None:
-        """Record the time of a forward pass over so many tokens, drafting and learning included."""
-        if self._learned is not None:
-            self._learned.took(tokens, seconds)
-
-    def begin_text(self) -> None:
-        """Start the forecast ratio of a new sequence from that of all earlier ones."""
-        if (curve := self._learned) is not None:
-            self._costs = Costs(lambda texts, length: curve, 1, 1)
-
-    @property
-    def ratio(self) -> float:
-        """The forecast ratio: accepted / predicted tokens of earlier drafts; 1 where costs are given."""
-        return 1.0 if self._learned is None else self._costs.forecast_ratio(self._overhead)
-
-    def gave(self, tokens: int, values: np.ndarray) -> None:
-        """Record the tokens of a step whose draft had nodes of these probabilities (n,), the root first."""
-        if self._learned is not None:
-            self._costs.back_off(
-                self._overhead, tokens, self._costs.of(len(values)), own=0.0, predicted=float(values.sum())
-            )
 
 
 class Observed(NamedTuple):
@@ -266,3 +299,59 @@ class Replica:
         one = np.ones(1, np.int64)
         ngrams = ngrams_at(np.zeros((1, 2), tokens), one, one, 1)
         NgramMatrix(2, 1, 1).surprised_by(ngrams, np.zeros((1, 2), np.float32))
+
+
+def check_version(name: str, version: str, lowest: tuple[int, ...], beyond: tuple[int, ...]) -> None:
+    """Raises RuntimeError unless `version` of an engine is at least `lowest` and before `beyond`."""
+    if not lowest <= release(version) < beyond:
+        first, later = (".".join(map(str, numbers)) for numbers in (lowest, beyond))
+        raise RuntimeError(
+            f"{name} must be >= {first} and < {later}, got {version}; install one of these, or a newer token-recycling"
+        )
+
+
+def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ...], more: bool = False) -> None:
+    """Raises RuntimeError unless `function`, or None, has the parameters `wanted`; with `more`, others may follow."""
+    parameters = tuple(inspect.signature(function).parameters) if function is not None else ()
+    if (parameters[: len(wanted)] if more else parameters) != wanted:
+        expected = f"({', '.join(wanted)}{', ...' if more else ''})"
+        raise RuntimeError(
+            f"{name} of {engine} must take {expected}, got ({', '.join(parameters)}); this version is not supported"
+        )
+
+
+def check_attributes(engine: str, owner: type, names: Iterable[str]) -> None:
+    """Raise RuntimeError unless objects of a class have these attributes: methods, fields, or names that occur in the
+    code of a constructor, since nothing is constructed here.
+    """
+    attributes: set[str] = set()
+    for each in owner.__mro__:
+        own = vars(each)
+        code = getattr(inspect.unwrap(own.get("__init__", owner)), "__code__", None)
+        attributes |= {*own, *own.get("__annotations__", ()), *(code.co_names if code else ())}
+    if absent := sorted(set(names) - attributes):
+        raise RuntimeError(
+            f"{owner.__name__} of {engine} has no {', '.join(absent)}, which token-recycling reads; "
+            "this version is not supported"
+        )
+
+
+def wrap_once(
+    engine: str,
+    owner: Any,
+    name: str,
+    parameters: tuple[str, ...],
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+    more: bool = False,
+) -> None:
+    """Puts `wrap(function)` in the place of a function of a class or module, once a process; raises RuntimeError as
+    `check_signature`.
+    """
+    original = getattr(owner, name, None)
+    if getattr(original, _OURS, False):
+        return
+    check_signature(engine, f"{owner.__name__}.{name}", original, parameters, more)
+    assert original is not None
+    wrapped = functools.wraps(original)(wrap(original))
+    setattr(wrapped, _OURS, True)
+    setattr(owner, name, wrapped)

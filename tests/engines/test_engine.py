@@ -1,8 +1,10 @@
 """What the adapters of engines share, without an engine: options, texts, chains and trees, files."""
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from token_recycling._util.topk import packed_candidates
-from token_recycling.engines import replica
-from token_recycling.engines.replica import EngineOptions, Replica
-from token_recycling.engines.vllm_cpu import expand_batch_to_tokens, expands
+from token_recycling.engines import engine
+from token_recycling.engines.engine import EngineOptions, Replica, StepCosts
+from token_recycling.engines.vllm import expand_batch_to_tokens, expands
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
 VOCABULARY = 16
@@ -117,7 +119,7 @@ class Event:
 def test_what_a_card_showed_is_learned_a_step_later_and_before_a_file_is_written(monkeypatch, tmp_path):
     """Logits whose candidates are found at once are called those of a CUDA device here."""
     monkeypatch.setattr(torch, "Event", Event)
-    monkeypatch.setattr(replica, "packed_candidates", lambda logits, k: packed_candidates(logits.told, k))
+    monkeypatch.setattr(engine, "packed_candidates", lambda logits, k: packed_candidates(logits.told, k))
     recycler, ngrams = chains(matrix=str(tmp_path / "m")), np.full((2, 3), -1)
     for step in range(3):
         ngrams[:, 0] = step, 10 + step
@@ -171,14 +173,14 @@ def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):
 def test_a_file_that_will_not_be_read_or_made_is_refused_at_the_start(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no matrix file .*learns is false"):
         Replica(VOCABULARY, 6, EngineOptions(k=4, learns=False, matrix=str(tmp_path / "missing")))
-    monkeypatch.setattr("token_recycling.engines.replica.find_spec", lambda name: None)
+    monkeypatch.setattr("token_recycling.engines.engine.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="needs safetensors"):
         Replica(16, 4, EngineOptions(matrix=str(tmp_path / "matrix")))
 
 
 def test_one_process_saves_at_intervals_what_is_new(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("token_recycling.engines.replica.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("token_recycling.engines.engine.time.monotonic", lambda: now[0])
     path = tmp_path / "engine.matrix"
     recycler = taught(matrix=str(path), save_seconds=10.0)
     now[0] = 109.0
@@ -257,10 +259,9 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 
 import numpy as np
-from token_recycling.engines.llama_cpp import TokenRecycling
-from token_recycling.engines.replica import EngineOptions, Replica
+import token_recycling.engines.llama_cpp
+from token_recycling.engines.engine import EngineOptions, Replica
 
-TokenRecycling()
 recycler = Replica(16, 6, EngineOptions(k=4), chains=True)
 recycler.learn_logits(np.array([[3, -1, -1]]), np.eye(16, dtype=np.single)[[5]])
 read = np.array([9, 3])
@@ -278,3 +279,113 @@ def test_llama_cpp_needs_neither_torch_nor_transformers_nor_safetensors(tmp_path
     ran = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["5"]
+
+
+def learned(seconds, steps=400, most=64, token_cost=0.06):
+    """Costs after steps of all sizes, which take `seconds(tokens)`, one in twenty of them three times as long."""
+    costs, random = StepCosts(0.01 * (1 + token_cost * np.arange(most))), np.random.default_rng(5)
+    for step in range(steps):
+        tokens = int(random.integers(1, 25))
+        costs.took(tokens, seconds(tokens) * random.lognormal(0, 0.05) * (3 if step % 20 == 0 else 1))
+    return costs
+
+
+@pytest.mark.measured
+def test_costs_that_fall_are_learned_and_a_draft_is_as_long_as_the_cheapest_step_allows():
+    """As measured with vLLM's CPU build in float32: two tokens take longer than one, three to six least."""
+    measured = {1: 0.050, 2: 0.061, **dict.fromkeys(range(3, 7), 0.043)}
+    costs = learned(lambda tokens: measured.get(tokens, 0.050 + 0.003 * (tokens - 7)))
+    assert costs.seconds[1] > costs.seconds[0] > 1.05 * costs.seconds[4]
+    assert 3 <= costs.filled(1, 25) <= 6
+    assert 3 <= costs.filled(2, 25) <= 6
+    assert costs.filled(12, 12) == 12
+    assert np.all(np.diff(costs.cheapest) >= 0)
+    assert np.all(costs.cheapest <= costs.seconds)
+
+
+@pytest.mark.measured
+def test_drafts_that_lose_time_stop_and_those_that_gain_go_on():
+    """Forecasts of a drafted token are right in both; a step of two takes 1.9 or 1.2 times as long."""
+    for dearer, stops in ((1.9, True), (1.2, False)):
+        costs = StepCosts(np.array([1.0, dearer]))
+        lost = drafted = 0.0
+        for step in range(200):
+            pays = costs.ratio * 0.6 > dearer - 1
+            drafted += pays
+            tokens = 1 + pays
+            seconds = dearer if pays else 1.0
+            costs.took(tokens, seconds)
+            lost += seconds - 1 - 0.6 * pays
+            costs.gave(1, int(pays), int(pays and step % 5 < 3), 0.6 if pays else 0.0, seconds)
+        assert (drafted < 20) == stops
+        assert lost < 0.02 * 200
+
+
+@pytest.mark.measured
+def test_forecasts_that_promise_too_much_are_scaled_down_at_once_and_forgotten_later():
+    costs = StepCosts(np.ones(8))
+    for _ in range(30):
+        costs.gave(1, 4, 0, 3.0, 1.0)
+    low = costs.ratio
+    assert low < 0.3
+    for _ in range(400):
+        costs.gave(1, 4, 3, 3.0, 1.0)
+    assert costs.ratio > 0.9
+
+
+@pytest.mark.measured
+def test_a_step_that_loses_makes_drafts_stricter_whatever_was_predicted():
+    """The forecast is right, and the pass takes longer than the curve says: only time shows it."""
+    costs = StepCosts(np.ones(8))
+    for _ in range(20):
+        costs.gave(1, 4, 1, 1.0, 4.0)
+    assert costs.ratio < 0.5
+    for _ in range(5 * 256):
+        costs.gave(1, 0, 0, 0.0, 1.0)
+    assert costs.ratio > 0.8, "it is tried again"
+
+
+ENTRY = """
+import importlib.metadata, json, logging, sys
+logging.basicConfig(level=0)
+import sglang
+sys.argv[1:] = json.loads(sys.argv[1])
+entries = importlib.metadata.entry_points(group="sglang.srt.plugins")
+(entry,) = [entry for entry in entries if entry.dist.name == "plugin"]
+entry.load()()
+print("heavy" if {"numba", "torch"} & {*sys.modules} else "light")
+"""
+PLUGIN = """[sglang.srt.plugins]
+token_recycling = token_recycling.engines:register_sglang
+"""
+
+
+@pytest.mark.parametrize("release", ["0.4.9", "0.5.22", "0.5.24", "0.6.0rc1", "1.0"])
+@pytest.mark.parametrize("arguments", [[], ["--speculative-algorithm", "NGRAM"], ["--speculative-algorithm=EAGLE3"]])
+def test_a_start_of_sglang_that_does_not_ask_for_the_algorithm_stays_silent(release, arguments, tmp_path):
+    """An EMPTY MODULE stands in for SGLang: any use of it would raise."""
+    ran = start_of_sglang(release, arguments, tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "light\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["--speculative-algorithm", "TOKEN_RECYCLING"], ["-x=token_recycling"]])
+def test_a_start_of_another_sglang_that_asks_for_the_algorithm_says_which_is_needed(arguments, tmp_path):
+    ran = start_of_sglang("0.5.24", arguments, tmp_path)
+    assert "SGLang must be >= 0.5.23 and < 0.5.24, got 0.5.24" in ran.stderr
+
+
+def start_of_sglang(release, arguments, path):
+    """What a process of SGLang does with the plug-in: its entry point is that of pyproject.toml."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sglang.srt.plugins"] == {
+        "token_recycling": "token_recycling.engines:register_sglang"
+    }
+    (path / "sglang").mkdir()
+    (path / "sglang" / "__init__.py").write_text(f"__version__ = {release!r}")
+    for name, files in (("sglang", {}), ("plugin", {"entry_points.txt": PLUGIN})):
+        folder = path / f"{name}-{release}.dist-info"
+        folder.mkdir()
+        for file, text in {"METADATA": f"Name: {name}\nVersion: {release}\n", **files}.items():
+            (folder / file).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (path, ROOT)))}
+    command = [sys.executable, "-c", ENTRY, json.dumps(arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,0 +1,504 @@
+"""Token Recycling with mlx-lm: its `generate` and `stream_generate`, with the same arguments and responses.
+
+    from mlx_lm import load
+    from token_recycling.engines.mlx import generate, stream_generate
+
+    model, tokenizer = load("mlx-community/Qwen3-4B-4bit")
+    text = generate(model, tokenizer, "import os", max_tokens=200)
+
+The text is that of mlx-lm, for which its own loop runs, on a model that reads drafted tokens in the same pass (Luo et
+al., 2408.08696, with the means of `recycling`). mlx-lm gives a model the token that it has just sampled and expects the
+logits after it. Where that pays, `Drafting` reads a drafted continuation in the same forward pass. As long as the next
+sampled tokens are the drafted ones, it has their logits already; otherwise the rest is rolled back (`Before`).
+Samplers, processors and random numbers stay mlx-lm's. It verifies no trees: drafts are chains. What was learned of a
+model is kept as long as the model is.
+
+mlx-lm starts a forward pass before it knows the token that is read there. A draft follows a known token, and gives up
+this lead. So two decisions are made: whether to wait for the token, then how much to draft after it. Both use the cost
+of forward passes, lead included, which is learned from each.
+
+Keys and values are rolled back by trimming, as mlx-lm does it; those of a rotating cache, which a forward pass of
+several tokens leaves in order, are cut at the end. Recurrent layers (`ArraysCache`) get back their earlier state, and
+the accepted tokens are read again: mlx-lm replaces such states and never writes into them, so that keeping them copies
+nothing.
+
+Cost per step: a top-k over the logits and some ten microseconds; where nothing is drafted, while the device works.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._util.extras import lacking
+
+if missing := lacking("mlx", "mlx", "mlx_lm"):
+    raise ModuleNotFoundError(f"the adapter of mlx-lm {missing}")
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+from mlx_lm.generate import DEFAULT_QUANTIZED_KV_START, GenerationResponse, generation_stream
+from mlx_lm.generate import stream_generate as plain_stream_generate
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+from mlx_lm.utils import does_model_support_input_embeddings
+
+from .._util.compiled import compiling
+from ..costs.budget import best_size
+from ..recycling.matrix_file import check_vocabulary, fingerprint
+from ..recycling.ngrams import ngrams_at
+from ..recycling.recycler import Recycler
+from .engine import EngineOptions, Replica, StepCosts, TokenBuffer, check_version
+
+__all__ = ["TokenRecycling", "generate", "stream_generate"]
+
+logger = logging.getLogger("token_recycling")
+
+LOWEST, BEYOND = (0, 32), (0, 33)
+"""mlx-lm from the first to before the second has this interface."""
+_LONGEST = 32
+"""A token and its draft, at most."""
+_PASS = 0.01
+"""Seconds of a pass over one token, until one is measured."""
+_NOTHING = np.empty(0, np.int32)
+_TRIMMED = (KVCache, QuantizedKVCache, ChunkedKVCache)
+_kept: dict[int, TokenRecycling] = {}
+"""By the model's id: mlx's models have no hash."""
+
+
+def stream_generate(
+    model: Any,
+    tokenizer: Any,
+    prompt: Any,
+    max_tokens: int = 256,
+    draft_model: TokenRecycling | None = None,
+    stream: Any = generation_stream,
+    **kwargs: Any,
+) -> Generator[GenerationResponse, None, None]:
+    """`mlx_lm.stream_generate`, in fewer passes: the same arguments and responses. `draft_model` drafts and remembers;
+    by default one kept with the model. `num_draft_tokens`: the longest draft, at most 31. Raises ValueError.
+    """
+    longest = kwargs.pop("num_draft_tokens", TokenRecycling.most)
+    _check(model, draft_model, longest, kwargs)
+    drafter = _kept_with(model) if draft_model is None else draft_model
+    drafter.attach(model, tokenizer)
+    cache = kwargs.pop("prompt_cache", None)
+    if cache is None:
+        cache = make_prompt_cache(model, max_kv_size=kwargs.get("max_kv_size"))
+    unknown = unknown_layers(cache)
+    if unknown:
+        _say_once(f"nothing is drafted: a cache of {', '.join(unknown)} is not known to go back")
+        yield from plain_stream_generate(
+            model, tokenizer, prompt, max_tokens, None, stream, prompt_cache=cache, **kwargs
+        )
+        return
+    quantised_from = None
+    if kwargs.get("kv_bits") is not None:
+        quantised_from = kwargs.get("quantized_kv_start", DEFAULT_QUANTIZED_KV_START)
+    drafting = Drafting(model, cache, drafter, longest, max_tokens, quantised_from)
+    progress = kwargs.pop("prompt_progress_callback", None)
+
+    def on_progress(processed: int, total: int) -> None:
+        drafting.begin(processed, total)
+        if progress is not None:
+            progress(processed, total)
+
+    kwargs.update(prompt_cache=cache, prompt_progress_callback=on_progress)
+    responses = plain_stream_generate(drafting, tokenizer, prompt, max_tokens, None, stream, **kwargs)
+    try:
+        for response in responses:
+            response.from_draft = drafting.from_draft
+            left = time.perf_counter()
+            yield response
+            drafting.away += time.perf_counter() - left
+    finally:
+        responses.close()
+        with mx.stream(stream):
+            drafting.settle()
+
+
+def generate(model: Any, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
+    """`mlx_lm.generate`, in fewer passes; `kwargs` as of `stream_generate`. Raises ValueError."""
+    shown = functools.partial(print, end="", flush=True) if verbose else lambda text: None
+    shown("=" * 10 + "\n")
+    text, response = "", None
+    for response in stream_generate(model, tokenizer, prompt, **kwargs):
+        shown(response.text)
+        text += response.text
+    assert response is not None, "the last one always comes"
+    shown(
+        f"\n{'=' * 10}\nPrompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec\n"
+        f"Generation: {response.generation_tokens} tokens, {response.generation_tps:.3f} tokens-per-sec\n"
+        f"Peak memory: {response.peak_memory:.3f} GB\n"
+    )
+    return text
+
+
+def _check(model: Any, draft_model: Any, longest: Any, kwargs: dict[str, Any]) -> None:
+    if draft_model is not None and not isinstance(draft_model, TokenRecycling):
+        raise ValueError(
+            f"draft_model must be a TokenRecycling or None, got {type(draft_model).__name__}; "
+            "mlx_lm.stream_generate takes a model that drafts"
+        )
+    if not isinstance(longest, int) or not 1 <= longest <= TokenRecycling.most:
+        raise ValueError(f"num_draft_tokens must be from 1 to {TokenRecycling.most}, got {longest!r}")
+    if kwargs.get("input_embeddings") is not None and not does_model_support_input_embeddings(model):
+        raise ValueError("the model does not read input_embeddings; give tokens")
+    if mx.distributed.init().size() > 1:
+        raise ValueError(
+            f"{mx.distributed.init().size()} processes would draft by clocks that differ; use mlx_lm.stream_generate"
+        )
+
+
+def _kept_with(model: Any) -> TokenRecycling:
+    if id(model) not in _kept:
+        _kept[id(model)] = TokenRecycling()
+        weakref.finalize(model, _kept.pop, id(model))
+    return _kept[id(model)]
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.warning(message)
+
+
+class TokenRecycling:
+    """Drafts for one model; give it as `draft_model`. `options` are those of `EngineOptions`; what passes take is
+    learned, unless `token_cost` says it. Raises ValueError for a wrong option and RuntimeError for an mlx-lm that is
+    not known.
+    """
+
+    most = _LONGEST - 1
+    """Tokens of the longest draft."""
+
+    def __init__(self, **options: Any) -> None:
+        check_version("mlx-lm", mlx_lm.__version__, LOWEST, BEYOND)
+        self.options = EngineOptions.parse(options)
+        self.recycler: Replica | None = None
+        """Matrix and drafting state; None until the first sequence."""
+        self._model: weakref.ref | None = None
+        self._learns_costs = "token_cost" not in options
+        self.passes = self._new_costs()
+        """Costs of the model's forward passes over 1, 2, ... tokens."""
+        self._tokenizer = ""
+        self._sequences: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
+        """By the layer of a cache."""
+
+    def attach(self, model: Any, tokenizer: Any) -> None:
+        """From now on for this model, as long as it is there. Raises ValueError for another."""
+        attached = self._model and self._model()
+        if attached is not None and attached is not model:
+            raise ValueError("this TokenRecycling was used with another model; make one for each model")
+        if attached is None:
+            self._model = weakref.ref(model)
+            self.passes = self._new_costs()
+            self._tokenizer = fingerprint(tokenizer) if self.options.matrix else ""
+
+    def prepare(self, vocab_size: int) -> Replica:
+        """The matrix and its recycler; raises MatrixFileError for a damaged file or one of another tokenizer."""
+        if self.recycler is None:
+            self.recycler = Replica(vocab_size, self.most, self.options, self._tokenizer, chains=True)
+            self.recycler.warm_up(np.int32)
+            weakref.finalize(self, self.recycler.save)
+        check_vocabulary(self.recycler.matrix.vocab_size, vocab_size)
+        return self.recycler
+
+    def sequence_of(self, cache: Sequence[Any]) -> np.ndarray:
+        """Return the tokens (n,) int32 in a cache, as far as this object has read or generated them."""
+        for layer in _with_lengths(cache):
+            text = self._sequences.get(layer, _NOTHING)
+            return text[: layer.offset] if len(text) >= layer.offset else _NOTHING
+        return _NOTHING
+
+    def keep_text(self, cache: Sequence[Any], text: np.ndarray) -> None:
+        """Remember the tokens in a cache, for as long as it exists."""
+        for layer in _with_lengths(cache):
+            self._sequences[layer] = text
+
+    def _new_costs(self) -> StepCosts:
+        relative = 1 + self.options.token_cost * np.arange(self.most + 1)
+        return StepCosts(_PASS * relative, learns=self._learns_costs)
+
+
+def _with_lengths(cache: Sequence[Any]) -> Iterator[Any]:
+    """The layers that know how many tokens they have read."""
+    return (layer for layer in layers_of(cache) if hasattr(layer, "offset"))
+
+
+class Pass(NamedTuple):
+    """A pass of the model and what became of it."""
+
+    place: int  # of the newest token of the sequence; others before it may be read once more
+    draft: list[int]  # what it read after that
+    logits: mx.array  # (1, 1 + drafted, vocabulary)
+    read: list[int]  # all its tokens, where something was drafted
+    before: Before | None  # the cache before it, where something was drafted
+
+
+class Drafting:
+    """Wraps a model while one sequence is generated."""
+
+    def __init__(
+        self,
+        model: Any,
+        cache: list[Any],
+        drafter: TokenRecycling,
+        longest: int,
+        max_tokens: int,
+        quantised_from: int | None,
+    ) -> None:
+        """`longest`: of a draft; `max_tokens`: -1 for no limit; `quantised_from`: the cache is, from this length on."""
+        self._model, self._cache, self._drafter = model, cache, drafter
+        self._longest, self._max_tokens, self._quantised_from = longest, max_tokens, quantised_from
+        self.away = 0.0
+        """Seconds for which mlx-lm's loop did not run."""
+        self.from_draft = False
+        """Whether the newest token was a drafted one."""
+        self._prompt_left: int | None = None
+        self._text = TokenBuffer(drafter.sequence_of(cache))
+        self._recycled: Recycler | None = None
+        """The recycler of the sequence, from the first draft on."""
+        self._unread: mx.array | None = None
+        """The sequence's newest token, where a pass was started before it was known."""
+        self._passed: Pass | None = None
+        """The newest pass."""
+        self._used = 0
+        """How many drafted tokens of it were sampled."""
+        self._again: list[int] = []
+        """Tokens that the next pass must read once more."""
+        self._unlearned: list[Pass] = []
+        self._asked = 0
+        """How many tokens of the answer were sampled."""
+        self._timed, self._since = 0, 0.0
+        """Size of the newest forward pass, 0 where its time is not learned, and when it began."""
+
+    def begin(self, processed: int, total: int) -> None:
+        """What mlx-lm reports of the prompt: first, before any pass, that none of its `total` tokens was processed."""
+        if self._prompt_left is None:
+            self._prompt_left = total
+
+    def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
+        """Logits (1, n, vocabulary) after tokens (1, n) of the prompt, or (1, 1, vocabulary) after a sampled one."""
+        if self._prompt_left:
+            return self._read_prompt(inputs, input_embeddings)
+        assert self._passed is not None, "a prompt has a token"
+        self._asked += 1
+        passed, drawn = self._passed, inputs[0]
+        self._read_unread()
+        self.from_draft = self._used < len(passed.draft) and drawn.item() == passed.draft[self._used]
+        if self.from_draft:
+            self._text.extend([passed.draft[self._used]])
+            self._used += 1
+            return passed.logits[:, self._used : self._used + 1]
+        # After a draft the token is there: its logits were looked at already.
+        if passed.draft or self._waiting_pays():
+            return self._pass_with_draft(drawn)
+        return self._pass_ahead(drawn)
+
+    def settle(self) -> None:
+        """Leave exactly the sampled tokens in the cache, whenever mlx-lm's loop has ended."""
+        if self._passed is None:
+            return
+        self._take_back()
+        if self._again:
+            self._model(mx.array([self._again]), cache=self._cache)
+            mx.eval([layer.state for layer in self._cache])
+        self._read_unread()
+        # A forward pass of which nothing was sampled may still be running.
+        self._learn(self._unlearned if self._used else self._unlearned[:-1])
+        if self._recycled is not None:
+            self._recycled.observe(self._text.tokens[self._recycled.recorded :].tolist(), ends=True)
+        self._drafter.keep_text(self._cache, self._text.tokens)
+        self._recycler.save_if_due()
+
+    def _read_prompt(self, tokens: mx.array, embeddings: mx.array | None) -> mx.array:
+        assert self._prompt_left
+        self._text.extend(tokens[0].tolist())
+        if embeddings is None:
+            self._prompt_left -= tokens.shape[1]
+            logits = self._model(tokens, cache=self._cache)
+        else:
+            self._prompt_left -= embeddings.shape[1]
+            logits = self._model(tokens, cache=self._cache, input_embeddings=embeddings)
+        if not self._prompt_left:
+            self._recycler = self._drafter.prepare(logits.shape[-1])
+            self._began(Pass(len(self._text) - 1, [], logits[:, -1:], [], None))
+        return logits
+
+    def _pass_ahead(self, drawn: mx.array) -> mx.array:
+        """Start a forward pass over a token that need not be known yet."""
+        self._time(1, follows=self._timed == 1)
+        logits = self._model(drawn[None], cache=self._cache)
+        self._began(Pass(len(self._text), [], logits, [], None))
+        self._unread = drawn
+        return logits
+
+    def _pass_with_draft(self, drawn: mx.array) -> mx.array:
+        """Run a forward pass over a token and the draft that pays after it."""
+        token, follows = int(drawn.item()), self._timed > 1
+        began = self._now()
+        self._take_back()
+        self._text.extend([token])
+        self._learn(self._unlearned)
+        self._unlearned = []
+        draft, gains = self._chain(self._room())
+        draft = draft[: self._paying(gains)]
+        read = [*self._again, token, *draft]
+        self._time(len(read) if draft else 0, follows, began)
+        before = Before(self._cache) if draft else None
+        logits = self._model(mx.array([read], drawn.dtype), cache=self._cache)[:, len(self._again) :]
+        self._began(Pass(len(self._text) - 1, draft, logits, read, before))
+        return logits[:, :1]
+
+    def _waiting_pays(self) -> bool:
+        """Whether a draft after the token that is about to be known is likely to be worth more than the lead."""
+        self._learn(self._unlearned[:-1])
+        del self._unlearned[:-1]
+        _, gains = self._chain(self._room() + 1)
+        return self._paying(gains[1:]) > 0
+
+    def _began(self, passed: Pass) -> None:
+        self._passed, self._used, self._again = passed, 0, []
+        self._unlearned.append(passed)
+
+    def _take_back(self) -> None:
+        """Roll the newest forward pass back to its sampled tokens."""
+        assert self._passed is not None
+        _, draft, _, read, before = self._passed
+        if before is not None:
+            kept = len(read) - len(draft) + self._used
+            if before.keep(kept, len(read)):
+                self._again = read[:kept]
+
+    def _room(self) -> int:
+        """Most tokens of a draft after one token more."""
+        rows = most_rows(self._cache, self._quantised_from)
+        most = self._drafter.most if rows is None else min(self._drafter.most, rows - 1)
+        most = min(self._longest, most - len(self._again))
+        return most if self._max_tokens < 0 else min(most, self._max_tokens - self._asked)
+
+    def _chain(self, depth: int) -> tuple[list[int], np.ndarray]:
+        """Return the most probable continuation of the sequence, and the probability of each of its tokens."""
+        if depth < 1 or not len(self._text):
+            return [], np.empty(0)
+        if self._recycled is None:
+            self._recycled = self._recycler.begin(self._text.tokens)
+        chain = self._recycled.draft(self._text.tokens, depth)
+        return chain.tokens[1:].tolist(), chain.values[1:]
+
+    def _paying(self, gains: np.ndarray) -> int:
+        """Return the length of a draft that gives the most tokens per second."""
+        if not len(gains):
+            return 0
+        began = self._now()
+        costs = self._drafter.passes.seconds[len(self._again) :]
+        self.away += self._now() - began
+        return best_size(gains, costs)[0]
+
+    def _learn(self, passes: list[Pass]) -> None:
+        orders = self._recycler.options.orders
+        for place, draft, logits, _, _ in passes:
+            if place < 0:  # of a prompt of embeddings alone
+                continue
+            first = max(0, place + 1 - orders)
+            tokens = np.append(self._text.tokens[first : place + 1], draft).astype(np.int32)
+            ngrams = ngrams_at(tokens[None], np.array([len(tokens) - 1]), np.array([1 + len(draft)]), orders)
+            self._recycler.learn_logits(ngrams, np.array(logits[0].astype(mx.float32)))
+
+    def _read_unread(self) -> None:
+        if self._unread is not None:
+            self._text.extend([self._unread.item()])
+            self._unread = None
+
+    def _time(self, rows: int, follows: bool, now: float | None = None) -> None:
+        """A pass of `rows` tokens begins; the one before took until now, if it `follows` in the same way."""
+        now = self._now() if now is None else now
+        if follows:
+            self._drafter.passes.took(self._timed, now - self._since)
+        self._timed, self._since = rows, now
+
+    def _now(self) -> float:
+        return time.perf_counter() - compiling.seconds - self.away
+
+
+def layers_of(cache: Sequence[Any]) -> Iterator[Any]:
+    """All layers, those of layers with several caches too."""
+    for layer in cache:
+        if isinstance(layer, CacheList):
+            yield from layers_of(layer.caches)
+        else:
+            yield layer
+
+
+def unknown_layers(cache: Sequence[Any]) -> list[str]:
+    """The kinds of layers that may not be able to go back."""
+    known = (*_TRIMMED, RotatingKVCache, ArraysCache)
+    return sorted({type(layer).__name__ for layer in layers_of(cache) if type(layer) not in known})
+
+
+def most_rows(cache: Sequence[Any], quantised_from: int | None) -> int | None:
+    """Return how many tokens of a forward pass can all be rolled back; None for no limit.
+
+    `quantised_from`: the length from which on mlx-lm quantises the cache, after a pass. A rotating cache that keeps the
+    first tokens (`max_kv_size`) forgets others where it is full than a pass of several tokens is shown.
+    """
+    limits = []
+    for layer in layers_of(cache):
+        if type(layer) is RotatingKVCache and layer.keep:
+            limits.append(layer.max_size - layer.offset)
+        elif type(layer) is KVCache and quantised_from is not None:
+            limits.append(quantised_from - 1 - layer.offset)
+    return min(limits, default=None)
+
+
+class Before:
+    """A prompt cache as it is before a pass of several tokens, which may be taken back."""
+
+    def __init__(self, cache: Sequence[Any]) -> None:
+        self._cache = cache
+        self._reads_again = any(type(layer) is ArraysCache for layer in layers_of(cache))
+        self._states = [_state(layer) for layer in layers_of(cache)] if self._reads_again else []
+
+    def keep(self, kept: int, rows: int) -> int:
+        """After a pass of `rows` tokens: takes back all but `kept`. Returns how many of these must be read again."""
+        if kept == rows:
+            return 0
+        if not self._reads_again:
+            for layer in layers_of(self._cache):
+                _drop(layer, rows - kept)
+            return 0
+        for layer, state in zip(layers_of(self._cache), self._states, strict=True):
+            if state is None:
+                layer.trim(rows)
+            else:
+                layer.state = state
+        return kept
+
+
+def _state(layer: Any) -> Any:
+    """Return the state to restore; None for layers that are trimmed."""
+    if type(layer) is ArraysCache:
+        arrays, *others = layer.state
+        return list(arrays), *others
+    return layer.state if type(layer) is RotatingKVCache else None
+
+
+def _drop(layer: Any, rows: int) -> None:
+    if type(layer) is RotatingKVCache:
+        kept = layer.keys.shape[2] - rows
+        layer.keys, layer.values = layer.keys[..., :kept, :], layer.values[..., :kept, :]
+        layer.offset, layer._idx = layer.offset - rows, kept
+    else:
+        layer.trim(rows)
