@@ -1,6 +1,7 @@
 """A GGUF file is a model: the one that transformers reads from it, unpacked once, whole or not at all."""
 
 import json
+import os
 import resource
 import shutil
 import struct
@@ -79,7 +80,34 @@ def test_it_is_unpacked_once_and_another_file_of_the_same_name_anew(file):
     written(file)
     assert not loading.is_unpacked(file)
     assert loading.unpacked(file) != folder
+    assert not folder.exists()
     assert loading.title(str(file)) == "tiny.Q8_0", "which tells no path"
+
+
+def test_another_release_of_transformers_takes_the_same_folder(file, monkeypatch):
+    folder = loading.unpacked(file)
+    monkeypatch.setattr(loading, "installed", lambda package: "6.0.0")
+    assert loading.unpacked(file) == folder
+    assert kept() == [folder.name]
+
+
+@pytest.mark.parametrize("outdated", ["deleted", "written again", "drive not there", "no record", "broken record"])
+def test_folders_of_files_that_are_gone_are_removed(file, tmp_path, outdated):
+    (tmp_path / "drive").mkdir()
+    other = Path(shutil.copy2(file, tmp_path / "drive" / "other.gguf"))
+    folder = loading.unpacked(other)
+    record = folder / "gguf_source.json"
+    change = {
+        "deleted": other.unlink,
+        "written again": lambda: other.touch() or os.utime(other, (1, 1)),
+        "drive not there": lambda: shutil.rmtree(other.parent),
+        "no record": record.unlink,
+        "broken record": lambda: record.write_text("{"),
+    }
+    change[outdated]()
+    loading.unpacked(file)
+    assert folder.exists() == (outdated not in ("deleted", "written again"))
+    assert loading.is_unpacked(file)
 
 
 def test_generation_ends_where_a_turn_does(tmp_path):

@@ -5,7 +5,7 @@ A missing model is reported before anything slow begins.
 transformers dequantises a GGUF file again at every start: 19 s of processor time for 135 million parameters, where an
 ordinary folder loads in one. So the model is kept in such a folder: in float32, which loses nothing, with its
 tokenizer, chat template and generation configuration. It lies in the user's cache under the path, size and date of the
-file and the release of transformers, and is renamed into place when it is complete.
+file, is renamed into place when it is complete, and is removed once the file has changed or is gone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT = 5
 _MAGIC = b"GGUF"
+_SOURCE = "gguf_source.json"
+"""In the folder of an unpacked model: the file that it was made of."""
 _ENDS = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
 """Tokens that end a sequence, a turn and a message: generation ends at each, as in llama.cpp."""
 
@@ -289,10 +293,12 @@ def is_unpacked(path: Path) -> bool:
 
 
 def unpacked(path: Path) -> Path:
-    """Return the folder of the model in a GGUF file, made on first use; other processes wait for it. Raises ValueError
-    for a file that transformers does not read, for a missing package, and for a full disk.
+    """Return the folder of the model in a GGUF file, made on first use; other processes wait for it. Folders of files
+    that changed or are gone are removed. Raises ValueError for a file that transformers does not read, for a missing
+    package, and for a full disk.
     """
     folder = _unpacked_folder(path)
+    _remove_outdated()
     if not folder.is_dir():
         _check_gguf(path)
         with one_at_a_time(folder.with_suffix(".lock")):
@@ -325,9 +331,25 @@ def unpacked_in() -> Path:
 
 
 def _unpacked_folder(path: Path) -> Path:
-    seen = path.stat()
-    file = f"{path.resolve()} {seen.st_size} {seen.st_mtime_ns} {installed('transformers')}"
-    return unpacked_in() / hashlib.sha256(file.encode()).hexdigest()[:16]
+    return unpacked_in() / hashlib.sha256(json.dumps(_identity(path)).encode()).hexdigest()[:16]
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """Return what tells a GGUF file from others, and from itself when it is written again. The folder is an ordinary
+    model, which later releases of transformers load too.
+    """
+    status = path.stat()
+    return {"file": str(path.resolve()), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _remove_outdated() -> None:
+    """Remove the folders of GGUF files that were written again or deleted. Those of a drive that is not there stay."""
+    for record in unpacked_in().glob(f"*/{_SOURCE}"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            source = json.loads(record.read_text(encoding="utf-8"))
+            file = Path(source["file"])
+            if file.parent.is_dir() and not (file.is_file() and _identity(file) == source):
+                shutil.rmtree(record.parent)
 
 
 def _unpack(path: Path, folder: Path) -> None:
@@ -340,6 +362,7 @@ def _unpack(path: Path, folder: Path) -> None:
         with replacing_folder(folder) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
+            (temporary / _SOURCE).write_text(json.dumps(_identity(path)), encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise ValueError(
             f"unpacking {path} takes {size / 1e9:.1f} GB in {folder.parent}, got: {first_line(error)}; free some disk, "
