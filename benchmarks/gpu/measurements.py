@@ -153,7 +153,7 @@ def _forward(target: TreeModel, context: int, nodes: int) -> Row:
     not this is overhead. The best of some rounds.
     """
     passes, draft, best = _passes(target), Draft(star(nodes), torch.zeros(nodes, dtype=torch.long)), math.inf
-    passes.begin(target, TreeCache(filled(target, context)), 1, context, context + nodes)
+    passes.begin(target, TreeCache(filled(target, context)), [context], context + nodes)
     for done in range(_ROUNDS + 1):
         synchronize(target.device)
         start = time.perf_counter()
@@ -179,5 +179,5 @@ def _eager_profile(target: TreeModel, context: int) -> Row:
 @torch.no_grad()
 def _step_profile(target: TreeModel, context: int, nodes: int) -> Row:
     passes = _passes(target)
-    passes.begin(target, TreeCache(filled(target, context)), 1, context, context + nodes)
+    passes.begin(target, TreeCache(filled(target, context)), [context], context + nodes)
     return profiled(lambda: one_step(target, passes, context, nodes)(), target.device)

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from token_recycling._util.device import synchronize
 from token_recycling.cuda_graphs.passes import CapturedPasses
 from token_recycling.loop.accept import TreeSteps
-from token_recycling.model.kv_cache import TreeCache, unroll
+from token_recycling.model.kv_cache import TreeCache, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
@@ -29,7 +29,7 @@ def timed(
     """Seconds of a step by number of nodes, which are filled up to a bucket, after `length` tokens: from the draft on
     the host to what the host reads, `k` candidates for every node among it.
     """
-    passes.begin(target, TreeCache(filled(target, length)), 1, length, length + max(sizes))
+    passes.begin(target, TreeCache(filled(target, length)), [length], length + max(sizes))
     best: dict[int, float] = {}
     began = time.perf_counter()
     for done in range(_MOST_ROUNDS + 1):
@@ -67,7 +67,7 @@ def filled(model: TreeModel, length: int) -> DynamicCache:
     cache = model.new_cache()
     tokens = torch.arange(1, min(_PROMPT, length) + 2, device=model.device) % model.embedded
     prefill(model, [tokens], cache)
-    unroll(cache)
+    take_over(cache)
     if all(type(layer) is DynamicLayer for layer in cache.layers):
         times = -(-length // cache.get_seq_length())
         for layer in cache.layers:

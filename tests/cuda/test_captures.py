@@ -22,7 +22,7 @@ def test_cuda_itself_finds_no_wait_in_a_pass(model):
     passes, tree = passes_of(target), tr.Tree.from_paths([(0,), (1,), (0, 0)])
     trees = send([tr.Draft(tree, torch.arange(len(tree)))], [0], 8, target.device)
     with torch.no_grad():
-        passes.begin(target, TreeCache(target.new_cache()), 1, 0, 64)
+        passes.begin(target, TreeCache(target.new_cache()), [0], 64)
         for mode in ("default", "error"):  # the first run loads and compiles
             torch.cuda.set_sync_debug_mode(mode)
             try:

@@ -66,22 +66,22 @@ def test_room_grows_within_a_text():
     model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
     passes, ids = passes_of(TreeModel(model)), tiny.prompt(0, 800)
     wanted, begin = plain(model, ids, 400), passes.begin
-    passes.begin = lambda target, cache, sequences, held, longest: begin(target, cache, sequences, held, 8)
+    passes.begin = lambda target, cache, lengths, longest: begin(target, cache, lengths, 8)
     for drafter in ("published:tree=static:8", "recycling:tree=8"):
-        passes.slots = passes._room(TreeModel(model), 1, 0)
+        passes.slots = passes._empty(TreeModel(model))
         assert decoded(model, ids, drafter, max_new_tokens=400)[0] == wanted
-        assert passes.capacity == 2048
+        assert 1200 < passes.capacity < 2048
 
 
 def test_after_a_call_without_enough_memory_others_go_on(model, monkeypatch):
-    passes, room = passes_of(TreeModel(model)), CapturedPasses._room
+    passes, reserve = passes_of(TreeModel(model)), CapturedPasses.reserve
 
-    def limited(self, target, batch, capacity):
-        if batch > 1:
+    def limited(self, sequences, *more):
+        if sequences > 1:
             raise torch.OutOfMemoryError("no room")
-        return room(self, target, batch, capacity)
+        return reserve(self, sequences, *more)
 
-    monkeypatch.setattr(CapturedPasses, "_room", limited)
+    monkeypatch.setattr(CapturedPasses, "reserve", limited)
     ids = tiny.prompt(0, 6)
     with pytest.raises(torch.OutOfMemoryError):
         tr.generate(model, ids.repeat(2, 1), attention_mask=torch.ones(2, 6), fast=True, pad_token_id=0)

@@ -158,12 +158,11 @@ def test_candidates_are_the_largest(vocabulary):
 def test_sequences_go_in_and_come_back(model, lengths):
     target, texts = TreeModel(model), [tiny.prompt(row, length)[0] for row, length in enumerate(lengths)]
     given, wanted = target.new_cache(), target.new_cache()
-    first = min(lengths) - 3
-    prefill(target, [text[: first + 1] for text in texts], given)
+    prefill(target, [text[: min(lengths) - 2] for text in texts], given)
     prefill(target, texts, wanted)
-    passes = CapturedPasses(target)
-    passes.begin(target, TreeCache(wanted), len(lengths), max(lengths) - 1, 32)
-    passes.write(given, [length - 1 for length in lengths], first)
+    passes, cached = CapturedPasses(target), [length - 1 for length in lengths]
+    passes.begin(target, TreeCache(wanted), cached, 32)
+    passes.write(given, cached)
     for own, theirs in zip(given.layers, wanted.layers, strict=True):
         for row, length in enumerate(lengths):
             assert_close(own.keys[row, :, : length - 1], theirs.keys[row, :, : length - 1])

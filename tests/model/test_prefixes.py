@@ -13,7 +13,7 @@ from support.recurrent_architectures import RECURRENT
 from support.releases import skip_before
 
 from token_recycling.model import prefixes
-from token_recycling.model.kv_cache import slots, unroll
+from token_recycling.model.kv_cache import slots, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.prefixes import PrefixCache, default_budget
 from token_recycling.model.self_test import ready
@@ -44,7 +44,7 @@ def read(target, text):
 def after(target, text, cache=None):
     """The logits after the rest of `text` behind a cache, or after all of it."""
     cache = target.new_cache() if cache is None else cache
-    unroll(cache)
+    take_over(cache)
     return target.read(text[None, slots(cache) :], cache, last=1)[0, -1]
 
 

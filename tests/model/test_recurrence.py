@@ -11,7 +11,7 @@ from support.strategies import trees
 from transformers.cache_utils import Cache
 
 from token_recycling.model.compat import LinearAttentionLayer
-from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, unroll
+from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, take_over
 from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
@@ -39,7 +39,7 @@ def states_of(cache):
 def after(target, prompt, tokens):
     """What a cache holds after a prompt and tokens read one by one, and the logits (vocabulary,) after the last."""
     cache = target.new_cache()
-    unroll(cache)
+    take_over(cache)
     logits = target.read(prompt[None], cache)
     for token in tokens:
         logits = target.read(token[None, None], cache)
@@ -120,7 +120,7 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
     """In batches of unlike trees too; the weights are read once a pass; what is kept goes on."""
     layer, cache, size = Digest(), Cache(layers=[LinearAttentionLayer()]), max(map(len, shapes))
     before, nodes = torch.rand(len(shapes), text, 1), torch.rand(len(shapes), size, 1)
-    unroll(cache)
+    take_over(cache)
     for token in before.unbind(dim=1):
         layer(token[:, None], cache)
     mixer, parents = Mixer(layer), [[*shape.parents, *[0] * (size - len(shape))] for shape in shapes]
@@ -148,7 +148,7 @@ def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
     with torch.inference_mode():
         hybrid.model(input_ids=TEXT[None], past_key_values=cache)
     wanted, _ = after(hybrid, TEXT, TEXT[:1])
-    unroll(cache)
+    take_over(cache)
     with torch.no_grad():
         hybrid.read(TEXT[None, :1], cache)
     for ours, theirs in zip(states_of(cache), states_of(wanted), strict=True):

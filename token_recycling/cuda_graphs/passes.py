@@ -14,10 +14,9 @@ from transformers.utils.logging import tqdm
 
 from ..loop.step import Pass
 from ..model.inspection import layer_states
-from ..model.kv_cache import TreeCache, TreeLayer, unroll
-from ..model.prefill import prefill
+from ..model.kv_cache import TreeCache, keep_all, take_over, windowed_layer
 from ..model.remembered import State, lasting
-from ..model.tree_model import ROWS, TreeModel, band_of, batch_of, rows_of
+from ..model.tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, pack, packed_size, unpack
 from ..trees.templates import star
@@ -25,7 +24,9 @@ from . import NoFastPathError
 from .graphs import Graphs
 
 _AHEAD = 2048
-"""Slots that are reserved beyond twice a prompt, if so many may be needed; then room doubles."""
+"""Slots that are reserved beyond twice a prompt, if so many may be needed; then capacity doubles."""
+_EIGHTHS = 8
+"""Capacities are multiples of an eighth of the power of two below them."""
 _COMMON_ROWS = ROWS[:5]
 """Numbers of rows of most passes: trees of up to 64 nodes, and 1 where drafting is disabled."""
 _COMMON_NODES = 256
@@ -75,7 +76,7 @@ class CapturedPasses:
         self._buffers: dict[tuple[int, int], _Buffer] = {}
         self._results: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
         self.batch = self.capacity = 0
-        self.slots = self._room(target, 1, 0)
+        self.slots = self._empty(target)
 
     def describe(self) -> str:
         captured = "captured as CUDA graphs" if self.device.type == "cuda" else "not captured"
@@ -106,70 +107,53 @@ class CapturedPasses:
         """Drop all captured graphs; the next pass of each shape is captured again."""
         self._graphs.forget()
 
-    def _room(self, target: TreeModel, batch: int, capacity: int) -> TreeCache:
-        """Slots for so many sequences; graphs that point to others are forgotten."""
+    def _empty(self, target: TreeModel, drops: bool = True) -> TreeCache:
+        """A cache without slots, whose layers drop what left their windows unless told otherwise."""
         self._graphs.forget()
+        self.batch = self.capacity = 0
         cache = target.new_cache()
-        prefill(target, [torch.ones(2, dtype=torch.long, device=self.device)], cache)
-        unroll(cache)
-        made = TreeCache(cache)
-        for store in made.stores:
-            store.resize(batch)
-            store.reserve(capacity)
-            store.buffer.zero_()  # what attention hides is still multiplied by zero
-        self.batch, self.capacity = batch, capacity
-        return made
+        take_over(cache)
+        if not drops:
+            keep_all(cache)
+        return TreeCache(cache)
 
     @lasting()
-    def begin(self, target: TreeModel, cache: TreeCache, sequences: int, held: int, longest: int) -> None:
-        """Take over the sequences of a cache, whose tokens have the first `held` slots; they may grow up to `longest`
-        tokens.
+    def begin(self, target: TreeModel, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
+        """Take over the sequences of a cache, of `lengths` cached tokens; they may grow up to `longest` tokens."""
+        given, own = (windowed_layer(one.cache) for one in (cache, self.slots))
+        if (given is None) != (own is None):
+            self.slots = self._empty(target, drops=given is not None)
+        held = max(lengths)
+        self.reserve(len(lengths), min(longest + ROWS[-1], 2 * held + _AHEAD))
+        self.slots.take(cache, 0, lengths)
+
+    @lasting()
+    def reserve(self, sequences: int, slots: int, nodes: int = _COMMON_ROWS[-1]) -> None:
+        """Have capacity for so many sequences and slots, those of the sequences kept; where buffers move, graphs that
+        point to them are forgotten.
         """
-        batch, wanted = batch_of(sequences), band_of(min(longest + ROWS[-1], 2 * held + _AHEAD))
-        if batch > self.batch or wanted > self.capacity:
-            batch, wanted = max(batch, self.batch), max(wanted, self.capacity)
-            del self.slots  # gives back its memory before more is taken
-            try:
-                self.slots = self._room(target, batch, wanted)
-            except Exception:  # there is not enough: later calls begin with little
-                self.slots = self._room(target, 1, 0)
-                raise
-        if held:
-            self.slots.take(cache, sequences, held)
-
-    @lasting()
-    def reserve(self, target: TreeModel, sequences: int, slots: int) -> None:
-        """Room for so many sequences and slots, those of the sequences kept."""
-        batch, wanted = max(self.batch, batch_of(sequences)), self.capacity
-        if slots > wanted:
-            wanted = band_of(max(slots, 2 * wanted))
-        if (batch, wanted) != (self.batch, self.capacity):
-            before, rows, held = self.slots, self.batch, min(self.capacity, self.slots.cache.get_seq_length())
-            self.slots = self._room(target, batch, wanted)
-            self.slots.take(before, rows, held)
+        batch, capacity = max(self.batch, batch_of(sequences)), self.capacity
+        if slots > capacity:
+            grain = max(1 << max(0, slots.bit_length() - 1), SHORTEST_BAND) // _EIGHTHS
+            capacity = -(-slots // grain) * grain
+        if self.slots.reserve(batch, capacity, nodes):
+            self._graphs.forget()
+        self.batch, self.capacity = batch, capacity
 
     def join(self, target: TreeModel, other: TreeCache, sequences: int, held: int) -> None:
         """Add the sequence of another cache, whose tokens have the first `held` slots, behind `sequences` others."""
-        self.reserve(target, sequences + 1, held)
-        self.slots.take(other, 1, held, first=sequences)
+        self.reserve(sequences + 1, held if held <= self.capacity else 2 * max(held, self.capacity))
+        self.slots.take(other, sequences, [held])
 
-    @lasting()
     def move(self, order: Sequence[int], slots: int) -> None:
         """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs."""
-        for place, row in enumerate(order):
-            if place != row:
-                for store in self.slots.stores:
-                    store.buffer[:, place, :, :slots] = store.buffer[:, row, :, :slots]
+        self.slots.select(order, slots)
 
     @lasting()
-    def write(self, cache: Cache, lengths: Sequence[int], first: int) -> None:
-        """Append to a cache the slots of the sequences from `first` on, as far as the longest one goes."""
-        if (more := int(cache.get_seq_length()) - first) > 0:  # crop(0) empties a cache before transformers 5.14
-            cache.crop(-more)
-        for index, layer in enumerate(self.slots.cache.layers):
-            if isinstance(layer, TreeLayer):
-                parts = (store.tensors[place] for store, place in layer.parts)
-                cache.update(*(part[: len(lengths), :, first : max(lengths)] for part in parts), index)
+    def write(self, cache: Cache, lengths: Sequence[int]) -> None:
+        """Let a cache, which is not changed by anybody else, hold the slots of the sequences."""
+        given = TreeCache(cache)
+        given.take(self.slots, 0, lengths)
 
     @lasting()
     def forward(
@@ -179,8 +163,9 @@ class CapturedPasses:
         Logits and states are the caller's; the trees are overwritten by the next pass.
         """
         nodes = rows_of(max(len(draft.tree) for draft in drafts))
-        shape = Shape(batch_of(len(drafts)), nodes, band_of(max(lengths) + nodes), states)
-        self.reserve(target, shape.batch, shape.band)
+        batch, slots = batch_of(len(drafts)), max(lengths) + nodes
+        self.reserve(batch, slots if slots <= self.capacity else 2 * self.capacity + nodes, nodes)
+        shape = Shape(batch, nodes, min(band_of(slots), self.capacity), states)
         buffer = self._buffer(shape.batch, nodes)
         absent = shape.batch - len(drafts)
         pack([*drafts, *drafts[:1] * absent], [*lengths, *[0] * absent], nodes, buffer.on_host)
@@ -202,7 +187,7 @@ class CapturedPasses:
         """
         numbers = shape.states
         with layer_states(target.model, lambda _: numbers) if numbers else nullcontext([None]) as states:
-            logits = target.forward(target.inputs.of_packed(trees, shape.band), self.slots.cache)
+            logits = target.forward(target.inputs.of_packed(trees, shape.band, self.slots.cache), self.slots.cache)
         return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
 
     def _shared(self, name: str, made: torch.Tensor) -> torch.Tensor:
@@ -227,7 +212,7 @@ class CapturedPasses:
         They hold for up to `_COMMON_SLOTS` slots: a longer sequence needs more slots, elsewhere in memory.
         """
         most = target.max_length
-        self.reserve(target, sequences, band_of(_COMMON_SLOTS if most is None else min(_COMMON_SLOTS, most + ROWS[-1])))
+        self.reserve(sequences, _COMMON_SLOTS if most is None else min(_COMMON_SLOTS, most + ROWS[-1]))
         batches = sorted({batch_of(number) for number in range(1, sequences + 1)})
         common = [
             (batch, rows)

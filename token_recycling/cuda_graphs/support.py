@@ -146,7 +146,7 @@ def _tried_out(target: TreeModel) -> CapturedPasses | str:
     if not takes_frames(cache):
         return f"the cache of {name} holds more than keys and values (as of sparse attention)"
     passes = CapturedPasses(target)
-    passes.begin(target, kept, 1, held, held + 2 * len(_TREE))
+    passes.begin(target, kept, [held], held + 2 * len(_TREE))
     try:
         deviation = _deviation(target, passes, kept, held, int(sequence[-1]))
     except RuntimeError as error:
@@ -169,8 +169,8 @@ def _deviation(target: TreeModel, passes: CapturedPasses, kept: TreeCache, held:
         wanted = target.forward(target.inputs.of([draft], [held], held), kept.cache)[0].float()
         logits = passes.forward(target, [draft], [held]).logits[0, : len(_TREE)].float()
         worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
-        for cache in (kept, passes.slots):
-            cache.keep(held, [held], [path])
+        kept.keep(held, [held], [path])
+        passes.slots.keep([held], [held], [path])
         held, root = held + len(path), root + len(_TREE)
     return worst
 

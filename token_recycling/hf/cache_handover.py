@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from ..loop.state import Sequence, TokenSelector
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer
-from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache
+from ..model.kv_cache import TreeCache, stop_counting, take_over, unsupported_cache
 from ..model.prefill import extend
 from ..model.tree_model import TreeModel
 
@@ -57,19 +57,19 @@ class CacheHandover:
         """`paddings[row]`: how many columns before each sequence are padding; `config`: that of the text decoder."""
         self.given, self.paddings = given, paddings
         if type(given) is DynamicCache:
-            unroll(given)
+            take_over(given)
         held = int(given.get_seq_length())
         self.cache = given if type(given) is DynamicCache else _read(given, held, config)
         """The cache that decoding works in: the slots of every sequence from slot 0 on."""
         self.lengths = [max(0, held - padding) for padding in paddings]
         """Number of slots that it holds of each sequence."""
         if held and any(paddings):
-            TreeCache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
+            TreeCache(self.cache).shift([-min(padding, held) for padding in paddings], self.lengths)
 
     def give_back(self, columns: int) -> None:
         """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
         if any(self.paddings) or len(self.paddings) > 1:
-            TreeCache(self.cache).shift(self.paddings, columns - 1)
+            TreeCache(self.cache).shift(self.paddings, [columns - 1] * len(self.paddings))
         if self.cache is not self.given:
             _write(self.cache, self.given)
         stop_counting(self.given)
@@ -91,15 +91,15 @@ def fill_up(
 
 
 def _read(static: Cache, held: int, config: PretrainedConfig) -> DynamicCache:
-    """A dynamic cache with copies of the `held` slots of a static one; zeros for those that a window has dropped."""
+    """A dynamic cache with copies of the `held` slots of a static one, as far as windows have not dropped them."""
     cache = DynamicCache(config=config, offloading=static.offloading)
-    unroll(cache)
+    take_over(cache)
     for index, layer in enumerate(static.layers if held else ()):
         if layer.keys is None:
             continue
         dropped = max(0, held - layer.keys.shape[2])
         there = [states[:, :, : held - dropped].to(layer.device) for states in (layer.keys, layer.values)]
-        cache.update(*(pad(states, (0, 0, dropped, 0)) for states in there), index)
+        cache.layers[index].load(*there, dropped)
         if isinstance(layer, StaticIndexedLayer) and layer.is_indexer_initialized:
             cache.update_indexer(layer.indexer_keys[:, :held].clone(), index)
     return cache
@@ -111,8 +111,9 @@ def _write(cache: DynamicCache, static: Cache) -> None:
     for index, layer in enumerate(cache.layers):
         if layer.keys is None:
             continue
-        keys, values = (states[:, :, held:].to(layer.device) for states in (layer.keys, layer.values))
-        static.update(keys, values, index)
+        start = layer.starts[0]  # zeros stand for slots that a window has dropped
+        states = [states[:, :, max(0, held - start) :].to(layer.device) for states in (layer.keys, layer.values)]
+        static.update(*(pad(slots, (0, 0, max(0, start - held), 0)) for slots in states), index)
         indexer_keys = getattr(layer, "indexer_keys", None)
         if indexer_keys is not None:
             static.update_indexer(indexer_keys[:, held:], index)

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
 from ..model.frequencies import by_turns
-from ..model.kv_cache import TreeCache, slots, takes_frames, unroll
+from ..model.kv_cache import TreeCache, slots, take_over, takes_frames
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, cross_border
 from ..model.tree_model import TreeModel, band_of, rows_of
@@ -41,8 +41,8 @@ class Pass(NamedTuple):
 
     lengths: Items[int]
     """Tokens of each sequence that were cached before."""
-    starts: Items[int]
-    """The slot of each root."""
+    starts: int | Items[int]
+    """The slot of all roots, or of each, right behind its sequence."""
     logits: torch.Tensor
     """(batch, n, vocabulary)."""
     states: torch.Tensor | None = None
@@ -60,10 +60,8 @@ class Passes(Protocol):
     def describe(self) -> str:
         """Describe how steps are made."""
 
-    def begin(self, target: TreeModel, cache: TreeCache, sequences: int, held: int, longest: int) -> None:
-        """Take over the sequences of a cache, whose tokens have the first `held` slots; they may grow up to `longest`
-        tokens.
-        """
+    def begin(self, target: TreeModel, cache: TreeCache, lengths: Items[int], longest: int) -> None:
+        """Take over the sequences of a cache, of `lengths` cached tokens; they may grow up to `longest` tokens."""
 
     def forward(self, target: TreeModel, drafts: list[Draft], lengths: Items[int], states: tuple[int, ...]) -> Pass:
         """One pass over drafts below sequences of `lengths` cached tokens; the hidden states numbered `states`, too."""
@@ -74,8 +72,8 @@ class Passes(Protocol):
     def move(self, order: Items[int], slots: int) -> None:
         """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs."""
 
-    def write(self, cache: Cache, lengths: Items[int], first: int) -> None:
-        """Append to a cache the slots of the sequences from `first` on, as far as the longest one goes."""
+    def write(self, cache: Cache, lengths: Items[int]) -> None:
+        """Let a cache hold the slots of the sequences, of `lengths` tokens."""
 
 
 class TreeStepper:
@@ -86,15 +84,15 @@ class TreeStepper:
     def __init__(self, batch: BatchState, passes: Passes | None = None) -> None:
         """`passes` makes the forward passes behind the prompt; by default they are eager."""
         self.batch = batch
-        unroll(batch.cache)
+        take_over(batch.cache)
         if not reads_along(batch):
             prefill(batch)
         self._kept = TreeCache(batch.cache)
         self._passes = passes
         self._within: Passes | None = None
         """The passes in whose slots the sequences lie; None while these are in the batch's cache."""
-        self._given, self._first = batch.cache, 0
-        """The cache that the batch came with, and its slots that stay as they are."""
+        self._given = batch.cache
+        """The cache that the batch came with."""
         self._steps: list[Step] = []
         """Steps to learn from."""
         self._prompt_alone = False
@@ -142,8 +140,8 @@ class TreeStepper:
         batch, target = self.batch, self.batch.target
         if self._within is None:
             longest = max(row.sequence.max_length for row in batch.requests)
-            passes.begin(target, self._kept, len(lengths), max(lengths), longest)
-            self._within, self._first = passes, min(lengths)
+            passes.begin(target, self._kept, lengths, longest)
+            self._within = passes
         batch.clock.lap("prepare")
         seen = passes.forward(target, drafts, lengths, batch.layers_read)
         self._use_slots(passes)
@@ -158,20 +156,19 @@ class TreeStepper:
         logits = first_logits(batch, drafts, self._prompt_alone) if batch.clock.reads_prompt else None
         if logits is not None:
             first = cache.get_seq_length() - logits.shape[1]
-            return Pass(lengths, [first] * len(lengths), logits)
+            return Pass(lengths, first, logits)
         held = cache.get_seq_length()
-        if target.inputs.fixed_shapes and held:
-            TreeCache(cache)  # takes over its layers, where the prompt was read without a draft
         if target.inputs.fixed_shapes and takes_frames(cache):
+            self._kept.settle(lengths)
             n = rows_of(max(len(draft.tree) for draft in drafts))
             trees = send(drafts, lengths, n, target.device)
-            inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n))
+            inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n), cache)
             batch.clock.lap("prepare")
             return Pass(lengths, lengths, target.forward(inputs, cache), trees=trees)
         visible = [length if row in active else 0 for row, length in enumerate(lengths)]
         inputs = target.inputs.of(drafts, visible, held)
         batch.clock.lap("prepare")
-        return Pass(lengths, [held] * len(lengths), target.forward(inputs, cache))
+        return Pass(lengths, held, target.forward(inputs, cache))
 
     def _at_once(self, drafts: list[Draft], active: list[int]) -> bool:
         """Whether trees are verified at once: on an accelerator a read costs more than choosing at every node."""
@@ -232,7 +229,7 @@ class TreeStepper:
     def close(self) -> None:
         """Leave in the caller's cache all tokens of each sequence but the last; called after the last step."""
         if self._within is not None and self.batch.returns_cache:
-            self._within.write(self._given, [row.sequence.length - 1 for row in self.batch.requests], self._first)
+            self._within.write(self._given, [row.sequence.length - 1 for row in self.batch.requests])
 
     def join(self, other: TreeStepper) -> None:
         """Add the request of another batch of the same model, after its first step."""

@@ -1,17 +1,18 @@
-"""The KV cache of a tree: which slots are kept, and the layers and tensors that hold them.
+"""The KV cache of a tree: slots of keys and values, and which of them stay after a step.
 
-Verifying n nodes appends n slots. Only those of accepted nodes stay, moved to the end of the sequence; of recurrent
-states, that of the last accepted node stays (`recurrence`). `TreeCache` replaces the layers of a `DynamicCache` by
-layers that support this.
+Verifying n nodes appends n slots. Those of accepted nodes move to the end of the sequence, all others are dropped; of
+recurrent states, that of the last accepted node stays (`recurrence`). `take_over` replaces the layers of a cache by
+layers that support this. They work wherever transformers' own do, in plain `generate` too.
 
-All layers of one shape share one preallocated tensor, so that moving a slot is one operation for the whole model
-instead of two per layer, and earlier slots are not copied. Capacity doubles when it is exceeded. Offloaded layers share
-tensors in host memory: a step copies the slots of one layer after another to the device, and only its own nodes back.
+Every layer owns the buffers of its keys and values, with capacity for an eighth more slots than are in use, so that
+earlier slots are seldom copied. Layers with a sliding window or chunks drop the slots that no later token sees, in
+blocks, each sequence of a batch for itself (`window_start`). So memory is that of plain decoding plus an eighth. Layers
+of an offloaded cache have their buffers in host memory: a step copies the slots of one layer after another to the
+device, and only its own nodes back.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,82 +32,60 @@ from .compat import (
     OwnLayer,
     left_by_crop,
 )
-from .recurrence import joined_states, keep_states, recurrent_layers, select_states, take_over_states
+from .recurrence import joined_states, keep_states, recurrent_layers, select_states, take_over_states, take_states
 from .remembered import lasting
 
-_GRAIN = 128
+_GRAIN = 64
+"""Capacities are multiples of it."""
+_SPARE, _LEAST_SPARE = 8, 128
+"""One part in so many of the slots in use is added to a capacity, and no fewer slots than the latter."""
+_MARGIN = 16
+"""Slots before a window that stay, so that a few tokens can be taken back."""
+_WINDOW_NODES = 64
+"""Slots that a layer with a window has for the nodes of a draft, before it needs more."""
+_SMALLEST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 16, 256, 16
+"""Slots are dropped in blocks of a sixteenth of the window, within these limits."""
 
 
-class SlotStore:
-    """Keys and values of all layers of one shape, in turn: (tensors, batch, heads, capacity, size)."""
+def _block(window: int) -> int:
+    return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, window // _BLOCKS // 8 * 8))
 
-    def __init__(self, shape: torch.Size, tensors: int, like: torch.Tensor, on_host: bool = False) -> None:
-        """Allocate twice the slots of `shape` (batch, heads, slots, size), on the device of `like` or on the host."""
-        batch, heads, slots, size = shape
-        self.on_host = on_host
-        self._set(self._empty(tensors, batch, heads, _rounded(2 * slots), size, like))
 
-    @lasting()
-    def _empty(self, tensors: int, batch: int, heads: int, slots: int, size: int, like: torch.Tensor) -> torch.Tensor:
-        if not self.on_host:
-            # Passes on an accelerator attend to slots that nothing was written to, masked: zero times NaN is NaN.
-            make = like.new_empty if like.device.type == "cpu" else like.new_zeros
-            return make(tensors, batch, heads, slots, size)
-        # The heads of a slot lie side by side, so that the slots of one sequence are one piece to copy to the device.
-        pinned = torch.cuda.is_available()
-        made = torch.empty(tensors, batch, slots, heads, size, dtype=like.dtype, pin_memory=pinned)
-        return made.transpose(2, 3)
+def window_start(lengths: Any, window: int) -> Any:
+    """Return the first slot that stays of a sequence of `lengths` tokens, an int or a tensor of them, in a layer whose
+    tokens see the last `window` ones.
+    """
+    block = _block(window)
+    unseen = lengths - window - _MARGIN
+    unseen = unseen.clamp(min=0) if isinstance(unseen, torch.Tensor) else max(0, unseen)
+    return unseen // block * block
 
-    @lasting()
-    def _set(self, whole: torch.Tensor, sequences: int | None = None) -> None:
-        self._whole = whole
-        """With capacity for further sequences."""
-        self.buffer = whole[:, :sequences]
-        self.tensors = self.buffer.unbind()
 
-    def reserve(self, slots: int, sequences: int = 0) -> None:
-        """Grow the capacity to `slots` slots per layer and `sequences` sequences, each by doubling."""
-        tensors, held, heads, capacity, size = self._whole.shape
-        if slots > capacity or sequences > held:
-            more_sequences = max(2 * held, sequences) if sequences > held else held
-            more_slots = max(2 * capacity, _rounded(slots)) if slots > capacity else capacity
-            grown = self._empty(tensors, more_sequences, heads, more_slots, size, self._whole)
-            shown = self.buffer.shape[1]
-            grown[:, :shown, :, :capacity] = self.buffer
-            self._set(grown, shown)
+def window_band(window: int, nodes: int) -> int:
+    """Return the slots that a layer with this window needs for any sequence and `nodes` nodes of a draft."""
+    return _rounded(window + _MARGIN + _block(window) + nodes)
 
-    def resize(self, sequences: int) -> None:
-        """Hold `sequences` sequences: the first ones stay, and so does the capacity for more."""
-        self.reserve(0, sequences)
-        self._set(self._whole, sequences)
 
-    def append(self, other: SlotStore, held: int, joining: int) -> int:
-        """Write the first `joining` slots of another store's sequences behind this one's sequences, whose slots from
-        `held` on become zeros, and zeros after both; return how many sequences there are. They are not among them
-        before `resize`.
-        """
-        slots, sequences, more = max(held, joining), self.buffer.shape[1], other.buffer.shape[1]
-        self.reserve(slots, sequences + more)
-        self._whole[:, :sequences, :, held:slots] = 0
-        self._whole[:, sequences : sequences + more, :, :joining] = other.buffer[..., :joining, :]
-        self._whole[:, sequences : sequences + more, :, joining:slots] = 0
-        return sequences + more
+def _rounded(slots: int) -> int:
+    return -(-slots // _GRAIN) * _GRAIN
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
     """The slots that a forward pass of a fixed shape writes and attends to."""
 
-    places: torch.Tensor
+    slots: torch.Tensor
     """(batch, n) int64: the slot of every node."""
     band: int
     """Slots that attention runs over, from the first one on."""
+    windowed: Frame | None = None
+    """The same in layers that drop slots; None where none does."""
 
 
 @contextmanager
 def framed(cache: Cache, frame: Frame | None) -> Iterator[None]:
     """For the length of the block, forward passes write to and attend within a frame."""
-    layers = [layer for layer in cache.layers if isinstance(layer, TreeLayer)] if frame is not None else []
+    layers = tree_layers(cache) if frame is not None else []
     for layer in layers:
         layer.frame = frame
     try:
@@ -117,90 +96,329 @@ def framed(cache: Cache, frame: Frame | None) -> Iterator[None]:
 
 
 def takes_frames(cache: Cache) -> bool:
-    """Whether all layers of a cache that have slots are plain `TreeLayer`s on one device: a frame's places are on the
+    """Whether all layers of a cache that have slots are plain `TreeLayer`s on one device: a frame's slots are on the
     model's first one.
     """
     holders = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
     return all(type(layer) is TreeLayer for layer in holders) and len({layer.device for layer in holders}) == 1
 
 
+Slots = list[list[torch.Tensor]]
+"""Some slots of one sequence, by layer: keys and values (heads, n, size), and index keys (n, size) where it has them;
+nothing for a layer without slots.
+"""
+
+
 class TreeLayer(DynamicLayer):
-    """One layer's share of the stores; a `DynamicLayer` for everybody else."""
+    """Keys and values of one layer, in buffers of its own; a `DynamicLayer` for everybody else."""
 
     frame: Frame | None = None
     """Frame of the current forward pass, if its shape is fixed."""
 
-    def __init__(
-        self, keys: tuple[SlotStore, int], values: tuple[SlotStore, int], length: int, device: torch.device
-    ) -> None:
-        """`keys` and `values`: a store and the place of this layer's tensor in it; `device`: where it attends."""
-        self.parts, self.length = [keys, values], length
+    def __init__(self, window: int = 0) -> None:
+        """`window`: how many tokens a token may see, itself included; 0 for all."""
+        self.window = window
+        self.is_sliding = window > 0
+        self.drops = window > 0
+        """Whether slots that left the window are dropped."""
+        self.buffers: list[torch.Tensor] = []
+        """(2, sequences, heads, capacity, size) of keys and values, or (1, ...) of each where they differ in size. None
+        before the first pass.
+        """
+        self.rows = 0
+        """Sequences; the buffers may have capacity for more."""
+        self.length = 0
+        """Slots of the longest sequence, those that were dropped included."""
+        self.columns = 0
+        """Slots of the buffers in use."""
+        self.starts: list[int] = []
+        """By sequence, the slots that were dropped: its slot of this number is in the first column."""
+        self.first_needed = 0
+        """Slots before it are seen by no pass after the next one, in any sequence."""
+        self.reserved = 0, 0
+        """Sequences and columns that the buffers have capacity for from the start."""
         super().__init__()
-        self.dtype, self.device = keys[0].buffer.dtype, device
+        self.device: torch.device
+
+    def _keys(self) -> torch.Tensor | None:
+        return self._view(self.buffers[0], 0) if self.buffers else None
+
+    def _values(self) -> torch.Tensor | None:
+        return self._view(self.buffers[-1], -1) if self.buffers else None
+
+    def _no_states(self, states: None) -> None:
+        """The constructor of transformers sets None."""
+        if states is not None:
+            raise AttributeError("keys and values of a TreeLayer are views of its buffers; call update()")
+
+    keys = property(_keys, _no_states)
+    values = property(_values, _no_states)
+
+    def _view(self, buffer: torch.Tensor, part: int) -> torch.Tensor:
+        return buffer[part, : self.rows].narrow(2, 0, self.columns)
+
+    # Capacity
+
+    def _empty(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """A buffer like (parts, batch, heads, n, size), for so many sequences and columns."""
+        # Zeros: passes of a fixed shape attend to slots that nothing was written to, masked, and zero times NaN is NaN.
+        parts, _, heads, _, size = like.shape
+        return like.new_zeros(parts, rows, heads, columns, size)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Make buffers for keys and values like these (batch, heads, n, size)."""
+        self.device, self.dtype = key_states.device, key_states.dtype
+        like = [states[None] for states in (key_states, value_states)]
+        if like[0].shape == like[1].shape:
+            like = [like[0].expand(2, -1, -1, -1, -1)]
+        self._make_like(like, len(key_states))
+
+    @lasting()
+    def _make_like(self, like: Sequence[torch.Tensor], rows: int) -> None:
+        reserved, columns = self.reserved
+        self.buffers = [self._empty(buffer, max(rows, reserved), columns) for buffer in like]
+        self.rows, self.starts = rows, [0] * rows
         self.is_initialized = True
 
-    def _view(self, part: int) -> torch.Tensor:
-        store, place = self.parts[part]
-        return store.tensors[place].narrow(2, 0, self.length)
+    def reserve(self, rows: int, columns: int, exactly: bool = False) -> bool:
+        """Have capacity for so many sequences and columns, which grows with some to spare unless `exactly` so many are
+        wanted; return whether it grew.
+        """
+        have_rows, have_columns = (min(buffer.shape[axis] for buffer in self.buffers) for axis in (1, 3))
+        if rows <= have_rows and columns <= have_columns:
+            return False
+        if columns > have_columns:
+            have_columns = columns if exactly else _rounded(self._with_spare(columns))
+        if rows > have_rows:
+            have_rows = rows if exactly else max(rows, 2 * have_rows)
+        self._grow(have_rows, have_columns)
+        return True
 
-    def _replace(self, part: int, states: torch.Tensor | None) -> None:
-        """Put states in a separate store: transformers reordered, repeated or selected rows."""
-        if states is None:
-            return
-        store = SlotStore(states.shape, 1, states, self.parts[part][0].on_host)
-        self.length = states.shape[-2]
-        store.buffer[0, :, :, : self.length] = states
-        self.parts[part] = (store, 0)
+    def _with_spare(self, columns: int) -> int:
+        wanted = columns + max(columns // _SPARE, _LEAST_SPARE)
+        return max(columns, min(wanted, window_band(self.window, _WINDOW_NODES))) if self.drops else wanted
 
-    keys = property(lambda self: self._view(0), lambda self, states: self._replace(0, states))
-    values = property(lambda self: self._view(1), lambda self, states: self._replace(1, states))
+    @lasting()
+    def _grow(self, rows: int, columns: int) -> None:
+        """Make the buffers anew, one after the other."""
+        for index, buffer in enumerate(self.buffers):
+            grown = self._empty(buffer, rows, columns)
+            grown[:, : self.rows, :, : self.columns] = buffer[:, : self.rows, :, : self.columns]
+            self.buffers[index] = grown
+
+    def load(self, keys: torch.Tensor, values: torch.Tensor, dropped: int) -> None:
+        """Hold these slots (batch, heads, n, size), before which so many were dropped; the layer is empty."""
+        self.update(keys, values)
+        self.length, self.starts = self.length + dropped, [dropped] * self.rows
+
+    # Forward passes
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states (batch, heads, n, size) and return views of all slots, or of those in the frame's band."""
+        rows, n = len(key_states), key_states.shape[2]
+        if not self.buffers or (not self.length and self.rows != rows):  # emptied, for another number of sequences
+            self.lazy_initialization(key_states, value_states)
         if self.frame is not None:
-            self.length = self.frame.band
-            return self._within(self.frame, 0, key_states), self._within(self.frame, 1, value_states)
-        if not self.length and self._view(0).shape[:2] != key_states.shape[:2]:
-            # Emptied, and reused for another batch size.
-            self._replace(0, key_states)
-            self._replace(1, value_states)
-        else:
-            start, n = self.length, key_states.shape[-2]
-            self.length += n
-            for (store, place), states in zip(self.parts, (key_states, value_states), strict=True):
-                store.reserve(self.length)
-                store.tensors[place].narrow(2, start, n).copy_(states)
-        return self._attended(0), self._attended(1)
+            return self._update_frame(self.frame, key_states, value_states)
+        start, surplus = self.columns, self.first_needed - min(self.starts)
+        self.length += n
+        if self.drops and surplus > 0 and start + n > self.buffers[0].shape[3]:
+            return self._update_window(key_states, value_states, surplus)
+        self.reserve(rows, start + n)
+        self.columns += n
+        for buffer, part, states in self._parts(key_states, value_states):
+            buffer[part, :rows].narrow(2, start, n).copy_(states)
+        return self._attended(self.keys), self._attended(self.values)
 
-    def _within(self, frame: Frame, part: int, states: torch.Tensor) -> torch.Tensor:
-        store, place = self.parts[part]
-        store.reserve(frame.band)
-        slots = store.tensors[place][: len(states)]
-        slots.scatter_(2, frame.places[:, None, :, None].expand_as(states), states)
-        return slots.narrow(2, 0, frame.band)
+    def _parts(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[tuple[torch.Tensor, int, torch.Tensor], ...]:
+        """Where keys and values belong."""
+        return (self.buffers[0], 0, keys), (self.buffers[-1], -1, values)
 
-    def _attended(self, part: int) -> torch.Tensor:
-        return self._view(part)
+    def _update_window(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, surplus: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append states and return all slots, the first `surplus` of which are not kept after this pass."""
+        rows, start = len(key_states), self.columns
+        whole = [
+            torch.cat([self._attended(self._view(buffer, part)), states], dim=2)
+            for buffer, part, states in self._parts(key_states, value_states)
+        ]
+        self.starts = [first + surplus for first in self.starts]
+        columns = start + key_states.shape[2] - surplus
+        self.columns = 0  # nothing is copied into larger buffers
+        self.reserve(rows, columns)
+        self.columns = columns
+        for buffer, part, slots in self._parts(*whole):
+            buffer[part, :rows, :, :columns] = slots[:, :, surplus:]
+        return whole[0], whole[1]
+
+    def _update_frame(
+        self, frame: Frame, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write states to the slots of a frame and return its band."""
+        own = frame.windowed if self.drops and frame.windowed is not None else frame
+        rows = len(key_states)
+        self.reserve(rows, own.band)
+        self.length, self.columns = frame.band, own.band
+        bands = []
+        for buffer, part, states in self._parts(key_states, value_states):
+            slots = buffer[part, :rows]
+            slots.scatter_(2, own.slots[:, None, :, None].expand_as(states), states)
+            bands.append(slots.narrow(2, 0, own.band))
+        return bands[0], bands[1]
+
+    def _attended(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots
+
+    # Slots
 
     def get_seq_length(self) -> int:
         return self.length
 
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The slots that the next pass attends to, and how many were dropped before them."""
+        return self.columns + query_length, self.length - self.columns
+
+    def cut(self, slots: int) -> None:
+        """Forget all slots from number `slots` on."""
+        if slots == 0:
+            self.reset()
+            return
+        first = max(self.starts, default=0)
+        if self.window and first > max(0, slots - self.window + 1) and slots < self.length:
+            raise ValueError(
+                f"the cache can go back by up to {_MARGIN} tokens, got {self.length - slots}: layers with a window of "
+                f"{self.window} tokens have dropped earlier ones; begin with an empty cache"
+            )
+        self.columns -= self.length - slots
+        self.length = slots
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Keep the first `lengths[row]` slots of each sequence, and drop those before its window."""
+        if self.rows != len(lengths):  # a frame was filled up with sequences that there are not
+            self.rows, self.starts = len(lengths), (self.starts + [0] * len(lengths))[: len(lengths)]
+        starts = self._starts(lengths) if self.drops else self.starts
+        for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+            before = self.starts[row]
+            if start > before:
+                for buffer in self.buffers:
+                    slots = buffer[:, row]
+                    slots[:, :, : length - start] = slots[:, :, start - before : length - before].clone()
+                self.starts[row] = start
+        self.length = max(lengths)
+        self.columns = max(length - start for length, start in zip(lengths, self.starts, strict=True))
+
+    def _starts(self, lengths: Sequence[int]) -> list[int]:
+        """The slots that sequences of these lengths have dropped."""
+        return [window_start(length, self.window) if self.drops else 0 for length in lengths]
+
+    def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
+        """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
+        `lengths[row]`.
+        """
+        starts = self._starts(lengths)
+        columns = max(length - start for length, start in zip(lengths, starts, strict=True))
+        touched = max(self.columns, columns)
+        self.reserve(self.rows, touched)
+        for buffer in self.buffers:
+            buffer[:, : self.rows, :, self.columns : touched] = 0
+            for row, distance in enumerate(distances):
+                roll(buffer[:, row, :, :touched], distance + self.starts[row] - starts[row])
+        self.starts, self.length, self.columns = starts, max(lengths), columns
+
+    def take(self, other: TreeLayer, first: int, lengths: Sequence[int]) -> None:
+        """Write, as the sequences from number `first` on, the first `lengths[row]` slots of another layer's, and zeros
+        behind; they count after `admit`.
+        """
+        starts = self._starts(lengths)
+        columns = max(length - start for length, start in zip(lengths, starts, strict=True))
+        if not self.buffers:
+            self.device, self.dtype = other.device, other.dtype
+            self._make_like(other.buffers, 0)
+        used = max(columns, self.columns) if first else columns
+        self.reserve(first + len(lengths), used)
+        for own, given in zip(self.buffers, other.buffers, strict=True):
+            own[:, :first, :, self.columns : used] = 0
+            for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+                slots, dropped = own[:, first + row], other.starts[row]
+                begin, end = max(0, dropped - start), length - start
+                slots[:, :, :begin] = 0  # which no later token sees
+                slots[:, :, begin:end] = given[:, row, :, start + begin - dropped : length - dropped]
+                slots[:, :, end:used] = 0
+
+    def admit(self, first: int, lengths: Sequence[int]) -> None:
+        """Count the sequences that `take` has written."""
+        starts = self._starts(lengths)
+        columns = max(length - start for length, start in zip(lengths, starts, strict=True))
+        self.starts = [*self.starts[:first], *starts]
+        self.rows = len(self.starts)
+        self.length = max(max(lengths), self.length if first else 0)
+        self.columns = max(columns, self.columns if first else 0)
+
+    def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
+        """Views of some slots of one sequence; see `Slots`."""
+        return [part[row, :, first:last] for buffer in self.buffers for part in buffer]
+
+    def append(self, states: Sequence[torch.Tensor]) -> None:
+        """Append slots of the only sequence, as `slice` returns them."""
+        self.update(states[0][None], states[1][None])
+
+    def select(self, rows: Sequence[int], slots: int) -> None:
+        """Keep these sequences alone, in this order, of up to `slots` slots; a sequence may only move to the row of one
+        that goes.
+        """
+        for place, row in enumerate(rows):
+            if place != row:
+                for buffer in self.buffers:
+                    buffer[:, place, :, : self.columns] = buffer[:, row, :, : self.columns]
+        self.starts, self.rows = [self.starts[row] for row in rows], len(rows)
+        self.columns = min(self.columns, slots - min(self.starts))
+        self.length = slots
+
+    # What transformers does with a cache
+
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` slots, as in transformers."""
-        self.length = left_by_crop(tokens_to_remove, self.length)
+        if self.buffers:
+            self.cut(left_by_crop(tokens_to_remove, self.length))
 
     def reset(self) -> None:
-        self.length = 0
+        self.length = self.columns = self.first_needed = 0
+        self.starts = [0] * self.rows
+
+    def _pick(self, rows: torch.Tensor) -> None:
+        """Let the sequences be those of these numbers."""
+        for index, buffer in enumerate(self.buffers):
+            self.buffers[index] = buffer[:, rows.to(buffer.device)]
+        self.starts, self.rows = [self.starts[row] for row in rows.tolist()], len(rows)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        if self.length:
+            self._pick(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.length:
+            self._pick(torch.arange(self.rows).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.length:
+            self._pick(torch.arange(self.rows, device=indices.device)[indices])
 
 
 class OffloadedTreeLayer(TreeLayer):
     """A layer whose slots lie in the memory of the host, and on the device only while it attends to them."""
 
-    def _attended(self, part: int) -> torch.Tensor:
+    def _empty(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        # The heads of a slot lie side by side, so that the slots of one sequence are one piece to copy to the device.
+        parts, _, heads, _, size = like.shape
+        pinned = torch.cuda.is_available()
+        return torch.empty(parts, rows, columns, heads, size, dtype=like.dtype, pin_memory=pinned).transpose(2, 3)
+
+    def _attended(self, slots: torch.Tensor) -> torch.Tensor:
         # The host waits for this copy, as for that of the new slots, so that nothing is read before it is there.
-        return self._view(part).to(self.device)
+        return slots.to(self.device)
 
     def offload(self) -> None:
         """Nothing: every new slot was copied to the host at once."""
@@ -219,32 +437,47 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         """As in transformers."""
         return super().update_indexer(indexer_key_states)
 
-    def move(self, row: int, source: int, place: int) -> None:
-        """Copy the index key of one slot onto another."""
-        if self.indexer_keys is not None:
-            self.indexer_keys[row, place] = self.indexer_keys[row, source]
+    def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
+        states = super().slice(row, first, last)
+        return states if self.indexer_keys is None else [*states, self.indexer_keys[row, first:last]]
 
-    def shift(self, places: Sequence[int], slots: int) -> None:
-        """Move the index keys of each sequence by `places[row]` within the first `slots`; see `TreeCache.shift`."""
+    def append(self, states: Sequence[torch.Tensor]) -> None:
+        super().append(states)
+        for keys in states[2:]:
+            self.update_indexer(keys[None])
+
+    def move(self, row: int, sources: torch.Tensor, first: int) -> None:
+        """Copy the index keys of some slots to those from number `first` on."""
         if self.indexer_keys is not None:
-            self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, slots - self.indexer_keys.shape[1]))
-            for row, distance in enumerate(places):
+            self.indexer_keys[row, first : first + len(sources)] = self.indexer_keys[row, sources]
+
+    def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
+        touched = max(self.columns, max(lengths))
+        super().shift(distances, lengths)
+        if self.indexer_keys is not None:
+            self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, touched - self.indexer_keys.shape[1]))
+            for row, distance in enumerate(distances):
                 roll(self.indexer_keys[row], distance)
+            self.indexer_keys = self.indexer_keys[:, : self.length]
 
-    def keep(self, slots: int) -> None:
-        """Forget all index keys but the first."""
+    def settle(self, lengths: Sequence[int]) -> None:
+        super().settle(lengths)
         if self.indexer_keys is not None:
-            self.indexer_keys = self.indexer_keys[:, :slots]
+            self.indexer_keys = self.indexer_keys[:, : self.length]
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """As in transformers."""
-        super().crop(tokens_to_remove)
+    def cut(self, slots: int) -> None:
+        super().cut(slots)
         if self.indexer_keys is not None:
             self.indexer_keys = self.indexer_keys[:, : self.length]
 
     def reset(self) -> None:
         super().reset()
         self.indexer_keys, self.is_indexer_initialized = None, False
+
+    def _pick(self, rows: torch.Tensor) -> None:
+        super()._pick(rows)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[rows.to(self.indexer_keys.device)]
 
 
 class BlockTreeLayer(IndexedTreeLayer):
@@ -258,31 +491,29 @@ class BlockTreeLayer(IndexedTreeLayer):
 class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
     """A layer with attention and a recurrent state."""
 
-    def __init__(self, *place: Any, states: LinearAttentionLayer) -> None:
-        """`place` as of a `TreeLayer`; `states` is the layer that held them."""
-        LinearAttentionLayer.__init__(self, states.number_of_states)
+    def __init__(self, window: int, states: LinearAttentionLayer) -> None:
+        """`states` is the layer that held them."""
+        TreeLayer.__init__(self, window)
         take_states(self, states)
-        TreeLayer.__init__(self, *place)
 
-    def lazy_initialization(self, *keys: Any, **states: Any) -> None:
-        """Initialize a state; keys and values have a place from the start."""
-        LinearAttentionLayer.lazy_initialization(self, **states)
+    def lazy_initialization(self, *keys: torch.Tensor, **states: Any) -> None:
+        """Initialize keys and values, or a state."""
+        if keys:
+            TreeLayer.lazy_initialization(self, *keys)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **states)
 
     def reset(self) -> None:
         TreeLayer.reset(self)
         LinearAttentionLayer.reset(self)
 
-
-def take_states(layer: LinearAttentionLayer, states: LinearAttentionLayer) -> None:
-    """Let `layer` hold what `states`, a layer of as many states, holds of them."""
-    for name in vars(LinearAttentionLayer(states.number_of_states)):
-        setattr(layer, name, getattr(states, name))
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        TreeLayer.reorder_cache(self, beam_idx)
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
 
 
 class TokenCount(OwnLayer):
     """Counts tokens for a model whose layers all keep states and no slots."""
-
-    parts: tuple[()] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,145 +545,162 @@ def roll(states: torch.Tensor, distance: int) -> None:
         states[..., : max(0, distance), :] = 0
 
 
-def _rounded(slots: int) -> int:
-    return -(-slots // _GRAIN) * _GRAIN
-
-
 _SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 _OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAttentionAndFullAttentionLayer)
-_TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
+_OWN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
+
+
+def tree_layers(cache: Cache) -> list[TreeLayer]:
+    """Return the layers of a cache that hold slots."""
+    return [layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.buffers]
+
+
+def windowed_layer(cache: Cache) -> TreeLayer | None:
+    """Return the first layer that drops slots, as all such layers of a cache do alike; None if there is none."""
+    return next((layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.drops), None)
+
+
+def _moves(nodes_at: int, end: int, accepted: Sequence[int], device: torch.device) -> tuple[int, torch.Tensor | None]:
+    """Return the columns of accepted nodes that are not in place yet, and where the first of them goes, if node i is in
+    column `nodes_at` + i and the sequence ends before column `end`.
+    """
+    # A slot only moves left: the first nodes may be in place already, no later one is.
+    stay = next((i for i, node in enumerate(accepted) if end + i != nodes_at + node), len(accepted))
+    moved = [nodes_at + node for node in accepted[stay:]]
+    return end + stay, torch.tensor(moved, device=device) if moved else None
 
 
 class TreeCache:
-    """Keeps accepted slots in a `DynamicCache`, whose layers it takes over as soon as there is something in them.
-    Afterwards the cache works wherever it did before, in plain `generate` too.
-    """
+    """Keeps accepted slots in a cache, whose layers it takes over: see `take_over`."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self._stores: list[SlotStore] = []
-        self._layers: list[Any] = []
-        self._indexed: list[Any] = []
-        """The layers that keep index keys too."""
+        take_over(cache)
         self._recurrent = bool(recurrent_layers(cache))
-        if cache.get_seq_length():
-            self._take_over()
 
-    @lasting()
-    def _take_over(self) -> None:
-        if self._stores:
-            return
-        _share(self.cache)
-        self._layers = [layer for layer in self.cache.layers if hasattr(layer, "parts")]
-        self._indexed = [layer for layer in self._layers if hasattr(layer, "move")]
-        self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
+    @property
+    def _layers(self) -> list[TreeLayer]:
+        return tree_layers(self.cache)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def keep(self, held: int | Sequence[int], lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the slots of the `accepted` nodes (ascending) of each sequence: node i is in slot `held` + i, or
-        `held[row]` + i, and moves to the end of the sequence's `lengths[row]` slots. All other slots behind those are
-        dropped.
+        """Keep the slots of the `accepted` nodes (ascending) of each sequence, which move to the end of its
+        `lengths[row]` slots; all others behind those are dropped. Node i is in slot `held` + i, behind the slots of all
+        sequences, or in a frame in slot `held[row]` + i.
         """
-        starts = [held] * len(lengths) if isinstance(held, int) else held
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
-        if not self._layers:
-            self._take_over()
-        # A slot only moves left, onto one that has moved or is forgotten: no copy reads what another wrote.
-        for row, (start, length, nodes) in enumerate(zip(starts, lengths, accepted, strict=True)):
-            for place, node in enumerate(nodes):
-                if length + place != start + node:
-                    for store in self._stores:
-                        slots = store.buffer.narrow(1, row, 1)
-                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, start + node, 1))
-                    for layer in self._indexed:
-                        layer.move(row, start + node, length + place)
-        self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
+        layers, into, out_of = self._layers, [], []
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            start, sources = held if isinstance(held, int) else held[row], {}
+            for layer in layers if nodes else ():
+                dropped = layer.starts[row]
+                before = layer.length - layer.columns if isinstance(held, int) else dropped
+                key = before, dropped, layer.buffers[0].device
+                if key not in sources:
+                    sources[key] = _moves(start - before, length - dropped, nodes, key[2])
+                first, columns = sources[key]
+                if columns is None:
+                    continue
+                for buffer in layer.buffers:
+                    slots = buffer[:, row]
+                    into.append(slots.narrow(2, first, len(columns)))
+                    out_of.append(slots.index_select(2, columns))
+                if isinstance(layer, IndexedTreeLayer):
+                    layer.move(row, columns, first)
+        if into:
+            torch._foreach_copy_(into, out_of)
+        self.settle([length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)])
 
-    def _cut(self, slots: int) -> None:
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Keep the first `lengths[row]` slots of each sequence, and drop those before windows."""
         for layer in self._layers:
-            layer.length = slots
-        for layer in self._indexed:
-            layer.keep(slots)
-
-    @classmethod
-    def of_length(cls, cache: Cache, slots: int) -> TreeCache:
-        """Wrap a cache whose layers are `TreeLayer`s with capacity for `slots` slots that are yet to be written."""
-        for layer in cache.layers:
-            if hasattr(layer, "parts"):
-                layer.length = slots
-            if getattr(layer, "indexer_keys", None) is not None:
-                layer.indexer_keys = layer.indexer_keys.new_empty(1, slots, layer.indexer_keys.shape[2])
-        return cls(cache)
+            layer.settle(lengths)
+        count_tokens(self.cache, max(lengths))
 
     @property
-    def stores(self) -> list[SlotStore]:
-        """The tensors that its layers share."""
-        return self._stores
+    def starts(self) -> list[int]:
+        """By sequence, the slots that layers with a window have dropped; empty where none drops any."""
+        layer = windowed_layer(self.cache)
+        return [] if layer is None else layer.starts
 
-    def parts(self, row: int, first: int, last: int) -> list[torch.Tensor]:
-        """Return views of some slots of one sequence: keys and values, (tensors, heads, n, size) for every store, and
-        index keys, (n, size) for every layer that has some.
+    def reserve(self, rows: int, columns: int, nodes: int = _WINDOW_NODES) -> bool:
+        """Have capacity for so many sequences and slots, in windows for what they need of them and so many nodes;
+        return whether buffers moved.
         """
-        states = [store.buffer[:, row, :, first:last] for store in self._stores]
-        keys = [layer.indexer_keys for layer in self._indexed if layer.indexer_keys is not None]
-        return [*states, *(key[row, first:last] for key in keys)]
+        moved = False
+        for layer in self.cache.layers:
+            if isinstance(layer, TreeLayer):
+                most = min(columns, window_band(layer.window, nodes)) if layer.drops else columns
+                if layer.buffers:
+                    moved = layer.reserve(rows, most, exactly=True) or moved
+                else:
+                    layer.reserved = rows, most
+        return moved
+
+    def slice(self, row: int, first: int, last: int) -> Slots:
+        """Return views of some slots of one sequence, none of which was dropped."""
+        return [layer.slice(row, first, last) if isinstance(layer, TreeLayer) else [] for layer in self.cache.layers]
+
+    def append(self, slots: Slots) -> None:
+        """Append slots of one sequence, from `slice`."""
+        for layer, states in zip(self.cache.layers, slots, strict=True):
+            if states:
+                layer.append(states)
 
     @lasting()
-    def shift(self, places: Sequence[int], slots: int) -> None:
-        """Shift each sequence by `places[row]` slots, to the right if positive, filled with zeros; `slots` are left."""
-        self._take_over()
-        touched = max(slots, self.cache.get_seq_length())
-        for store in self._stores:
-            store.reserve(touched)
-            for row, distance in enumerate(places):
-                roll(store.buffer.select(1, row).narrow(2, 0, touched), distance)
-        for layer in self._indexed:
-            layer.shift(places, touched)
-        self._cut(slots)
+    def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
+        """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
+        `lengths[row]`.
+        """
+        for layer in self._layers:
+            layer.shift(distances, lengths)
 
     @lasting()
     def join(self, other: TreeCache) -> None:
-        """Append the sequences of another cache of the same model. Slots that a sequence does not have hold zeros, as
+        """Append the sequence of another cache of the same model. Slots that a sequence does not have hold zeros, as
         what is masked must still be numbers. An error leaves both caches as they were.
         """
-        self._take_over()
-        other._take_over()
-        held, joining = self.cache.get_seq_length(), other.cache.get_seq_length()
-        pairs = zip(self._stores, other._stores, strict=True)
-        sequences = [store.append(more, held, joining) for store, more in pairs]
+        rows, lengths = self.rows, [other.cache.get_seq_length()]
+        self._take(other, rows, lengths)
         states = joined_states(self.cache, other.cache)
         # From here on nothing is allocated or computed.
-        for store, number in zip(self._stores, sequences, strict=True):
-            store.resize(number)
         for kept, joined in states:
             kept.update(joined)
-        self._cut(max(held, joining))
+        self._admit(rows, lengths)
 
     @lasting()
-    def take(self, other: TreeCache, sequences: int, slots: int, first: int = 0) -> None:
-        """Hold, from the sequence `first` on, the first slots of the first sequences of another cache of the same
-        model, whatever was there. There must be room.
+    def take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
+        """Hold, from the sequence `first` on, the first `lengths[row]` slots of each sequence of another cache of the
+        same model, whatever was there.
         """
-        other._take_over()
-        for own, given in zip(self._stores, other._stores, strict=True):
-            own.buffer[:, first : first + sequences, :, :slots] = given.buffer[:, :sequences, :, :slots]
-        self._cut(max(slots, self.cache.get_seq_length()) if first else slots)
+        self._take(other, first, lengths)
+        self._admit(first, lengths)
+
+    def _take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
+        for own, given in zip(self.cache.layers, other.cache.layers, strict=True):
+            if isinstance(given, TreeLayer) and given.buffers:
+                own.take(given, first, lengths)
+
+    def _admit(self, first: int, lengths: Sequence[int]) -> None:
+        for layer in self._layers:
+            layer.admit(first, lengths)
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences."""
+        return max((layer.rows for layer in self._layers), default=0)
 
     @lasting()
     def select(self, rows: Sequence[int], slots: int) -> None:
-        """Keep these sequences alone, in this order, with `slots` slots; a sequence may only move to the place of one
+        """Keep these sequences alone, in this order, with `slots` slots; a sequence may only move to the row of one
         that goes.
         """
-        self._take_over()
-        for store in self._stores:
-            for place, row in enumerate(rows):
-                if place != row:
-                    store.buffer[:, place, :, :slots] = store.buffer[:, row, :, :slots]
-            store.resize(len(rows))
+        for layer in self._layers:
+            layer.select(rows, slots)
         select_states(self.cache, rows)
-        self._cut(slots)
+        count_tokens(self.cache, slots)
 
 
 def unsupported_cache(cache: Cache) -> str | None:
@@ -460,7 +708,7 @@ def unsupported_cache(cache: Cache) -> str | None:
     if type(cache) is not DynamicCache:
         return f"{type(cache).__name__} is unsupported; use a DynamicCache"
     others = sorted(
-        {type(layer).__name__ for layer in cache.layers if not (type(layer) in _TAKEN or can_be_taken(layer))}
+        {type(layer).__name__ for layer in cache.layers if not (type(layer) in _OWN or can_be_taken(layer))}
     )
     if others:
         return f"cache layers {', '.join(others)} are unsupported: they cannot roll back rejected tokens"
@@ -492,26 +740,70 @@ def attends_to_blocks(layer: Any) -> bool:
     return type(layer).__name__ == "MiniMaxM3VLSparseCacheLayer"
 
 
-def unroll(cache: Cache) -> None:
-    """Let sliding layers keep everything from now on. What leaves the window is masked, so that the cache works
-    wherever it did before; but a tree's slots are not in order of position, and dropping the oldest is not right. Zeros
-    fill the slots that a layer has dropped before: no later token has them in its window.
+@lasting()
+def take_over(cache: Cache) -> None:
+    """Replace the layers of a cache by `TreeLayer`s with their slots, and let it count the tokens of a model that has
+    states alone. What a sliding layer has dropped stays dropped. Afterwards the cache works wherever it did before.
     """
-    for place, layer in enumerate(cache.layers):
-        if isinstance(layer, _SLIDING):
-            full = DynamicLayer()
-            if type(layer) is not DynamicSlidingWindowLayer:
-                full = LinearAttentionAndFullAttentionLayer(layer.number_of_states)
-                take_states(full, layer)
-            if layer.is_initialized:
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = OffloadedTreeLayer if cache.offloading else TreeLayer
+    for index, layer in enumerate(cache.layers):
+        if type(layer) in (*_OTHERS, LinearAttentionLayer, DummyLayer) or attends_to_blocks(layer):
+            made = _tree_layer(layer, cache.offloading)
+            if made is not None and layer.is_initialized and layer.keys is not None:
                 _wait_for_copies(cache)
-                dropped = layer.cumulative_length - layer.keys.shape[-2]
-                full.update(*(pad(states, (0, 0, dropped, 0)) for states in (layer.keys, layer.values)))
-                full.device = layer.device  # the states of an offloaded layer lie elsewhere
-            cache.layers[place] = full
+                _fill(made, layer)
+            cache.layers[index] = layer if made is None else made
     take_over_states(cache)
     if not _attends(cache):
         cache.layers.append(TokenCount())
+
+
+def _tree_layer(layer: Any, offloaded: bool) -> TreeLayer | None:
+    """An empty layer in place of one of transformers'; None where it has no slots."""
+    window = layer.sliding_window if isinstance(layer, _SLIDING) else 0
+    if isinstance(layer, LinearAttentionLayer):
+        return RecurrentTreeLayer(window, layer) if isinstance(layer, DynamicLayer) else None
+    if attends_to_blocks(layer):
+        return BlockTreeLayer()
+    if isinstance(layer, DynamicIndexedLayer):
+        return IndexedTreeLayer()
+    if not isinstance(layer, DynamicLayer):
+        return None
+    return OffloadedTreeLayer(window) if offloaded else TreeLayer(window)
+
+
+def _fill(made: TreeLayer, layer: Any) -> None:
+    """Give a layer the slots of the one that it replaces."""
+    dropped = layer.cumulative_length - layer.keys.shape[2] if made.window else 0
+    made.load(layer.keys, layer.values, dropped)
+    made.device = layer.device  # the states of an offloaded layer lie elsewhere
+    if isinstance(made, BlockTreeLayer):
+        made.update_index(layer.idx_keys)
+    elif isinstance(made, IndexedTreeLayer) and layer.indexer_keys is not None:
+        made.update_indexer(layer.indexer_keys)
+
+
+def keep_all(cache: Cache) -> None:
+    """Let no layer of an empty cache drop slots, whatever its window."""
+    for layer in cache.layers:
+        if isinstance(layer, TreeLayer):
+            layer.drops = False
+
+
+def expect(cache: Cache, length: int) -> None:
+    """Before sequences are read: capacity for `length` tokens of each is made at once."""
+    for layer in cache.layers:
+        if isinstance(layer, TreeLayer) and not layer.buffers and not layer.drops:
+            rows, columns = layer.reserved
+            layer.reserved = rows, max(columns, _rounded(layer._with_spare(length)))
+
+
+def let_go(cache: Cache, length: int) -> None:
+    """Before a pass that reads text: let layers with a window drop what is unseen after `length` tokens."""
+    for layer in cache.layers:
+        if isinstance(layer, TreeLayer) and layer.drops:
+            layer.first_needed = window_start(length, layer.window)
 
 
 def slots(cache: Cache) -> int:
@@ -536,46 +828,18 @@ def count(cache: Cache, tokens: int) -> None:
         cache.layers[-1].length += tokens
 
 
-def _share(cache: Cache) -> None:
-    """Move all states into shared stores, one for all keys and values of one shape, with room for as much again. A
-    layer that shares the states of another stays as it is.
-    """
-    holders = [index for index, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None]
-    if not any(can_be_taken(cache.layers[index]) for index in holders):
-        return
-    unroll(cache)
-    _wait_for_copies(cache)
-    alike: dict[tuple, list[tuple[int, int, torch.Tensor]]] = defaultdict(list)
-    for index in holders:
-        for part, states in enumerate((cache.layers[index].keys, cache.layers[index].values)):
-            device = None if cache.offloading else states.device
-            alike[states.shape, states.dtype, device].append((index, part, states))
-    found: dict[tuple[int, int], tuple[SlotStore, int]] = {}
-    for (shape, _, _), members in alike.items():
-        store = SlotStore(shape, len(members), members[0][2], on_host=cache.offloading)
-        for place, (index, part, states) in enumerate(members):
-            store.buffer[place, :, :, : shape[-2]] = states
-            found[index, part] = store, place
-    for index in holders:
-        before = cache.layers[index]
-        shared = (found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
-        layer: TreeLayer
-        if isinstance(before, LinearAttentionLayer):
-            layer = RecurrentTreeLayer(*shared, states=before)
-        elif attends_to_blocks(before):
-            layer = BlockTreeLayer(*shared)
-            layer.update_index(before.idx_keys)
-        elif isinstance(before, DynamicIndexedLayer):
-            layer = IndexedTreeLayer(*shared)
-            if before.indexer_keys is not None:
-                layer.update_indexer(before.indexer_keys)
-        else:
-            layer = OffloadedTreeLayer(*shared) if cache.offloading else TreeLayer(*shared)
-        cache.layers[index] = layer
+def count_tokens(cache: Cache, tokens: int) -> None:
+    """Let the count be `tokens`, where there is one."""
+    if cache.layers and isinstance(cache.layers[-1], TokenCount):
+        cache.layers[-1].length = tokens
 
 
 def _wait_for_copies(cache: Cache) -> None:
     """Wait for the copies of an offloaded cache, which run while the host continues."""
-    devices = {layer.device for layer in cache.layers if layer.keys is not None} if cache.offloading else ()
+    devices = (
+        {layer.device for layer in cache.layers if layer.is_initialized and layer.keys is not None}
+        if cache.offloading
+        else ()
+    )
     for device in devices:
         synchronize(device)

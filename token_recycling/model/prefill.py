@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from ..trees.templates import chain, root_only
-from .kv_cache import TreeCache, unroll
+from .kv_cache import TreeCache, expect, let_go, take_over
 from .tree_model import TreeModel
 
 PIECE = 512
@@ -54,7 +54,7 @@ def prefill(
     `held[row]` slots of each sequence are cached; by default as many as the cache has. Shorter sequences are padded on
     the right. `reading` is called before each piece.
     """
-    _begin(model, cache)
+    _begin(model, cache, max(map(len, sequences)))
     slots, border = cache.get_seq_length(), model.info.border
     if border is not None and border.at_once and len(sequences[0]) > border.at:
         _read_at_once(model, sequences[0], cache)
@@ -67,7 +67,9 @@ def prefill(
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(sequences))
+    shortest = min(map(len, sequences)) - 1
     for place in _pieces(model, cache, tokens.shape[1], size, reading):
+        let_go(cache, min(shortest, slots + place.stop))
         model.read(tokens[:, place], cache, last=int(model.leaves_logits_out))
 
 
@@ -78,16 +80,16 @@ def _pieces(model: TreeModel, cache: Cache, n: int, size: int, reading: Reading 
         held = cache.get_seq_length()
         if reading is not None:
             reading()
-            if held:
-                TreeCache(cache)  # has room to grow; transformers' own layers are copied for every piece
         end = start + (size if reading is None else min(size, piece_of(model, held)))
         yield slice(start, min(n, end))
         start = end
 
 
-def _begin(model: TreeModel, cache: Cache) -> None:
+def _begin(model: TreeModel, cache: Cache, length: int) -> None:
+    """Before a cache takes sequences of up to `length` tokens."""
     model.check_weights()
-    unroll(cache)
+    take_over(cache)
+    expect(cache, length)
 
 
 def read_prompts(model: TreeModel, sequences: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
@@ -95,15 +97,17 @@ def read_prompts(model: TreeModel, sequences: Sequence[torch.Tensor], cache: Cac
     over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
     each sequence from slot 0 on.
     """
-    _begin(model, cache)
-    held, longest = cache.get_seq_length(), max(map(len, sequences))
+    longest = max(map(len, sequences))
+    _begin(model, cache, longest)
+    held = cache.get_seq_length()
     padding = [longest - len(sequence) for sequence in sequences]
     tokens = torch.stack(
         [pad(sequence.to(model.device), (before, 0)) for sequence, before in zip(sequences, padding, strict=True)]
     )
+    let_go(cache, longest)
     logits = model.read(tokens[:, held:], cache, last=1, padding=padding)
     if any(padding):
-        TreeCache(cache).shift([-before for before in padding], longest)
+        TreeCache(cache).shift([-before for before in padding], list(map(len, sequences)))
     return logits[:, -1:]
 
 
@@ -117,17 +121,20 @@ def first_pass(
     models compute logits after every token: so only the end of a long sequence is read with the draft. `reading` is
     called before each piece.
     """
-    _begin(model, cache)
-    sequence, n, held = sequence.to(model.device), len(draft.tree), cache.get_seq_length()
+    sequence, n = sequence.to(model.device), len(draft.tree)
+    _begin(model, cache, len(sequence) + n)
+    held = cache.get_seq_length()
     at_once = n == 1 and model.leaves_logits_out
     with_draft = max(0, PIECE - n)
     before = sequence[held : len(sequence) if at_once else max(held, len(sequence) - 1 - with_draft)]
     size = len(before) if model.leaves_logits_out else PIECE
     for place in _pieces(model, cache, len(before), size, reading):
+        let_go(cache, held + place.stop)
         logits = model.read(before[None, place], cache, last=1)
     if at_once:
         return logits
     held = cache.get_seq_length()
+    let_go(cache, len(sequence) - 1)
     return model.forward(model.inputs.of_prompt(sequence[held:-1], draft, held), cache, last=n)[:, -n:]
 
 

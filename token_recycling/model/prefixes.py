@@ -16,10 +16,8 @@ recently used segment, without a search.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +25,11 @@ from transformers.cache_utils import Cache
 
 from .._util.device import memory
 from .._util.locks import Lock
-from .kv_cache import SlotStore, TreeCache, slots
-from .recurrence import bytes_of_states, select_states
+from .compat import LinearAttentionLayer
+from .kv_cache import Slots, TreeCache, count_tokens, expect, keep_all, slots, take_over
+from .recurrence import bytes_of_states, copied_states, recurrent_layers, take_over_states, take_states
 from .remembered import lasting
 from .tree_model import TreeModel
-
-Layers = list[Any]
 
 _SHARE = 8
 """Default budget: this part of the memory that weights leave free."""
@@ -43,18 +40,16 @@ class _Segment:
     """Some tokens of a sequence, after those of the segments above."""
 
     tokens: np.ndarray  # (n,) int64
-    parts: list[torch.Tensor] = field(default_factory=list)
-    """Of every store (tensors, heads, n, size), then of every indexed layer (n, size)."""
+    slots: Slots = field(default_factory=list)
     above: _Segment | None = None
     below: dict[int, _Segment] = field(default_factory=dict)
     """By their first tokens."""
-    end: Layers | None = None
-    """The layers without slots, as a sequence left them that ended here; of models with recurrent states alone."""
-    end_bytes: int = 0
+    end: list[LinearAttentionLayer] | None = None
+    """Recurrent states, as a sequence left them that ended here."""
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts) + self.end_bytes
+        return _bytes(self.slots) + bytes_of_states(self.end or ())
 
 
 def default_budget(target: TreeModel) -> int:
@@ -75,8 +70,6 @@ class PrefixCache:
         self._roots: dict[str, _Segment] = {}
         self._by_use: OrderedDict[_Segment, None] = OrderedDict()
         """All segments, those used least recently first, and each before the one above it: the first is a leaf."""
-        self._blank: tuple[Layers, list[SlotStore]] | None = None
-        """The layers of a cache without slots, and their stores; None before the first sequence."""
         self._lock = Lock()
 
     def of(self, key: str) -> Prefixes:
@@ -89,7 +82,7 @@ class PrefixCache:
         with self._lock:
             path, n = self._found(ids, key)
             if not n:
-                return self.target.new_cache(), 0
+                return self._new_cache(), 0
             self._use(path)
             return self._copied(path, n), n
 
@@ -118,27 +111,28 @@ class PrefixCache:
         if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):
             return
         held = TreeCache(cache)
+        if any(held.starts):  # slots that left a window are gone
+            return
         with self._lock:
-            self._learn_layers(cache, held)
             path, n = self._match(tokens, self._roots.setdefault(key, _Segment(tokens[:0])))
             if n < sum(len(one.tokens) for one in path):
                 path[-1] = self._split(path[-1], n - sum(len(one.tokens) for one in path[:-1]))
             self._use(path)
-            of_slot = sum(part[..., :1, :].nbytes for part in held.parts(row, 0, 1))
             ends = self.target.info.recurrent and not (path and n == len(tokens) and path[-1].end)
-            end = self._without_slots(cache, held, row) if ends else None
-            end_bytes = 0 if end is None else bytes_of_states(_of_layers(cache, end))
-            if not self._make_room((len(tokens) - n) * of_slot + end_bytes, path):
+            end = [copied_states(layer, row) for layer in recurrent_layers(cache)] if ends else []
+            wanted = (len(tokens) - n) * _bytes(held.slice(row, 0, 1)) + bytes_of_states(end)
+            if not self._make_room(wanted, path):
                 return
             last = path[-1] if path else self._roots[key]
             if n < len(tokens):
-                added = _Segment(tokens[n:], [part.clone() for part in held.parts(row, n, len(tokens))], last)
+                added = _Segment(tokens[n:], _cloned(held.slice(row, n, len(tokens))), last)
                 last.below[int(tokens[n])] = last = added
                 self._use([*path, added])
                 self.nbytes += last.nbytes
-            if end is not None:
-                last.end, last.end_bytes = end, end_bytes
-                self.nbytes += end_bytes
+            if ends:
+                self.nbytes -= last.nbytes
+                last.end = end
+                self.nbytes += last.nbytes
 
     def __len__(self) -> int:
         """Number of tokens that are held."""
@@ -164,10 +158,10 @@ class PrefixCache:
         """Make two of a segment, the upper one of n tokens, which is returned."""
         above = segment.above
         assert above is not None
-        upper = _Segment(segment.tokens[:n], [part[..., :n, :].clone() for part in segment.parts], above)
-        lower = [part[..., n:, :].clone() for part in segment.parts]
+        upper = _Segment(segment.tokens[:n], _cloned(segment.slots, 0, n), above)
         above.below[int(segment.tokens[0])] = upper
-        segment.tokens, segment.parts, segment.above = segment.tokens[n:].copy(), lower, upper
+        segment.slots = _cloned(segment.slots, n, len(segment.tokens))
+        segment.tokens, segment.above = segment.tokens[n:].copy(), upper
         upper.below[int(segment.tokens[0])] = segment
         return upper
 
@@ -190,35 +184,35 @@ class PrefixCache:
             self.nbytes -= oldest.nbytes
         return True
 
-    def _learn_layers(self, cache: Cache, held: TreeCache) -> None:
-        """Remember the layers of this model's caches, without slots."""
-        if self._blank is None:
-            stores = [SlotStore(_shape(store, 0), len(store.tensors), store.buffer) for store in held.stores]
-            memo = {id(store): empty for store, empty in zip(held.stores, stores, strict=True)}
-            self._blank = copy.deepcopy(cache.layers, memo), stores
-
-    def _without_slots(self, cache: Cache, held: TreeCache, row: int) -> Layers:
-        """A copy of the layers, with the states of one sequence and no slots."""
-        assert self._blank is not None
-        memo = {id(store): empty for store, empty in zip(held.stores, self._blank[1], strict=True)}
-        layers = copy.deepcopy(cache.layers, memo)
-        select_states(_of_layers(cache, layers), [row])
-        return layers
+    def _new_cache(self) -> Cache:
+        """An empty cache, which keeps what leaves a window too: any beginning may be asked for again."""
+        cache = self.target.new_cache()
+        take_over(cache)
+        keep_all(cache)
+        return cache
 
     def _copied(self, path: list[_Segment], n: int) -> Cache:
-        """A cache with the first n slots of these segments, and room for as many more."""
-        assert self._blank is not None
-        layers, empty = self._blank if path[-1].end is None else (path[-1].end, self._blank[1])
-        stores = [SlotStore(_shape(store, n), len(store.tensors), store.buffer) for store in empty]
-        memo = {id(store): room for store, room in zip(empty, stores, strict=True)}
-        cache = _of_layers(self.target.new_cache(), copy.deepcopy(layers, memo))
-        held, at = TreeCache.of_length(cache, n), 0
+        """A cache with the first n slots of these segments."""
+        cache = self._new_cache()
+        copy, at = TreeCache(cache), 0
+        expect(cache, n)
         for segment in path:
             more = min(len(segment.tokens), n - at)
-            for into, part in zip(held.parts(0, at, at + more), segment.parts, strict=True):
-                into.copy_(part[..., :more, :])
+            copy.append([[states[..., :more, :] for states in layer] for layer in segment.slots])
             at += more
+        for layer, states in zip(recurrent_layers(cache), path[-1].end or (), strict=False):
+            take_states(layer, copied_states(states, 0))
+        take_over_states(cache)
+        count_tokens(cache, n)
         return cache
+
+
+def _bytes(slots: Slots) -> int:
+    return sum(states.nbytes for layer in slots for states in layer)
+
+
+def _cloned(slots: Slots, first: int = 0, last: int | None = None) -> Slots:
+    return [[states[..., first:last, :].clone() for states in layer] for layer in slots]
 
 
 @dataclass(frozen=True)
@@ -240,15 +234,3 @@ class Prefixes:
         """Keep what a cache holds of a sequence (length,), all but its last token, if it holds just that."""
         if slots(cache) >= len(ids) - 1:
             self.kept.keep(ids[:-1], cache, self.key, row)
-
-
-def _of_layers(cache: Cache, layers: Layers) -> Cache:
-    """A cache like another, with these layers."""
-    made = copy.copy(cache)
-    made.layers = layers
-    return made
-
-
-def _shape(store: SlotStore, slots: int) -> torch.Size:
-    _, _, heads, _, size = store.buffer.shape
-    return torch.Size((1, heads, slots, size))

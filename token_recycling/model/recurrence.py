@@ -23,7 +23,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from .compat import LinearAttentionCacheLayerMixin
+from .compat import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 _OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
 """Methods of a cache that a layer with a state calls."""
@@ -222,9 +222,31 @@ def states_of(cache: Cache) -> Iterator[dict[int, Any]]:
         yield layer.recurrent_states
 
 
-def bytes_of_states(cache: Cache) -> int:
-    """Return the bytes of a cache's recurrent states."""
-    return sum(state.nbytes for states in states_of(cache) for state in states.values() if state is not None)
+def bytes_of_states(layers: Iterable[LinearAttentionCacheLayerMixin]) -> int:
+    """Return the bytes of the recurrent states of some layers of a cache."""
+    kinds = [states for layer in layers for states in (layer.conv_states, layer.recurrent_states)]
+    return sum(state.nbytes for states in kinds for state in states.values() if state is not None)
+
+
+def take_states(layer: Any, states: Any) -> None:
+    """Let a layer hold what `states`, a layer of as many states, holds of them."""
+    for name in vars(LinearAttentionLayer(states.number_of_states)):
+        setattr(layer, name, getattr(states, name))
+
+
+def copied_states(layer: Any, row: int) -> LinearAttentionLayer:
+    """Return a layer with copies of the states of one sequence."""
+    copy = LinearAttentionLayer(layer.number_of_states)
+    take_states(copy, layer)
+    for name in ("conv_states", "recurrent_states"):
+        states = dict(getattr(layer, name))
+        for number, state in states.items():
+            states[number] = None if state is None else state[row : row + 1].clone()
+        setattr(copy, name, states)
+    for name, value in vars(copy).items():
+        if type(value) is dict:
+            setattr(copy, name, dict(value))
+    return copy
 
 
 @contextmanager

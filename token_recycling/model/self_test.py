@@ -24,7 +24,7 @@ from ..trees.draft import Draft
 from ..trees.templates import chain, star
 from ..trees.tree import Tree
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on_rows, model_info
-from .kv_cache import unroll
+from .kv_cache import take_over
 from .prefill import cross_border, prefill
 from .recurrence import bytes_of_states
 from .remembered import Kept, file_of, kept_of, machine, read, write
@@ -199,7 +199,7 @@ def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor)
     some recurrent layers read several tokens at once in another way, which is more than rounding apart.
     """
     cache = target.new_cache()
-    unroll(cache)
+    take_over(cache)
     target.read(texts, cache, last=1)
     return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
 

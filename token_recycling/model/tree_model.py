@@ -32,7 +32,7 @@ from .attention import attending, biased_by_position
 from .compat import CACHE, cache_argument
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import last_state, layer_states, uncompiled
-from .kv_cache import Frame, count, framed
+from .kv_cache import Frame, TreeLayer, count, framed, window_band, window_start, windowed_layer
 from .prepacking import PREPACKED, drop
 from .recurrence import node_by_node
 from .remembered import kept_of, turns
@@ -152,7 +152,9 @@ class TreeModel:
         of the `last` ones alone where the model can leave the others out. They are on the model's input device.
         """
         inputs = {**inputs, **self._only(last), self._cache: cache}
-        frame = inputs.pop("frame", None)
+        frame, windowed = inputs.pop("frame", None), windowed_layer(cache)
+        if frame is None and windowed is not None and any(windowed.starts) and inputs["attention_mask"] is not None:
+            inputs["attention_mask"] = within_windows(inputs["attention_mask"], self.info.layers, windowed)
         with (
             self.attending(),
             framed(cache, frame),
@@ -255,17 +257,28 @@ class TreeInputs:
         info = self._info
         return self._device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
 
-    def of_packed(self, trees: PackedTrees, band: int) -> dict[str, Any]:
+    def of_packed(self, trees: PackedTrees, band: int, cache: Cache) -> dict[str, Any]:
         """Inputs of a pass of a fixed shape over packed trees. The nodes of each take the slots behind its sequence,
-        and attention runs over the first `band` slots. Numbers on the device are all that changes from pass to pass,
-        so that one can be captured. The cache must take frames.
+        and attention runs over the first `band` slots, in layers with a window over those that are left. Numbers on the
+        device are all that changes from pass to pass, so that one can be captured. The cache must take frames, and have
+        dropped no slots but those before windows of `trees.lengths` tokens.
         """
-        along = torch.arange(trees.tokens.shape[1], device=self._device)
+        n, layers, windowed = trees.tokens.shape[1], self._info.layers, windowed_layer(cache)
+        behind = trees.lengths[:, None] + torch.arange(n, device=self._device)
+        frame, mask = Frame(behind, band), tree_masks(layers, trees, band, self._dtype)
+        if windowed is not None:
+            starts, few = window_start(trees.lengths, windowed.window), min(band, window_band(windowed.window, n))
+            frame = Frame(behind, band, windowed=Frame(behind - starts[:, None], few))
+            near = tree_masks(layers, trees, few, self._dtype, starts)
+            if isinstance(mask, dict) and isinstance(near, dict):
+                mask = {kind: (mask if reach == Reach() else near)[kind] for kind, reach in layers.items()}
+            else:
+                mask = near
         return {
             "input_ids": trees.tokens.clamp(min=0),
-            "attention_mask": tree_masks(self._info.layers, trees, band, self._dtype),
+            "attention_mask": mask,
             "position_ids": trees.positions,
-            "frame": Frame(trees.lengths[:, None] + along, band),
+            "frame": frame,
         }
 
     def of_prompt(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
@@ -350,12 +363,20 @@ class TreeInputs:
         return masks(self._info.layers, visible, positions[:, -n:], keys, self._dtype)
 
 
-def tree_masks(layers: Mapping[str, Reach], trees: PackedTrees, band: int, dtype: torch.dtype) -> Masks:
+def tree_masks(
+    layers: Mapping[str, Reach],
+    trees: PackedTrees,
+    band: int,
+    dtype: torch.dtype,
+    starts: torch.Tensor | None = None,
+) -> Masks:
     """Masks (batch, 1, n, band) of trees whose nodes have the slots behind their sequences: a node sees the tokens of
-    its sequence and its ancestors.
+    its sequence and its ancestors. The first slot of the band is number `starts` (batch,) of its sequence.
     """
     n = trees.tokens.shape[1]
     slots = torch.arange(band, device=trees.tokens.device)[None]
+    if starts is not None:
+        slots = slots + starts[:, None]
     nodes = slots - trees.lengths[:, None]
     drafted = (nodes >= 0) & (nodes < n)
     nodes = nodes.clamp(0, n - 1).expand(len(trees.tokens), -1)
@@ -389,6 +410,29 @@ def masks(
     if len(made) == 1:
         return next(iter(made.values()))
     return {kind: made[reach] for kind, reach in layers.items()}
+
+
+def within_windows(mask: Masks, layers: Mapping[str, Reach], layer: TreeLayer) -> Masks:
+    """Leave out of masks the slots that layers like this one, which have a window, have dropped."""
+    if isinstance(mask, torch.Tensor):
+        return _within_window(mask, layer)
+    near = {id(whole): _within_window(whole, layer) for kind, whole in mask.items() if layers[kind] != Reach()}
+    return {kind: near.get(id(whole), whole) for kind, whole in mask.items()}
+
+
+def _within_window(mask: torch.Tensor, layer: TreeLayer) -> torch.Tensor:
+    """The columns of a mask (batch, 1, n, length + nodes) that a layer still has, in the order of its own."""
+    length, columns = layer.length, layer.columns
+    if len(set(layer.starts)) == 1 and layer.starts[0] + columns == length:
+        near = mask.narrow(3, layer.starts[0], mask.shape[3] - layer.starts[0])
+    else:
+        rows, _, n, _ = mask.shape
+        slots = torch.tensor(layer.starts, device=mask.device)[:, None] + torch.arange(columns, device=mask.device)
+        index = slots.clamp(max=length - 1)[:, None, None].expand(rows, 1, n, columns)
+        cached = mask.gather(3, index).masked_fill((slots >= length)[:, None, None], torch.finfo(mask.dtype).min)
+        near = torch.cat([cached, mask[..., length:]], dim=3)
+    # Rows of a mask on an accelerator begin at multiples of `_ALIGNED`.
+    return near if mask.device.type == "cpu" else _zeros(near.shape, mask.dtype, mask.device).copy_(near)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

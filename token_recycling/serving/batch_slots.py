@@ -15,8 +15,8 @@ from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import TreeCache, unroll
-from ..model.recurrence import bytes_of_states
+from ..model.kv_cache import TreeCache, take_over
+from ..model.recurrence import bytes_of_states, recurrent_layers
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from .settings import Settings
@@ -86,6 +86,8 @@ def _by_memory(target: TreeModel, settings: Settings, cached: int) -> BatchSlots
 def _bytes_of_sequence(target: TreeModel) -> tuple[int, int]:
     """Return the bytes that a sequence needs in the cache: per token, and for its states."""
     cache = target.new_cache()
-    unroll(cache)
+    take_over(cache)
     target.read(torch.zeros(1, 2, dtype=torch.long), cache, last=1)
-    return sum(part.nbytes for part in TreeCache(cache).parts(0, 0, 1)), bytes_of_states(cache)
+    return sum(states.nbytes for layer in TreeCache(cache).slice(0, 0, 1) for states in layer), bytes_of_states(
+        recurrent_layers(cache)
+    )

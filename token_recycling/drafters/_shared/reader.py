@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...model.kv_cache import TreeCache, unroll
+from ...model.kv_cache import TreeCache
 from ...model.prefill import prefill
 from ...model.tree_model import TreeModel
 from ...trees.draft import Draft
@@ -33,7 +33,6 @@ class Reader:
         self.held = 0
         """Tokens of the sequence in the cache."""
         self._cache = model.new_cache()
-        unroll(self._cache)
         self._kept = TreeCache(self._cache)
         self._root_seen = torch.ones(1, 1, dtype=torch.bool, device=model.device)
         self._root_depth = torch.zeros(1, dtype=torch.long, device=model.device)

@@ -1,0 +1,78 @@
+"""Bytes of keys and values during a call, next to those of plain `generate`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import tiny
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+
+import token_recycling as tr
+from token_recycling.cuda_graphs import support
+
+SIZE, HEADS = 20, 2
+"""Of keys and values: no other tensor has these last dimensions."""
+PROMPT, NEW, WINDOW = 4000, 64, 1024
+PREFIXES = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that the storages of keys and values had at a time, whoever holds them."""
+
+    def __init__(self):
+        super().__init__()
+        self.most, self._live = 0, {}
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if (
+                isinstance(made, torch.Tensor)
+                and made.ndim >= 4
+                and made.shape[-1] == SIZE
+                and HEADS in made.shape[1:3]
+            ):
+                storage = made.untyped_storage()
+                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._live = {name: one for name, one in self._live.items() if not one[0].expired()}
+        self.most = max(self.most, sum(nbytes for _, nbytes in self._live.values()))
+        return result
+
+
+def model_of(windows: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    sizes = tiny.sizes(
+        "vocab_size=96 hidden_size=40 intermediate_size=32 num_hidden_layers=4 num_attention_heads=4 "
+        f"num_key_value_heads={HEADS} head_dim={SIZE} max_position_embeddings=8192"
+    )
+    if windows == "some":
+        made = Gemma2ForCausalLM(Gemma2Config(**sizes, sliding_window=WINDOW, bos_token_id=None, eos_token_id=None))
+    else:
+        window = WINDOW if windows == "all" else None
+        made = MistralForCausalLM(MistralConfig(**sizes, sliding_window=window, bos_token_id=None, eos_token_id=None))
+    return made.eval()
+
+
+def bytes_of(cache) -> int:
+    """Of what the layers of a cache hold, capacity included."""
+    storages = {}
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values):
+            storages[states.untyped_storage().data_ptr()] = states.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("fast", [False])
+@pytest.mark.parametrize("windows", ["none", "all", "some"])
+def test_at_no_time_a_call_holds_a_quarter_more_than_plain_generate(windows, fast, monkeypatch):
+    monkeypatch.setattr(support, "_by_surroundings", lambda device: None)  # of modes, such as this one that counts
+    model, ids = model_of(windows), tiny.prompt(0, PROMPT, 96)
+    with LiveBytes() as plain:
+        wanted = model.generate(ids, **PREFIXES)
+    with LiveBytes() as live:
+        ours = tr.generate(model, ids, drafter="recycling:tree=16", fast=fast, **PREFIXES)
+    assert torch.equal(ours, wanted)
+    assert live.most <= 1.25 * plain.most
