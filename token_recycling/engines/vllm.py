@@ -55,8 +55,7 @@ class Chain(NamedTuple):
     """The draft of one request, and its length when it was made."""
 
     length: int
-    drafted: int
-    predicted: float  # sum of the acceptance probabilities of the drafted tokens
+    gains: np.ndarray  # (n,) float32: how likely each drafted token is accepted
 
 
 class VLLM:
@@ -162,30 +161,31 @@ class VLLM:
             )
             for request, sequence in zip(requests, sequences, strict=True)
         ]
-        costs, ratio = (NO_COSTS, 1.0) if self.costs is None else (self.costs.cheapest, self.costs.ratio)
-        counts = draft_together(recyclers, sequences, depths.tolist(), costs, ratio)
-        for request, recycler, length, count in zip(requests, recyclers, lengths.tolist(), counts, strict=True):
-            self._chains[id(request)] = Chain(length, count - 1, recycler.predicted_gain(count))
+        costs = NO_COSTS if self.costs is None else self.costs.cheapest
+        counts = draft_together(recyclers, sequences, depths.tolist(), costs)
+        drafts = [recycler.gains(count) for recycler, count in zip(recyclers, counts, strict=True)]
+        if self.costs is not None:
+            counts = self.costs.paying(drafts)
+        for request, length, gains, count in zip(requests, lengths.tolist(), drafts, counts, strict=True):
+            self._chains[id(request)] = Chain(length, gains[: count - 1])
         return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
 
     def _measure(self, now: float, requests: list[Any], lengths: np.ndarray) -> None:
         """Learn from the step that ends now, and start the next one."""
         if self._tokens and self.costs is not None:
-            seconds = now - self._began
-            self.costs.took(self._tokens, seconds)
-            drafted = accepted = 0
-            predicted = 0.0
+            self.costs.took(self._tokens, now - self._began)
+            accepted, drafts = 0, [np.empty(0, np.float32)]
             for request, length in zip(requests, lengths.tolist(), strict=True):
                 if (chain := self._chains.get(id(request))) is not None:
-                    drafted, predicted = drafted + chain.drafted, predicted + chain.predicted
-                    accepted += max(0, min(chain.drafted, length - chain.length - 1))
-            self.costs.gave(len(requests), drafted, accepted, predicted, seconds)
+                    drafts.append(chain.gains)
+                    accepted += max(0, min(len(chain.gains), length - chain.length - 1))
+            self.costs.gave(len(requests), self._tokens, accepted, np.concatenate(drafts))
         self._tokens, self._began, self._chains = 0, now, {}
 
     def _drafted(self, request: Any) -> int:
         """Return how many tokens of the last draft of a request are its own: fillers teach nothing."""
         chain = self._chains.get(id(request))
-        return self.recycler.nodes if chain is None else chain.drafted
+        return self.recycler.nodes if chain is None else len(chain.gains)
 
     def _fill(self, chains: list[list[int]], depths: np.ndarray, alone: bool) -> None:
         """Fill chains up where that takes less time: to the length of a full CUDA graph, or to the cheapest step.

@@ -152,9 +152,9 @@ class Recycler:
         """Return the drafted tokens of a chain of that many nodes."""
         return self._tree.tokens[1:nodes].tolist()
 
-    def predicted_gain(self, nodes: int) -> float:
-        """Return the expected tokens of a draft of that many nodes, without that of the root."""
-        return float(self._tree.values[1:nodes].sum())
+    def gains(self, nodes: int) -> np.ndarray:
+        """Return the expected tokens (nodes - 1,) float32 of the first nodes of a draft, without that of the root."""
+        return self._tree.values[1:nodes].copy()
 
     @property
     def _gains(self) -> np.ndarray:
