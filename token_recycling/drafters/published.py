@@ -18,7 +18,7 @@ from .._util.locks import Lock
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.matrix import AdjacencyMatrix, UpdateRule
-from ..recycling.matrix_file import say_that_it_starts_again
+from ..recycling.matrix_file import check_vocabulary, say_that_it_starts_again
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import template_from
 from ..trees.tree import Tree
@@ -63,6 +63,7 @@ class Published(Drafter):
 
     def fit(self, target: TreeModel) -> None:
         if self.matrix is not None:
+            check_vocabulary(self.matrix.vocab_size, target.vocab_size)
             self.prepare(target)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedSequence:

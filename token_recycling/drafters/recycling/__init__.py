@@ -24,7 +24,7 @@ from ..._util.topk import top_candidates
 from ...costs.costs import Costs, Overhead
 from ...grammar.grow import GrammarStatistics
 from ...model.tree_model import TreeModel
-from ...recycling.matrix_file import say_that_it_starts_again
+from ...recycling.matrix_file import check_vocabulary, say_that_it_starts_again
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.nodes import CHILDREN
 from ...recycling.options import Options
@@ -92,6 +92,8 @@ class Recycling(Drafter, Options):
         warm_up(device)
 
     def fit(self, target: TreeModel) -> None:
+        if self.matrix is not None:
+            check_vocabulary(self.matrix.vocab_size, target.vocab_size)
         if self.warmed or self.matrix is not None:
             self.prepare(target)
 
