@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 
 import token_recycling as tr
-from token_recycling.model.remembered import State
+from token_recycling.model.fingerprint import operations_of
 
 Change = Callable[[Any], Any]
 
 
 def state(model):
-    return State(model, "sdpa")
+    return operations_of(model, "sdpa", keep=True)
 
 
 def swapped(model):
@@ -100,7 +100,7 @@ def test_choices_of_attention_are_seen(model):
     with sdpa_kernel(SDPBackend.MATH):
         assert before != state(model)
     assert before == state(model)
-    assert before != State(model, "eager")
+    assert before != operations_of(model, "eager")
 
 
 def test_attributes_that_hold_themselves(model):

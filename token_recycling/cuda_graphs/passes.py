@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from threading import Lock, get_ident
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache
 from transformers.utils.logging import tqdm
 
 from ..loop.step import Pass
+from ..model.fingerprint import operations_of
 from ..model.inspection import layer_states
 from ..model.kv_cache import TreeCache, keep_all, take_over, windowed_layer
-from ..model.remembered import State, lasting
+from ..model.remembered import lasting
 from ..model.tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, pack, packed_size, unpack
@@ -35,9 +36,9 @@ _COMMON_SLOTS = 4096
 """Slots that are reserved for their graphs: prompts of up to 1,024 tokens leave them in place."""
 
 
-def state_of(target: TreeModel) -> State:
-    """Equal as long as captured passes of the model can be replayed."""
-    return State(target.model, target.info.attention)
+def state_of(target: TreeModel, keep: bool = False) -> list[Any]:
+    """Equal as long as captured passes of the model can be replayed; one to `keep` keeps nothing alive."""
+    return operations_of(target.model, target.info.attention, keep)
 
 
 class Shape(NamedTuple):
@@ -66,7 +67,7 @@ class CapturedPasses:
     @lasting()
     def __init__(self, target: TreeModel) -> None:
         self.device = target.device
-        self.state: State | None = None
+        self.state: list[Any] | None = None
         """State of the model when this was tested."""
         self._free = Lock()
         self._holder: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -17,7 +18,6 @@ from ..model.foreign import hooks_of
 from ..model.info import ModelInfo
 from ..model.kv_cache import TreeCache, takes_frames
 from ..model.prefill import prefill
-from ..model.remembered import State
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from ..trees.tree import Tree
@@ -64,7 +64,7 @@ class _Found:
         self._making = Lock()
         """Two threads make one."""
         self._found: CapturedPasses | str | None = None
-        self._state: State | None = None
+        self._state: list[Any] | None = None
         """None where every pass changes it."""
 
     def of(self, target: TreeModel) -> CapturedPasses | str:
@@ -76,7 +76,7 @@ class _Found:
 
     def _made(self, target: TreeModel) -> CapturedPasses | str:
         for _ in range(2):  # a model's first pass may make what it keeps
-            self._state = state_of(target)
+            self._state = state_of(target, keep=True)
             found = _by_parts(target.eager) or _tried_out(target)
             if self._state == state_of(target):
                 if isinstance(found, CapturedPasses):

@@ -12,8 +12,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -32,15 +31,8 @@ _USED_BY_FAMILIES = frozenset(
 """Packages that modules of families import functions of."""
 _METHODS_OF_THE_LOOP = ("_sample", "_prefill", "_has_unfinished_sequences")
 """Methods that transformers' decoding loop is, or calls for other things than tokens and logits."""
-_METHODS_AROUND = (
-    "__call__",
-    "_sample",
-    "generate",
-    "prepare_inputs_for_generation",
-    "_update_model_kwargs_for_generation",
-)
-"""Methods that stand between `generate` and the forward pass."""
-_DEEP = 3
+_FEW = 16
+"""Most values in a container that are looked at, and numbers that are tried."""
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
@@ -134,18 +126,16 @@ def home_of(function: Any) -> str | None:
     """Return the name of the module that a function, method, partial or callable object is written in; None for one of
     a compiled language. A wrapper is written where its own code is, whatever it wraps.
     """
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, MethodType):
-            function = function.__func__
-        elif hasattr(function, "_torchdynamo_orig_callable"):
-            function = function._torchdynamo_orig_callable
-        else:
-            break
-    if isinstance(function, FunctionType):
-        return str(function.__globals__.get("__name__"))
-    kind = function if isinstance(function, type) else type(function)
+    kind = type(function)
+    if kind is FunctionType:
+        compiled = function.__dict__.get("_torchdynamo_orig_callable")
+        return str(function.__globals__.get("__name__")) if compiled is None else home_of(compiled)
+    if kind is MethodType:
+        return home_of(function.__func__)
+    if isinstance(function, functools.partial):
+        return home_of(function.func)
+    if isinstance(function, type):
+        return function.__module__
     if kind.__module__ == "builtins":
         return getattr(function, "__module__", None)
     return kind.__module__
@@ -214,82 +204,6 @@ def replaced_functions(module: ModuleType | None) -> Iterator[tuple[str, Any]]:
             yield name, function
 
 
-# Whether it is the same as before
-
-
-class CodeSeen:
-    """The code around and in the parts of a model as it was: hooks, methods, functions set on modules, modes, and the
-    attributes of modules that are not of transformers or torch.
-    """
-
-    def __init__(self, parts: Collection[torch.nn.Module]) -> None:
-        things, self._values = _code_of(parts)
-        self._numbers = [*map(id, things)]
-        self._lives = [weakref.ref(thing) for thing in things if getattr(type(thing), "__weakrefoffset__", 0)]
-
-    def is_same(self, parts: Collection[torch.nn.Module]) -> bool:
-        """Whether it is the same code. What died since is not the same, whatever has its number now."""
-        things, values = _code_of(parts)
-        return (
-            [*map(id, things)] == self._numbers
-            and values == self._values
-            and all(alive() is not None for alive in self._lives)
-        )
-
-
-def _code_of(parts: Collection[torch.nn.Module]) -> tuple[list[Any], list[Any]]:
-    """Return functions and objects that count by identity, and plain values."""
-    attributes = [part.__dict__ for part in parts]
-    kinds = {type(part) for part in parts}
-    model = next(iter(parts))
-    things: list[Any] = [kind.forward for kind in kinds if isinstance(kind.forward, FunctionType)]
-    things += [getattr(own_class(model), name, None) for name in _METHODS_AROUND]
-    things += foreign_hooks(None)
-    values: list[Any] = [[*map(len, attributes)], [own.get("training") for own in attributes]]
-    for part, own in zip(parts, attributes, strict=True):
-        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-            things += foreign_hooks(part)
-        if "forward" in own and is_foreign(own["forward"]):
-            things.append(own["forward"])
-    if not all(map(is_own_class, kinds)):
-        for part in parts:
-            if not is_own_class(type(part)):
-                values.append(flat(_attributes_of(part)))
-    return things, values
-
-
-def flat(value: Any, depth: int = 0) -> Any:
-    """Return something hashable that is equal for equal plain values, and for the same objects."""
-    if isinstance(value, (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
-        return type(value), value
-    if isinstance(value, Mapping) and depth < _DEEP:
-        return type(value), tuple((flat(key, depth + 1), flat(item, depth + 1)) for key, item in value.items())
-    if isinstance(value, (list, tuple)) and depth < _DEEP:
-        return type(value), tuple(flat(item, depth + 1) for item in value)
-    if isinstance(value, (set, frozenset)) and depth < _DEEP:
-        return type(value), frozenset(flat(item, depth + 1) for item in value)
-    return type(value), id(value)
-
-
-def signature(piece: Foreign) -> Hashable:
-    """Return something equal for code that does the same: the result of a trial holds for it."""
-    code = tuple(function.__code__ for function in functions_in(piece.code))
-    values = tuple(map(flat, values_in(piece.code))) if decides(piece) else ()
-    attributes: tuple[Any, ...] = ()
-    if piece.module is not None and not is_own_class(own_class(piece.module)):
-        attributes = (flat(_attributes_of(piece.module)), piece.module.training)
-    return piece.what, code, values, attributes
-
-
-def decides(piece: Foreign) -> bool:
-    """Whether code has a branch or a comparison, by which it could follow values that change."""
-    return any(
-        instruction.opname == "COMPARE_OP" or ("JUMP" in instruction.opname and "IF" in instruction.opname)
-        for function in functions_in(piece.code)
-        for instruction in dis.get_instructions(function)
-    )
-
-
 # What it says of itself
 
 
@@ -307,32 +221,34 @@ def functions_in(code: Any) -> Iterator[FunctionType]:
                 yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
 
 
-def values_in(code: Any) -> Iterator[Any]:
-    """Values that foreign code holds: arguments, attributes, closures, defaults and the globals that it names."""
+def values_in(code: Any) -> Iterator[tuple[str, Any]]:
+    """Values that foreign code holds, by name: arguments, attributes, closures, defaults and the globals it names."""
     if isinstance(code, functools.partial):
-        yield from (*code.args, *code.keywords.values())
+        yield from (("", value) for value in code.args)
+        yield from code.keywords.items()
         yield from values_in(code.func)
         return
     if isinstance(code, MethodType):
-        yield from _attributes_of(code.__self__)
+        yield from own_attributes(code.__self__).items()
     elif not isinstance(code, (FunctionType, type)):
-        yield from _attributes_of(code)
+        yield from own_attributes(code).items()
     for function in functions_in(code):
-        yield from (function.__defaults__ or ())
-        yield from (function.__kwdefaults__ or {}).values()
-        for cell in function.__closure__ or ():
+        yield from (("", value) for value in function.__defaults__ or ())
+        yield from (function.__kwdefaults__ or {}).items()
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
-                yield cell.cell_contents
+                yield name, cell.cell_contents
             except ValueError:  # an empty cell
                 continue
         for name in names_in(function.__code__):
             if name in function.__globals__:
-                yield function.__globals__[name]
+                yield name, function.__globals__[name]
 
 
-def _attributes_of(holder: Any) -> Iterable[Any]:
+def own_attributes(holder: Any) -> dict[str, Any]:
+    """Attributes of an object but for those that every module has."""
     attributes = getattr(holder, "__dict__", {})
-    return [value for name, value in list(attributes.items()) if name not in ATTRIBUTES_OF_TORCH]
+    return {name: value for name, value in list(attributes.items()) if name not in ATTRIBUTES_OF_TORCH}
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -351,7 +267,13 @@ def _constants_in(code: CodeType) -> Iterator[Any]:
             yield constant
 
 
-_FEW = 16
+def decides(piece: Foreign) -> bool:
+    """Whether code has a branch or a comparison, by which it could follow values that change."""
+    return any(
+        instruction.opname == "COMPARE_OP" or ("JUMP" in instruction.opname and "IF" in instruction.opname)
+        for function in functions_in(piece.code)
+        for instruction in dis.get_instructions(function)
+    )
 
 
 def numbers_in(foreign: Iterable[Foreign]) -> list[int]:
@@ -377,9 +299,9 @@ def numbers_in(foreign: Iterable[Foreign]) -> list[int]:
         for function in functions_in(piece.code):
             for constant in _constants_in(function.__code__):
                 add(constant)
-        for value in values_in(piece.code):
+        for _, value in values_in(piece.code):
             add(value)
         if piece.module is not None:
-            for value in _attributes_of(piece.module):
+            for value in own_attributes(piece.module).values():
                 add(value)
     return [number for number in numbers if number > 1][:_FEW]

@@ -30,7 +30,8 @@ from transformers import PreTrainedModel
 
 from .._util.device import memory
 from ..costs.costs import TICK
-from .remembered import Kept, kept_of, parts_of, place
+from .fingerprint import parts_of, place
+from .remembered import Kept, kept_of
 
 _LEAST_BYTES = 4_000_000
 """Smaller weights, which fit into a core's caches, are packed only on request."""

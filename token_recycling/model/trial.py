@@ -15,9 +15,9 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,24 +27,24 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    PreTrainedModel,
     StoppingCriteriaList,
 )
 
 from ..trees.draft import Draft
 from ..trees.templates import chain, star
 from ..trees.tree import Tree
+from .fingerprint import describe
 from .foreign import (
     ATTRIBUTES_OF_TORCH,
-    CodeSeen,
     Foreign,
     decides,
     foreign_code,
     functions_in,
+    is_own_class,
     names_in,
     numbers_in,
+    own_attributes,
     own_class,
-    signature,
     values_in,
     why_not_at_all,
 )
@@ -52,6 +52,8 @@ from .prefill import first_pass, prefill
 from .tree_model import TreeModel
 
 logger = logging.getLogger("token_recycling")
+
+T = TypeVar("T")
 
 _TREE = Tree.from_paths([(0,), (1,), (0, 0)])
 _LENGTH = 12
@@ -77,8 +79,8 @@ def foreign_of(target: TreeModel) -> tuple[Foreign, ...]:
     return _found(target)[1]
 
 
-def _found(target: TreeModel) -> tuple[CodeSeen, tuple[Foreign, ...], str | None]:
-    kept, code = target.kept, target.kept.seen.code
+def _found(target: TreeModel) -> tuple[list[Any], tuple[Foreign, ...], str | None]:
+    kept, code = target.kept, target.kept.code
     known = kept.recall("foreign code", values_matter=False)
     if known is None or known[0] is not code:
         kept.forget("foreign code")
@@ -94,13 +96,42 @@ def why_not(target: TreeModel, batch: int) -> str | None:
     _, foreign, reason = _found(target)
     if reason is not None or not foreign:
         return reason
-    key = ("trial", batch, target.dtype, tuple(map(signature, foreign)))
-    known = target.kept.recall(key, values_matter=False)
+    return _tried(target, foreign, batch, lambda: try_out(target, foreign, batch))
+
+
+def _tried(target: TreeModel, foreign: Sequence[Foreign], what: Hashable, trial: Callable[[], T]) -> T:
+    """Return the result of a trial of the same code, or make it."""
+    volatile: set[str] = target.kept.get("volatile", set, values_matter=False)
+
+    def key() -> Hashable:
+        return "trial", what, target.dtype, tuple(_signature(piece, volatile) for piece in foreign)
+
+    known = target.kept.recall(key(), values_matter=False)
     if known is None:
         if target.kept.count("trial") >= _MOST_TRIALS:
             target.kept.forget("trial")
-        known = target.kept.get(key, lambda: (try_out(target, foreign, batch),), values_matter=False)
-    return known[0]
+        known = (trial(),)
+        target.kept.get(key(), lambda: known, values_matter=False)
+    result: T = known[0]
+    return result
+
+
+def _signature(piece: Foreign, volatile: Collection[str]) -> Hashable:
+    """Return something equal for code that does the same, whatever it counts in its `volatile` variables."""
+    things: list[Any] = []
+    values: list[Any] = []
+    if decides(piece):
+        for name, value in values_in(piece.code):
+            if name not in volatile:
+                describe(value, values, things)
+    if piece.module is not None and not is_own_class(own_class(piece.module)):
+        for name, value in own_attributes(piece.module).items():
+            if name not in volatile:
+                values.append(name)
+                describe(value, values, things)
+        values.append(piece.module.training)
+    code = tuple(function.__code__ for function in functions_in(piece.code))
+    return piece.what, code, tuple(values), tuple(map(id, things))
 
 
 def mixes_sequences(target: TreeModel) -> bool:
@@ -108,16 +139,15 @@ def mixes_sequences(target: TreeModel) -> bool:
     foreign = foreign_of(target)
     if not foreign:
         return False
-    key = ("trial", "batch", target.dtype, tuple(map(signature, foreign)))
 
     def look() -> bool:
         try:
-            with _undone(target.model, foreign):
+            with _undone(target, foreign):
                 return not _rows_are_independent(target, foreign)
         except Exception:  # foreign code can fail in any way, as where it has an entry for each sequence
             return True
 
-    return target.kept.get(key, look, values_matter=False)
+    return _tried(target, foreign, "batch", look)
 
 
 def try_out(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | None:
@@ -126,7 +156,7 @@ def try_out(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | 
         return None
     began = time.perf_counter()
     try:
-        with _undone(target.model, foreign) as changes:
+        with _undone(target, foreign) as changes:
             difference = _difference(target, foreign, batch)
             stateful = changes()
     except Exception as error:  # foreign code can fail in any way
@@ -306,17 +336,19 @@ def _generated(target: TreeModel, texts: torch.Tensor, forced: torch.Tensor) -> 
 
 
 @contextlib.contextmanager
-def _undone(model: PreTrainedModel, foreign: Sequence[Foreign]) -> Iterator[Callable[[], list[Foreign]]]:
+def _undone(target: TreeModel, foreign: Sequence[Foreign]) -> Iterator[Callable[[], list[Foreign]]]:
     """Put back, after the block, what foreign code keeps and the state of random number generators. Yields a function
     that returns the code whose state has changed.
     """
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
     host, numbers = random.getstate(), np.random.get_state()
-    saved = [(piece, [_Cell(holder) for holder in _holders(piece)]) for piece in foreign]
+    saved = [(piece, [*_cells_of(piece)]) for piece in foreign]
     try:
         with torch.random.fork_rng(devices=devices):
             yield lambda: [piece for piece, cells in saved if any(cell.changed() for cell in cells)]
     finally:
+        volatile: set[str] = target.kept.get("volatile", set, values_matter=False)
+        volatile |= {cell.name for _, cells in saved for cell in cells if cell.changed()}
         random.setstate(host)
         np.random.set_state(numbers)
         for _, cells in saved:
@@ -327,8 +359,8 @@ def _undone(model: PreTrainedModel, foreign: Sequence[Foreign]) -> Iterator[Call
 class _Cell:
     """Something that foreign code can write: a cell of a closure, attributes, a global variable, a container."""
 
-    def __init__(self, read_write: tuple[Callable[[], Any], Callable[[Any], None]]) -> None:
-        self._read, self._write = read_write
+    def __init__(self, name: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self.name, self._read, self._write = name, read, write
         self._value = self._read()
         self._copy = _copied(self._value)
 
@@ -392,12 +424,12 @@ def _same_items(value: Any, other: Any) -> bool:
     return all(_equal(one, two) for one, two in zip(value, other, strict=True))
 
 
-def _holders(piece: Foreign) -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """How to read and write each thing that foreign code can change."""
+def _cells_of(piece: Foreign) -> Iterator[_Cell]:
+    """Each thing that foreign code can write."""
     for function in functions_in(piece.code):
-        for cell in function.__closure__ or ():
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if _is_filled(cell):
-                yield _of_cell(cell)
+                yield _of_cell(name, cell)
                 yield from _of_object(cell.cell_contents)
         for name in names_in(function.__code__):
             if name in function.__globals__:
@@ -407,20 +439,20 @@ def _holders(piece: Foreign) -> Iterator[tuple[Callable[[], Any], Callable[[Any]
         yield from _of_object(piece.code.__self__)
     elif not isinstance(piece.code, (FunctionType, type)):
         yield from _of_object(piece.code)
-    for value in values_in(piece.code):
-        yield from _of_container(value)
+    for name, value in values_in(piece.code):
+        yield from _of_container(name, value)
     if piece.module is not None:
         yield from _of_object(piece.module)
         for name in piece.module._buffers:
             yield _of_item(piece.module._buffers, name)
 
 
-def _of_container(value: Any, depth: int = 0) -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
+def _of_container(name: str, value: Any, depth: int = 0) -> Iterator[_Cell]:
     """A list, dictionary or set, and those in it."""
     if isinstance(value, (list, dict, set)) and depth < _DEEP:
-        yield _of_item({"value": value}, "value")
+        yield _of_item({name: value}, name)
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _of_container(item, depth + 1)
+            yield from _of_container(name, item, depth + 1)
 
 
 def _is_filled(cell: Any) -> bool:
@@ -430,18 +462,18 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def _of_cell(cell: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return (lambda: cell.cell_contents), (lambda value: setattr(cell, "cell_contents", value))
+def _of_cell(name: str, cell: Any) -> _Cell:
+    return _Cell(name, lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value))
 
 
-def _of_item(items: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return (lambda: items.get(name)), (lambda value: items.__setitem__(name, value))
+def _of_item(items: Any, name: str) -> _Cell:
+    return _Cell(name, lambda: items.get(name), lambda value: items.__setitem__(name, value))
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, list, dict, set, tuple, torch.Tensor)
 
 
-def _of_object(holder: Any) -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
+def _of_object(holder: Any) -> Iterator[_Cell]:
     """The plain attributes of an object."""
     attributes = getattr(holder, "__dict__", None)
     if not isinstance(attributes, dict) or isinstance(holder, (type, FunctionType, ModuleType)):
