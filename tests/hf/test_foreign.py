@@ -11,11 +11,13 @@ import peft
 import pytest
 import torch
 import transformers
+from peft.tuners.lora import LoraLayer
 from support import tiny
 from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import token_recycling as tr
+from token_recycling.model import trial
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 IDS = torch.cat([tiny.prompt(1, 9)[:, :8], torch.tensor([[7]])], dim=1)
@@ -151,6 +153,11 @@ def last_argument(module, inputs, kwargs):
     return inputs, {**kwargs, "hidden_states": torch.cat([states[:, :-1], states[:, -1:] + VECTOR], 1)}
 
 
+def watch(module, inputs, output, seen=[]):  # noqa: B006
+    if output.shape[1] > 3:
+        seen.append(output.shape)
+
+
 HOOKS: dict[str, tuple[Bring, str | None]] = {
     "everywhere": (hooked(lambda: everywhere), None),
     "everywhere, on the output layer": (hooked(lambda: lambda m, i, o: o.roll(1, -1), "lm_head"), None),
@@ -158,6 +165,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
     "counting": (hooked(lambda: Counter().count), None),
     "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), None),
+    "some shapes": (hooked(lambda: watch), None),
     "last row": (hooked(lambda: last), "forward hook last (tests.hf.test_foreign) on model.layers.0"),
     "last row, in another module": (hooked(lambda: last, "model.layers.1.mlp"), "on model.layers.1.mlp"),
     "last row of logits": (hooked(lambda: lambda m, i, o: torch.cat([o[:, :-1], -o[:, -1:]], 1), "lm_head"), "lm_head"),
@@ -246,6 +254,25 @@ def test_what_hooks_keep_is_as_after_generate():
     tr.accelerate(model)
     model.generate(IDS, **GREEDY)
     assert counter.calls == GREEDY["max_new_tokens"]
+
+
+@pytest.mark.parametrize("hook", [everywhere, last])
+def test_sixteen_bits(hook):
+    model = llama().to(torch.bfloat16)
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: hook(module, inputs, output).bfloat16())
+    tr.accelerate(model).generate(IDS, **GREEDY)
+    assert (model.acceleration.fallback is None) == (hook is everywhere)
+
+
+def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
+    model = tiny.unknown(llama())
+    handle = model.model.layers[0].register_forward_hook(last)
+    with pytest.raises(tr.UnsupportedModelError, match="it runs the forward hook last"):
+        tr.accelerate(model)
+    handle.remove()
+    wanted = model.generate(IDS, **GREEDY)
+    assert torch.equal(tr.accelerate(model).generate(IDS, **GREEDY), wanted)
+    assert model.acceleration.fallback is None
 
 
 # Methods
@@ -415,6 +442,46 @@ def test_methods_that_are_replaced_in_the_familys_class(monkeypatch, changed):
     assert (model.acceleration.fallback is None) == (changed == "all")
 
 
+def trials(monkeypatch) -> list[Any]:
+    """What was tried, from now on."""
+    tried: list[Any] = []
+    monkeypatch.setattr(trial, "try_out", lambda *given, make=trial.try_out: tried.append(given[1]) or make(*given))
+    return tried
+
+
+KEPT: dict[str, Bring] = {
+    "no foreign code": llama,
+    "a hook": hooked(lambda: everywhere),
+    "a hook that is refused": hooked(lambda: last),
+    "a hook with state": hooked(lambda: Counter().late),
+    "a counting method": lambda: llama(Logging),
+    "a method": lambda: llama(Preparing),
+}
+
+
+@pytest.mark.parametrize(("name", "bring"), KEPT.items(), ids=KEPT)
+def test_code_is_tried_once(monkeypatch, name, bring):
+    tried = trials(monkeypatch)
+    model = tr.accelerate(bring())
+    for _ in range(3):
+        model.generate(IDS, **GREEDY)
+    tr.generate(model, IDS, **GREEDY)
+    assert len(tried) == (name != "no foreign code")
+
+
+def test_a_hook_for_each_call_is_tried_once(monkeypatch):
+    """As steering libraries set theirs: anew for every text."""
+    tried = trials(monkeypatch)
+    model = tr.accelerate(llama())
+    for _ in range(3):
+        handle = model.model.layers[0].register_forward_hook(functools.partial(everywhere))
+        model.generate(IDS, **GREEDY)
+        handle.remove()
+        model.generate(IDS, **GREEDY)
+        assert model.acceleration.fallback is None
+    assert len(tried) == 1
+
+
 # Modes and configurations
 
 
@@ -532,6 +599,36 @@ def test_adapters_that_are_switched_between_calls():
         assert base.acceleration.fallback is None
         assert torch.equal(*texts[-1])
     assert len({tuple(text.flatten().tolist()) for text, _ in texts}) == 3
+
+
+FLIPS: dict[str, Callable[[Any], Any]] = {
+    "scale": lambda layer: layer.scale_layer(-3.0),
+    "scaling of one": lambda layer: layer.scaling.update(a=-2.0),
+    "disabled": lambda layer: layer.enable_adapters(False),
+    "another": lambda layer: layer.set_adapter("b"),
+    "both": lambda layer: layer.set_adapter(["a", "b"]),
+    "none": lambda layer: layer.set_adapter([]),
+    "merged": lambda layer: layer.merge(),
+    "rank": lambda layer: layer.lora_A["a"].weight.data.neg_(),
+    "dropout": lambda layer: layer.lora_dropout.update({"a": torch.nn.Dropout(0.5).eval()}),
+}
+
+
+@pytest.mark.parametrize("flip", FLIPS.values(), ids=FLIPS)
+def test_small_attributes_of_adapters_that_people_flip(flip):
+    """Of every layer, and of one alone."""
+    ours, plain = adapted(lora(), "a", "b"), adapted(lora(), "a", "b")
+    base = tr.accelerate(ours.get_base_model())
+    before = ours.generate(IDS, **GREEDY)
+    for number in (1, 2):
+        for wrapper in (ours, plain):
+            layers = [layer for layer in wrapper.modules() if isinstance(layer, LoraLayer)]
+            for layer in layers[:number] if number == 1 else layers[1:]:
+                flip(layer)
+        wanted = plain.generate(IDS, **GREEDY)
+        assert torch.equal(ours.generate(IDS, **GREEDY), wanted)
+        assert base.acceleration.fallback is None
+    assert not torch.equal(before, wanted) or flip in (FLIPS["merged"], FLIPS["dropout"])
 
 
 # The vocabulary

@@ -33,6 +33,11 @@ from .generate_call import GenerateCall, run_call
 
 logger = logging.getLogger("token_recycling")
 
+ANOTHER_LOOP = (
+    "transformers decodes the call in another way: beam search, assisted generation (a draft model or prompt lookup), "
+    "or custom_generate"
+)
+
 
 @dataclass
 class Acceleration:
@@ -43,7 +48,7 @@ class Acceleration:
     backend: Backend = eager
     """Captured or eager steps."""
     target: TreeModel | None = None
-    """The model that decodes, if not the one that `generate` was called on: see `generate`."""
+    """The model that decodes, as it was when it was last called; of a view, the model that it is a view of."""
     stats: Stats = field(default_factory=Stats)
     """Statistics of the call of `_sample` that ended last, in any thread; empty if it was left to transformers."""
     total: Stats = field(default_factory=Stats)
@@ -61,6 +66,18 @@ class Acceleration:
 
     _said: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._is_of_view = self.target is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickled models examine theirs again."""
+        return {**vars(self), "target": None, "_is_of_view": False}
+
+    def target_of(self, model: PreTrainedModel) -> TreeModel | None:
+        """Return what is known of the target of a model's calls, as it was when it was last called."""
+        known = self.target
+        return known if known is None or self._is_of_view or known.model is model else None
 
     def say(self, reason: str) -> None:
         """Warn that a call is left to transformers, once for every reason."""
@@ -107,7 +124,7 @@ class _Accelerated(PreTrainedModel):
                 raise UnsupportedModelError(
                     "synced_gpus=True is unsupported: several processes would decode one sequence"
                 )
-            target = call.ready(self, acceleration.target)
+            acceleration.target = target = call.ready(self, acceleration.target_of(self))
         except UnsupportedModelError as error:
             reason = str(error)
             acceleration.say(reason)

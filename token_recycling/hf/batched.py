@@ -89,7 +89,7 @@ class DecodingThread:
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        alone = drafter.traits.begins_anew or mixes_sequences(target)
+        alone = drafter.traits.begins_anew or target is not self.target or mixes_sequences(target)
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
             return run_call(target, call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)

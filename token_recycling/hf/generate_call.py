@@ -106,7 +106,7 @@ class GenerateCall:
         reason = self._why_not(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        target = known if known is not None else ready(model)
+        target = ready(model if known is None else known.model, known)
         reason = self._why_not_with(target.info) or trial.why_not(target, len(self.input_ids))
         if reason is not None:
             raise UnsupportedModelError(reason)

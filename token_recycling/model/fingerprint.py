@@ -15,6 +15,7 @@ Nothing is kept alive: objects count by their numbers, and one that is gone is n
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -26,6 +27,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .foreign import (
     ATTRIBUTES_OF_TORCH,
+    OF_FAMILIES,
     foreign_hooks,
     hooks_of,
     is_foreign,
@@ -48,6 +50,7 @@ _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
 """Attributes that are compared otherwise, or decide nothing of a pass."""
+_CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 
 
@@ -146,6 +149,11 @@ class Fingerprint:
         things += foreign_hooks(None)
         distinct = set(kinds)
         things += [kind.forward for kind in distinct if isinstance(kind.forward, FunctionType)]
+        for kind in distinct:
+            if kind.__module__.startswith(OF_FAMILIES):
+                things += [function for function in vars(kind).values() if type(function) is FunctionType]
+        for name in {kind.__module__ for kind in distinct if kind.__module__.startswith(OF_FAMILIES)}:
+            things += [function for function in vars(sys.modules[name]).values() if type(function) is FunctionType]
         things += filter(is_foreign, forwards)
         if any(hooks) or any(pre_hooks):
             for part in parts:
@@ -174,31 +182,33 @@ def _values_of(config: Any) -> dict[str, Any]:
     }
 
 
-def describe(value: Any, values: list[Any], things: list[Any], around: frozenset[int] = frozenset()) -> None:
+def describe(value: Any, values: list[Any], things: list[Any], seen: set[int] | None = None) -> None:
     """Add to `values` something that is equal for equal plain values, and containers of them, of the same types; and to
-    `things` what counts by identity.
+    `things` what counts by identity. `seen`: configurations that were described before, and containers around this one.
     """
-    kind = type(value)
+    kind, seen = type(value), set() if seen is None else seen
     if kind in _PLAIN:
         values += (kind, value)
-    elif isinstance(value, torch.nn.Module) or kind is FunctionType:
-        values.append(kind)
-        things.append(value)
-    elif isinstance(value, torch.Tensor):
+    elif issubclass(kind, torch.Tensor):
         things.append(value)
         strides = value.stride() if value.layout is torch.strided else ()
         values += (place(value), value.dtype, value.device, value.shape, strides)
-    elif isinstance(value, (dict, list, tuple, set, frozenset, Mapping, PretrainedConfig)):
-        if id(value) in around:
+    elif issubclass(kind, PretrainedConfig):
+        things.append(value)
+        if id(value) not in seen:
+            seen.add(id(value))
+            describe(vars(value), values, things, seen)
+    elif issubclass(kind, _CONTAINERS) and not issubclass(kind, torch.nn.Module):
+        values += (kind, len(value))
+        if id(value) in seen:
             return  # it holds itself
-        around |= {id(value)}
-        items = vars(value) if isinstance(value, PretrainedConfig) else value
-        values += (kind, len(items))
-        for item in sorted(items, key=repr) if isinstance(items, (set, frozenset)) else list(items):
-            describe(item, values, things, around)
-        if isinstance(items, Mapping):
-            for item in list(items.values()):
-                describe(item, values, things, around)
+        seen.add(id(value))
+        for item in sorted(value, key=repr) if issubclass(kind, (set, frozenset)) else list(value):
+            describe(item, values, things, seen)
+        if issubclass(kind, Mapping):
+            for item in list(value.values()):
+                describe(item, values, things, seen)
+        seen.discard(id(value))
     else:
         values.append(kind)
         things.append(value)
@@ -210,7 +220,8 @@ def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) ->
     """
     things: list[Any] = [*hooks_of(None)]
     values: list[Any] = [attention, *_options_of_torch()]
-    describe(getattr(model, "config", None), values, things)
+    seen: set[int] = set()
+    describe(getattr(model, "config", None), values, things, seen)
     parts = dict.fromkeys(parts_of(model))
     unread = [*parts]
     while unread:
@@ -221,14 +232,19 @@ def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) ->
         before, attributes = len(things), part.__dict__
         if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
             things += hooks_of(part)
-        for parts_or_tensors in (attributes["_parameters"], attributes["_buffers"], attributes["_modules"]):
-            for name, value in parts_or_tensors.items():
-                values.append(name)
-                describe(value, values, things)
+        children = attributes["_modules"]
+        values += children
+        things += children.values()
+        for tensors in (attributes["_parameters"], attributes["_buffers"]):
+            if tensors:
+                describe(tensors, values, things)
         for name, value in list(attributes.items()):  # another thread's pass may add some
             if name not in _SKIPPED:
                 values.append(name)
-                describe(value, values, things)
+                if type(value) in _PLAIN:  # the usual case, without a call
+                    values += (type(value), value)
+                else:
+                    describe(value, values, things, seen)
         for module in things[before:]:
             if isinstance(module, torch.nn.Module) and module not in parts:  # in an attribute that is no part
                 parts[module] = None

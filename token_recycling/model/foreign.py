@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,6 +24,8 @@ from transformers import GenerationMixin, PreTrainedModel
 
 _OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
 """Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
+OF_FAMILIES = "transformers.models."
+"""Where the modules of families are."""
 _OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
 """Modules whose hooks note down what they see and change nothing."""
 _USED_BY_FAMILIES = frozenset(
@@ -31,6 +34,7 @@ _USED_BY_FAMILIES = frozenset(
 """Packages that modules of families import functions of."""
 _METHODS_OF_THE_LOOP = ("_sample", "_prefill", "_has_unfinished_sequences")
 """Methods that transformers' decoding loop is, or calls for other things than tokens and logits."""
+_SHOWN = 3
 _FEW = 16
 """Most values in a container that are looked at, and numbers that are tried."""
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
@@ -75,10 +79,16 @@ def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
             found.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
         for name, function in foreign_attributes(module):
             found.append(Foreign(f"the function {name_of(function)}, set as {name} of {where}", function, module))
-    for name in sorted({kind.__module__ for kind in classes if kind.__module__.startswith("transformers.models.")}):
+    for name in sorted({kind.__module__ for kind in classes if kind.__module__.startswith(OF_FAMILIES)}):
         for function_name, function in replaced_functions(sys.modules.get(name)):
             found.append(Foreign(f"the function {function_name} of {name}, replaced by {name_of(function)}", function))
     return tuple(found)
+
+
+def listed(foreign: Sequence[Foreign]) -> str:
+    """Describe foreign code."""
+    names = ", ".join(piece.what for piece in foreign[:_SHOWN])
+    return names if len(foreign) <= _SHOWN else f"{names} and {len(foreign) - _SHOWN} more"
 
 
 def why_not_at_all(model: PreTrainedModel) -> str | None:
@@ -273,6 +283,22 @@ def decides(piece: Foreign) -> bool:
         instruction.opname == "COMPARE_OP" or ("JUMP" in instruction.opname and "IF" in instruction.opname)
         for function in functions_in(piece.code)
         for instruction in dis.get_instructions(function)
+    )
+
+
+def observes(piece: Foreign) -> bool:
+    """Whether code returns nothing and seems to write to no tensor, so that a hook of it changes no output."""
+    functions = [*functions_in(piece.code)]
+    return bool(functions) and all(_returns_nothing(function) for function in functions)
+
+
+def _returns_nothing(function: FunctionType) -> bool:
+    instructions = [*dis.get_instructions(function)]
+    returned = [before for before, after in itertools.pairwise(instructions) if after.opname == "RETURN_VALUE"]
+    return (
+        all(one.opname == "LOAD_CONST" and one.argval is None for one in returned)
+        and not any(one.opname == "STORE_SUBSCR" for one in instructions)
+        and not any(name.endswith("_") and not name.startswith("_") for name in function.__code__.co_names)
     )
 
 

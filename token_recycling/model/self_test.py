@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -23,6 +24,7 @@ from .._util.versions import installed
 from ..trees.draft import Draft
 from ..trees.templates import chain, star
 from ..trees.tree import Tree
+from .foreign import foreign_code, listed
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on_rows, model_info
 from .kv_cache import take_over
 from .prefill import cross_border, prefill
@@ -41,8 +43,12 @@ _PATIENCE = 1.0
 logger = logging.getLogger("token_recycling")
 
 
-def ready(model: PreTrainedModel) -> TreeModel:
-    """The model, ready to read trees; raises UnsupportedModelError where they are not exact."""
+def ready(model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
+    """The model, ready to read trees: `known`, if nothing has changed since. Raises UnsupportedModelError where trees
+    are not exact.
+    """
+    if known is not None and known.is_current():
+        return known
     made = TreeModel(model)
     reason = _found_out(made.kept, model, made.info)
     if reason is not None:
@@ -66,10 +72,18 @@ def unsupported(model: PreTrainedModel) -> str | None:
 
 def _found_out(kept: Kept, model: PreTrainedModel, known: ModelInfo) -> str | None:
     """Return why the self-test refuses a supported model, or None; families tested before need none."""
-    if known.tested and not known.quantised:
-        made = kept.recall(_SELF_TEST)
-        return None if made is None else made.reason
-    return kept.get(_SELF_TEST, lambda: _kept_verdict(model, known)).reason
+    made = kept.recall(_SELF_TEST)
+    if made is not None and made.reason is not None and made.code is not kept.code:
+        kept.forget(_SELF_TEST)  # what failed with a hook may pass without it
+        made = None
+    if made is None:
+        if known.tested and not known.quantised:
+            return None
+        made = kept.get(_SELF_TEST, lambda: replace(_kept_verdict(model, known), code=kept.code))
+    if made.reason is None:
+        return None
+    foreign = foreign_code(model)
+    return made.reason if not foreign else f"{made.reason}; it runs {listed(foreign)}"
 
 
 def tested(model: PreTrainedModel, known: ModelInfo) -> ModelInfo:
@@ -89,6 +103,8 @@ class _Verdict:
     reason: str | None
     difference: float | None = None
     notes: tuple[str, ...] = ()
+    code: Any = None
+    """The code that ran in the model (`Kept.code`)."""
 
 
 def _kept_verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:

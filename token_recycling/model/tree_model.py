@@ -106,6 +106,11 @@ class TreeModel:
         if "output_router_logits" in info.arguments:  # for a loss alone, which takes no mask of a tree
             self._options["output_router_logits"] = False
 
+    def is_current(self) -> bool:
+        """Whether the model is as it was when it was made ready."""
+        kept = kept_of(self.model)
+        return kept is self.kept and kept.recall(PREPACKED) is self.prepacked
+
     def attending(self) -> contextlib.AbstractContextManager[None]:
         """For the length of the block, let passes of this thread attend as they do over trees."""
         return attending(self.config, self.info.attention, grouped=self.info.named_attention)

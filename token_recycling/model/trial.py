@@ -41,8 +41,10 @@ from .foreign import (
     foreign_code,
     functions_in,
     is_own_class,
+    listed,
     names_in,
     numbers_in,
+    observes,
     own_attributes,
     own_class,
     values_in,
@@ -67,7 +69,6 @@ _TOLERANCE_16_BITS = 0.05
 """The same for the root of the mean square of differences, in 16 bits."""
 _MOST_TRIALS = 64
 """Results that are kept for one model."""
-_SHOWN = 3
 _DEEP = 3
 """Containers within each other whose content is put back."""
 _PATIENCE = 1.0
@@ -101,7 +102,7 @@ def why_not(target: TreeModel, batch: int) -> str | None:
 
 def _tried(target: TreeModel, foreign: Sequence[Foreign], what: Hashable, trial: Callable[[], T]) -> T:
     """Return the result of a trial of the same code, or make it."""
-    volatile: set[str] = target.kept.get("volatile", set, values_matter=False)
+    volatile = _volatile(target)
 
     def key() -> Hashable:
         return "trial", what, target.dtype, tuple(_signature(piece, volatile) for piece in foreign)
@@ -116,20 +117,26 @@ def _tried(target: TreeModel, foreign: Sequence[Foreign], what: Hashable, trial:
     return result
 
 
-def _signature(piece: Foreign, volatile: Collection[str]) -> Hashable:
-    """Return something equal for code that does the same, whatever it counts in its `volatile` variables."""
+def _volatile(target: TreeModel) -> set[tuple[str, str]]:
+    """Return descriptions of code, and names of its variables, that forward passes have changed: counters and logs."""
+    return target.kept.get("volatile", set, values_matter=False)
+
+
+def _signature(piece: Foreign, volatile: Collection[tuple[str, str]]) -> Hashable:
+    """Return something equal for code that does the same, whatever it counts in its `volatile` variables. The tensors
+    and objects that it holds count where it may decide by them: another steering vector is no other code.
+    """
     things: list[Any] = []
     values: list[Any] = []
-    if decides(piece):
-        for name, value in values_in(piece.code):
-            if name not in volatile:
-                describe(value, values, things)
+    held = dict(values_in(piece.code))
     if piece.module is not None and not is_own_class(own_class(piece.module)):
-        for name, value in own_attributes(piece.module).items():
-            if name not in volatile:
-                values.append(name)
-                describe(value, values, things)
+        held |= own_attributes(piece.module)
         values.append(piece.module.training)
+    whole = decides(piece)
+    for name, value in held.items():
+        if (piece.what, name) not in volatile and (whole or isinstance(value, _PLAIN[:-1])):
+            values.append(name)
+            describe(value, values, things)
     code = tuple(function.__code__ for function in functions_in(piece.code))
     return piece.what, code, tuple(values), tuple(map(id, things))
 
@@ -160,21 +167,16 @@ def try_out(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | 
             difference = _difference(target, foreign, batch)
             stateful = changes()
     except Exception as error:  # foreign code can fail in any way
-        return f"{_listed(foreign)}: a forward pass over a tree raised {type(error).__name__}: {error}"
+        return f"{listed(foreign)}: a forward pass over a tree raised {type(error).__name__}: {error}"
     finally:
         if time.perf_counter() - began > _PATIENCE:
-            logger.warning("tried whether %s treats rows alike: %.1f s", _listed(foreign), time.perf_counter() - began)
+            logger.warning("tried whether %s treats rows alike: %.1f s", listed(foreign), time.perf_counter() - began)
     if difference is not None:
-        return f"{_listed(foreign)}: {difference}"
-    deciding = [piece.what for piece in stateful if decides(piece)]
+        return f"{listed(foreign)}: {difference}"
+    deciding = [piece.what for piece in stateful if decides(piece) and not observes(piece)]
     if deciding:
         return f"{', '.join(deciding)}: it keeps state from pass to pass and may decide by it"
     return None
-
-
-def _listed(foreign: Sequence[Foreign]) -> str:
-    names = ", ".join(piece.what for piece in foreign[:_SHOWN])
-    return names if len(foreign) <= _SHOWN else f"{names} and {len(foreign) - _SHOWN} more"
 
 
 # Comparison
@@ -234,7 +236,7 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
             if size := off(logits[:, node], expected):
                 return what.format(size) + "where a draft is read with the prompt"
     longest = target.max_length or _MOST_ROWS + _LENGTH
-    more = [count + 1 for count in numbers if count < min(_MOST_ROWS, longest - _LENGTH)]
+    more = [count + 1 for count in numbers if _ROWS[-1] <= count < min(_MOST_ROWS, longest - _LENGTH)]
     child = tokens[:1]
     for rows in (*_ROWS, *more[:_MOST_NUMBERS]):
         if not target.info.fits(texts.shape[1] - 1, rows):
@@ -343,12 +345,17 @@ def _undone(target: TreeModel, foreign: Sequence[Foreign]) -> Iterator[Callable[
     devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
     host, numbers = random.getstate(), np.random.get_state()
     saved = [(piece, [*_cells_of(piece)]) for piece in foreign]
+    names = [(piece, attributes, set(attributes)) for piece in foreign for attributes in _attributes_of(piece)]
     try:
         with torch.random.fork_rng(devices=devices):
             yield lambda: [piece for piece, cells in saved if any(cell.changed() for cell in cells)]
     finally:
-        volatile: set[str] = target.kept.get("volatile", set, values_matter=False)
-        volatile |= {cell.name for _, cells in saved for cell in cells if cell.changed()}
+        changed = {(piece.what, cell.name) for piece, cells in saved for cell in cells if cell.changed()}
+        for piece, attributes, before in names:
+            for name in attributes.keys() - before:  # made by a first pass
+                changed.add((piece.what, name))
+                del attributes[name]
+        _volatile(target).update(changed)
         random.setstate(host)
         np.random.set_state(numbers)
         for _, cells in saved:
@@ -445,6 +452,14 @@ def _cells_of(piece: Foreign) -> Iterator[_Cell]:
         yield from _of_object(piece.module)
         for name in piece.module._buffers:
             yield _of_item(piece.module._buffers, name)
+
+
+def _attributes_of(piece: Foreign) -> Iterator[dict[str, Any]]:
+    """The attributes of the objects that foreign code is or belongs to."""
+    holders = [piece.module, piece.code.__self__ if isinstance(piece.code, MethodType) else piece.code]
+    for holder in holders:
+        if not isinstance(holder, (type, FunctionType)) and isinstance(getattr(holder, "__dict__", None), dict):
+            yield holder.__dict__
 
 
 def _of_container(name: str, value: Any, depth: int = 0) -> Iterator[_Cell]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..drafters._base import PREDICTED, Drafter
+from ..hf.acceleration import ANOTHER_LOOP
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
 from .decoder import Decoder
@@ -228,6 +229,8 @@ class Job:
         acceleration = model.acceleration
         try:
             model.generate(**with_own_stopping(sequence.arguments), streamer=streamer)
+            if not acceleration.reached:
+                acceleration.fallback = ANOTHER_LOOP
         except (ValueError, TypeError) as error:
             # Before the first forward pass, transformers checks the generation configuration of the request.
             raise error if acceleration.reached else config_error(error) from error
