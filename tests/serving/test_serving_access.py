@@ -88,7 +88,7 @@ def test_tls_and_the_health_check_of_the_container(model, certificate):
                 with pytest.raises(httpx2.HTTPError):
                     httpx2.get(f"http://{address}", timeout=5)
             for closing in (False, True):
-                running.service.closing = closing
+                running.engine.closing = closing
                 found = subprocess.run([sys.executable, script, str(running.port)], timeout=60, check=False)
                 assert found.returncode == closing
 

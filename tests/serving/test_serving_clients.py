@@ -10,7 +10,7 @@ from support.openai_answers import MESSAGES, chat, completion
 from support.serving import keys, serving
 from support.speaking import chatty
 
-from token_recycling.serving.messages import MessagesRequest
+from token_recycling.serving.api.messages import MessagesRequest
 
 PROMPT = "for index in"
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -70,7 +70,7 @@ def test_a_last_message_of_the_assistant_is_continued(server):
         text = answer["content"][0]["text"] if "content" in answer else answer["choices"][0]["message"]["content"]
         assert text == ended
     counted = server.post("/v1/messages/count_tokens", {"messages": begun}).json()["input_tokens"]
-    assert counted == len(server.service.loaded.tokenizer("user: import os\nassistant: for index in")["input_ids"])
+    assert counted == len(server.engine.loaded.tokenizer("user: import os\nassistant: for index in")["input_ids"])
 
 
 def test_documents_in_plain_text_are_text():

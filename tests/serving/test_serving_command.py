@@ -15,7 +15,6 @@ from support.serving import matrix_path, serving
 from support.speaking import chatty, speaking_llama
 
 from token_recycling.recycling.matrix_file import read_matrix_file
-from token_recycling.serving.errors import ApiError
 from token_recycling.serving.settings import DEFAULT_OFFERS, Isolation
 
 ROOT = Path(__file__).parents[2]
@@ -72,21 +71,18 @@ OFFERED = {
 @pytest.mark.parametrize("name", OFFERED)
 def test_which_drafters_are_offered(served, tmp_path, name):
     options, specs = OFFERED[name]
-    _, service, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
-    assert [one["spec"] for one in service.pool.described()] == specs
+    _, engine, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
+    assert [one["spec"] for one in engine.pool.described()] == specs
 
 
 def test_options_reach_the_server(served):
     options = ["--allow-host", "one.example", "--allow-host", "two.example", "--grace", 3, "--reproducible"]
     options += ["--max-connections", 9]
-    server, service, _ = served(*options, "--name", "one", "--name", "two/three")
-    assert service.settings.allow_hosts == ("one.example", "two.example")
-    assert (service.settings.reproducible, service.settings.isolation) == (True, Isolation.per_request)
+    server, engine, _ = served(*options, "--name", "one", "--name", "two/three")
+    assert engine.settings.allow_hosts == ("one.example", "two.example")
+    assert (engine.settings.reproducible, engine.settings.isolation) == (True, Isolation.per_request)
     assert (server.config.limit_concurrency, server.grace) == (9, 3)
-    for name in ("one", "two/three", None):
-        service.check_model(name)
-    with pytest.raises(ApiError, match="two/three"):
-        service.check_model("four")
+    assert (engine.settings.name, engine.settings.aliases) == ("one", ("two/three",))
 
 
 REFUSED = {

@@ -30,9 +30,9 @@ def test_requests_finish_after_a_shutdown_has_begun(model):
         next(iter(stream))
         with ThreadPoolExecutor() as pool:
             whole = pool.submit(server.client().completions.create, **asked)
-            wait_for(lambda: server.service.running == 2)
+            wait_for(lambda: server.engine.running == 2)
             server.server.should_exit = True
-            wait_for(lambda: server.service.closing)
+            wait_for(lambda: server.engine.closing)
             assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 503
             assert server.post("/v1/completions", asked).json()["error"]["code"] == "shutting_down"
             assert [part.choices[0].finish_reason for part in stream][-1] == "length"
@@ -44,7 +44,7 @@ def test_what_is_not_done_after_the_grace_period_is_an_error(model, stream):
     with serving(model, tiny.tokenizer(), grace=0.1) as server, ThreadPoolExecutor() as pool:
         body = {"prompt": "a", "max_tokens": 4000, "stream": stream}
         answer = pool.submit(server.post, "/v1/completions", body)
-        wait_for(lambda: server.service.running == 1)
+        wait_for(lambda: server.engine.running == 1)
         server.server.should_exit = True
         assert answer.result().status_code == (200 if stream else 503)
         assert "shutting_down" in answer.result().text

@@ -13,8 +13,7 @@ from support.speaking import chatty, speaking_llama
 from transformers import PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
-from token_recycling.serving.app import warm_up
-from token_recycling.serving.service import Service
+from token_recycling.serving.engine import Engine
 from token_recycling.serving.settings import Settings
 
 MESSAGES = [{"role": "user", "content": "import os"}]
@@ -59,7 +58,7 @@ def post_raw(server, path, content, **headers):
 # Faults of the server
 
 
-@pytest.mark.parametrize("seam", ["torch.nn.Linear.forward", "token_recycling.serving.sequences.config_of"])
+@pytest.mark.parametrize("seam", ["torch.nn.Linear.forward", "token_recycling.serving.api.common.config_of"])
 @pytest.mark.parametrize(("path", "stream"), WAYS)
 def test_what_fails_is_in_the_log_alone(server, monkeypatch, caplog, path, stream, seam):
     """While a request is prepared, and while it is generated."""
@@ -80,9 +79,9 @@ def test_what_fails_is_in_the_log_alone(server, monkeypatch, caplog, path, strea
 
 def test_what_fails_at_start_is_said(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "num_beams", 2)
-    service = Service(Loaded(model, tiny.tokenizer()), Settings())
-    with contextlib.closing(service), pytest.raises(RuntimeError, match="num_beams"):
-        asyncio.run(warm_up(service))
+    engine = Engine(Loaded(model, tiny.tokenizer()), Settings())
+    with contextlib.closing(engine), pytest.raises(RuntimeError, match="num_beams"):
+        asyncio.run(engine.warm_up())
 
 
 # Mistakes of a request
@@ -104,7 +103,7 @@ def test_one_mistake_has_one_code_and_param_everywhere(model, path):
 
 
 def test_what_a_template_refuses_is_said(server, monkeypatch):
-    monkeypatch.setattr(server.service.loaded.tokenizer, "chat_template", "{{ raise_exception('must alternate') }}")
+    monkeypatch.setattr(server.engine.loaded.tokenizer, "chat_template", "{{ raise_exception('must alternate') }}")
     status, text = ask(server, H, False)
     assert (status, "must alternate" in text) == (400, True)
 
@@ -215,7 +214,7 @@ def test_a_mistake_is_refused_by_field_and_value(server, path, more, param, valu
     assert value in error["message"]
     assert len(error["message"]) < 500
     assert ".cc:" not in error["message"], "not the source lines of xgrammar"
-    assert server.service.running == 0
+    assert server.engine.running == 0
 
 
 OTHERS = [

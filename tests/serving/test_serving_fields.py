@@ -10,9 +10,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from support.openai_answers import MESSAGES, chat, completion, streamed_chat, streamed_completion
 
 from token_recycling.serving import protocol
+from token_recycling.serving.api.responses import ResponsesRequest
+from token_recycling.serving.generation import AdditivePenalties
 from token_recycling.serving.protocol import ChatRequest, CompletionRequest
-from token_recycling.serving.responses import ResponsesRequest
-from token_recycling.serving.sampling import AdditivePenalties
 
 PROMPT = "for index in"
 ASKED = {

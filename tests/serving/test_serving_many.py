@@ -14,9 +14,9 @@ import token_recycling as tr
 from token_recycling.cuda_graphs.passes import CapturedPasses
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
-from token_recycling.serving.decoder import WorkerPool
 from token_recycling.serving.drafter_pool import DrafterPool
-from token_recycling.serving.sampling import AdditivePenalties
+from token_recycling.serving.engine import WorkerPool
+from token_recycling.serving.generation import AdditivePenalties
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeyp
 
 def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch):
     with serving(model, tiny.tokenizer(), concurrency=2) as server:
-        target = server.service.decoder.batch.target
+        target = server.engine.batch.target
 
         def failing(*args, **kwargs):
             raise RuntimeError("no memory")

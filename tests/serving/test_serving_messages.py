@@ -2,7 +2,7 @@
 
 import pytest
 
-from token_recycling.serving.messages import MessagesRequest
+from token_recycling.serving.api.messages import MessagesRequest
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 ASKED = {"model": "tiny", "max_tokens": 12, "messages": MESSAGES, "temperature": 0}

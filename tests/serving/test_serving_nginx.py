@@ -92,7 +92,7 @@ def test_the_documented_proxy_streams_and_drops_slow_clients(model, tokenizer, t
             body = {**ASKED, "max_tokens": 400, "stream": True}
             with httpx2.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
                 assert next(answer.iter_lines()).startswith("data: ")
-                assert server.service.running == 1, "parts arrive while the rest is generated"
+                assert server.engine.running == 1, "parts arrive while the rest is generated"
             server.wait_until_idle()
             assert httpx2.get(f"{url}/metrics", headers=headers).status_code == 403
             port = int(url.rsplit(":", 1)[1])

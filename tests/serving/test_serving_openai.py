@@ -9,9 +9,9 @@ from support.openai_answers import chat, completion
 from support.serving import PROMPT, serving
 from support.speaking import CONTEXT, TEMPLATE, chatty
 
-from token_recycling.serving import app
+from token_recycling.serving.api import common
+from token_recycling.serving.api.responses import ResponsesRequest
 from token_recycling.serving.protocol import ChatRequest
-from token_recycling.serving.responses import ResponsesRequest
 from token_recycling.serving.templates import render_prompt
 
 MESSAGES = [{"role": "user", "content": "import os"}]
@@ -34,7 +34,7 @@ def test_temperature_draws_and_equal_seeds_give_equal_texts(client):
 
 
 def test_an_answer_without_a_limit_ends_where_the_context_does(client, server):
-    answer = complete(client, server.service.loaded.tokenizer.decode([5]) * (CONTEXT - 40), max_tokens=1000)
+    answer = complete(client, server.engine.loaded.tokenizer.decode([5]) * (CONTEXT - 40), max_tokens=1000)
     assert answer.usage.total_tokens == CONTEXT
     assert answer.choices[0].finish_reason == "length"
 
@@ -49,7 +49,7 @@ def test_every_name_of_the_model_is_listed_and_answered(model):
 
 def test_a_silent_stream_has_comments(model, tokenizer, monkeypatch):
     """While a prompt is read; the official client passes over them."""
-    monkeypatch.setattr(app, "_SILENCE", 0.02)
+    monkeypatch.setattr(common, "_PING", 0.02)
     hook = model.register_forward_pre_hook(lambda *args: time.sleep(0.1))
     try:
         with serving(model, tokenizer) as server:

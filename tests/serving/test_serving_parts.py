@@ -1,5 +1,6 @@
 """The parts of the server that need none: keys, stop strings, and whether the extra is installed."""
 
+import contextlib
 import importlib.util
 import os
 
@@ -10,12 +11,12 @@ from support import architectures, tiny
 
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
+from token_recycling.serving.api.common import config_of
+from token_recycling.serving.engine import Engine
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
+from token_recycling.serving.output import StopTrimmer
 from token_recycling.serving.protocol import Request
-from token_recycling.serving.sampling import config_of
-from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
-from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import check_template
 
 TEXTS = st.text("ab\n", max_size=30)
@@ -125,11 +126,12 @@ def test_a_broken_template_is_found_at_start(template, said):
         check_template(tokenizer)
         return
     with pytest.raises(ValueError, match=said) as caught:
-        Service(Loaded(tiny.llama(vocab_size=300), tokenizer), Settings())
+        Engine(Loaded(tiny.llama(vocab_size=300), tokenizer), Settings())
     assert "--chat-template" in str(caught.value)
 
 
 def test_an_answer_is_as_long_as_the_context_however_the_model_says_it():
     model = architectures.model_of(architectures.named("mpt"))
     del model.config.max_position_embeddings
-    assert config_of(Request(), model).max_new_tokens == 256
+    with contextlib.closing(Engine(Loaded(model, tiny.tokenizer()), Settings())) as engine:
+        assert config_of(Request(), engine).max_new_tokens == 256

@@ -41,7 +41,7 @@ def test_a_conversation_goes_on_and_its_texts_are_those_of_a_cold_cache(model, t
         assert again == wanted
         assert [length - n for n, length in cached] == [1] * 4
         metrics = server.metrics()
-        assert metrics["token_recycling_cached_bytes"] == server.service.prefixes.nbytes > 0
+        assert metrics["token_recycling_cached_bytes"] == server.engine.prefixes.nbytes > 0
         assert metrics["token_recycling_cached_tokens_total"] > 1000
 
 
@@ -55,7 +55,7 @@ def test_no_key_begins_with_what_another_sent(model, tokenizer):
             assert talk(server, "secret-a", 2)[1][0][0] > 100
     with serving(model, tokenizer, isolation=Isolation.per_request, **given) as server:
         assert [talk(server, "secret-a", 2)[1][turn][0] for turn in (0, 1)] == [0, 0]
-        assert server.service.prefixes.nbytes == 0
+        assert server.engine.prefixes.nbytes == 0
 
 
 def test_texts_of_one_beginning_read_it_once(model, tokenizer):
@@ -99,8 +99,8 @@ def test_memory_stays_under_the_limit(model, tokenizer, limit):
     with serving(model, tokenizer, cache=limit) as server:
         for place in range(12):
             server.complete(prompt=f"{place} {LONG}", max_tokens=2)
-            assert server.service.prefixes.nbytes <= 1e6 * limit
-        assert server.service.prefixes.nbytes > 0.2e6 * limit
+            assert server.engine.prefixes.nbytes <= 1e6 * limit
+        assert server.engine.prefixes.nbytes > 0.2e6 * limit
 
 
 # Each request for itself
@@ -159,7 +159,7 @@ def test_a_prediction_is_private_to_its_request(model, tokenizer):
         server.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
 
         def learned():
-            return server.service.pool.acquire("").matrix.history.tokens.tolist()
+            return server.engine.pool.acquire("").matrix.history.tokens.tolist()
 
         before = learned()
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "swordfish is"}], "max_tokens": 1}

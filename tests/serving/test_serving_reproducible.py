@@ -37,7 +37,7 @@ def test_texts_depend_on_no_other_request_and_no_other_run(half):
     with serving(half, chatty(tiny.tokenizer()), **SETTINGS) as server:
         first = answers(server, range(len(ASKED)))
         assert answers(server, reversed(range(len(ASKED)))) == first
-        assert not server.service.prefixes.nbytes
+        assert not server.engine.prefixes.nbytes
     with serving(speaking_llama().bfloat16(), chatty(tiny.tokenizer()), **SETTINGS) as server:
         assert answers(server, (2, 0, 3, 1)) == first
 

@@ -11,8 +11,8 @@ from support import tiny
 from support.serving import keys, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
+from token_recycling.serving.engine import Engine, Job
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.job import Job, TokenSequence
 
 LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
 
@@ -63,7 +63,7 @@ def test_one_that_waits_is_given_up_too(model, stream):
             next(iter(running))
             with pytest.raises(Exception, match="timed out"):
                 list(server.complete(timeout=0.2, stream=stream))
-            wait_for(lambda: server.service.running == 1)
+            wait_for(lambda: server.engine.running == 1)
         server.wait_until_idle()
         assert generations(server) == 2
         assert server.complete().usage.completion_tokens == 8
@@ -96,7 +96,7 @@ def test_too_many_requests(model):
 def test_a_full_server(model, monkeypatch):
     with serving(model, tiny.tokenizer(), max_requests=1) as server:
         made = []
-        monkeypatch.setattr(server.service.pool, "make", made.append)
+        monkeypatch.setattr(server.engine.pool, "make", made.append)
         with server.complete(max_tokens=3500, stream=True) as first:
             next(iter(first))
             error = refused(server)
@@ -107,7 +107,7 @@ def test_a_full_server(model, monkeypatch):
                 assert server.post("/v1/token_recycling/steps", asked).status_code == 503
             assert not made, "a refused request costs no drafter"
         server.wait_until_idle()
-        server.service.closing = True
+        server.engine.closing = True
         assert refused(server).code == "shutting_down"
         assert httpx2.get(f"{server.url}/health").status_code == 503
 
@@ -153,11 +153,11 @@ def test_time_is_limited(model):
         assert server.metrics()['token_recycling_generations_total{outcome="failed"}'] == 3
 
 
-def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
-    job = Job(None, lambda: None, timeout=0.01)
+def test_one_whose_time_is_over_before_its_turn_does_not_begin():
+    job = Job(new_drafter=lambda: None, timeout=0.01)
     time.sleep(0.02)
     with pytest.raises(ApiError, match=r"0\.01") as caught:
-        job.generate(TokenSequence({"input_ids": tiny.prompt(0, 4)}), lambda tokens: None)
+        Engine._run(None, job, None, 0, lambda tokens: None)
     assert (caught.value.status_code, caught.value.headers["Retry-After"]) == (503, "5")
     assert job.outcome is None
 
@@ -184,7 +184,7 @@ def test_steps_put_together_are_the_text(open_server):
 @pytest.mark.parametrize("drafter", ["accelerated", "plain"])
 def test_steps_end_as_completions_do(open_server, drafter):
     """With the token that is the last one allowed and an end too, and before a stop string."""
-    tokenizer = open_server.service.loaded.tokenizer
+    tokenizer = open_server.engine.loaded.tokenizer
     (_, *steps, _) = open_server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
     ids = [token for _, data in steps for token in data["tokens"]]
     last = next(place for place in range(4, 40) if ids[place] not in ids[:place])

@@ -57,10 +57,10 @@ def test_all_that_was_learned_before_the_end_is_saved(tmp_path, concurrency):
         ]
         for one in asking:
             one.start()
-        wait_for(lambda: server.service.running == 3)
+        wait_for(lambda: server.engine.running == 3)
         wait_for(matrix_path(tmp_path).exists, 60)
     for one in asking:
         one.join()
-    server.service.pool.acquire("").matrix.save(tmp_path / "now")
+    server.engine.pool.acquire("").matrix.save(tmp_path / "now")
     kept, now = (read_matrix_file(path)[0] for path in (matrix_path(tmp_path), tmp_path / "now"))
     assert all(np.array_equal(kept[name], now[name]) for name in now)

@@ -16,7 +16,6 @@ from support.serving import serving, wait_for
 from support.speaking import speaking_llama
 
 from token_recycling.serving import batch_slots, create_app
-from token_recycling.serving.app import warm_up
 from token_recycling.serving.errors import CancelledError, add_error_handlers
 
 PIECES = 8
@@ -92,12 +91,12 @@ def test_a_short_text_is_said_while_a_long_prompt_is_read(reading):
 
 
 def stated(model, tokenizer=None, **settings):
-    return create_app(model, tokenizer or tiny.tokenizer(), **settings).state.service
+    return create_app(model, tokenizer or tiny.tokenizer(), **settings).state.engine
 
 
 def test_as_many_texts_are_generated_at_once_as_fit_in_memory(model, monkeypatch):
-    with contextlib.closing(stated(model)) as service:
-        assert service.decoder.slots.size == 4
+    with contextlib.closing(stated(model)) as engine:
+        assert engine.slots.size == 4
     weights = sum(weight.nbytes for weight in model.parameters())
     slot = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
     needed = weights + 2 * 2 * 4096 * slot
@@ -105,12 +104,12 @@ def test_as_many_texts_are_generated_at_once_as_fit_in_memory(model, monkeypatch
     fits = [(three + 9, 0, 3), (three - 9, 0, 2), (needed + 9, 0, 2), (needed - 9, 0, 1), (needed + 9, 1, 1)]
     for memory, cache, texts in ((8 / 7 * held, kept, texts) for held, kept, texts in fits):
         monkeypatch.setattr(batch_slots, "memory", lambda device, held=int(memory): held)
-        with contextlib.closing(stated(model, cache=cache)) as service:
-            assert service.decoder.slots.size == texts
-            assert (service.decoder.batch is None) == (texts == 1)
+        with contextlib.closing(stated(model, cache=cache)) as engine:
+            assert engine.slots.size == texts
+            assert (engine.batch is None) == (texts == 1)
     for given in (1, 3):
-        with contextlib.closing(stated(model, cache=0, concurrency=given)) as service:
-            assert service.decoder.slots.size == given
+        with contextlib.closing(stated(model, cache=0, concurrency=given)) as engine:
+            assert engine.slots.size == given
 
 
 @pytest.mark.parametrize("case", [case for case in RECURRENT if case.family in ("mamba", "falcon_h1")], ids=str)
@@ -120,30 +119,30 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
     for held in (10**9, 1000):
         monkeypatch.setattr(batch_slots, "memory", lambda device, held=held: held)
         model.config.max_position_embeddings = None if case.family == "mamba" else 256
-        with contextlib.closing(stated(model, cache=0)) as service:
-            sizes.append(service.decoder.slots.size)
+        with contextlib.closing(stated(model, cache=0)) as engine:
+            sizes.append(engine.slots.size)
     assert sizes == [4, 1]
 
 
 def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypatch):
     bordered = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
-    with contextlib.closing(stated(bordered)) as service:
-        assert str(service.decoder.slots).startswith("1 batch slot: requests cannot be batched: ")
-    with contextlib.closing(stated(model, drafter="layer_skip:sampled=true")) as service:
-        assert "seeds would not hold" in str(service.decoder.slots)
+    with contextlib.closing(stated(bordered)) as engine:
+        assert str(engine.slots).startswith("1 batch slot: requests cannot be batched: ")
+    with contextlib.closing(stated(model, drafter="layer_skip:sampled=true")) as engine:
+        assert "seeds would not hold" in str(engine.slots)
     with monkeypatch.context() as patch:
         patch.setitem(vars(model.config), "max_position_embeddings", None)
-        with contextlib.closing(stated(model, max_new_tokens=9)) as service:
-            assert "context length is unknown" in str(service.decoder.slots)
+        with contextlib.closing(stated(model, max_new_tokens=9)) as engine:
+            assert "context length is unknown" in str(engine.slots)
     # transformers' own draws from the generator of the whole process: no seed would hold.
     monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
     with (
-        contextlib.closing(stated(model, concurrency=2)) as service,
+        contextlib.closing(stated(model, concurrency=2)) as engine,
         pytest.raises(RuntimeError, match="prompt lookup"),
     ):
-        asyncio.run(warm_up(service))
+        asyncio.run(engine.warm_up())
     with serving(model, tiny.tokenizer()) as server:
-        assert "assisted generation" in str(server.service.decoder.slots)
+        assert "assisted generation" in str(server.engine.slots)
         assert server.complete().usage.completion_tokens == 8
 
 

@@ -24,10 +24,10 @@ PROMPT = "for index in"
 
 
 class Serving:
-    """A running server: its address, its service and clients of it."""
+    """A running server: its address, its engine and clients of it."""
 
     def __init__(self, app: Any, port: int, server: HttpServer) -> None:
-        self.app, self.service, self.port, self.server = app, app.state.service, port, server
+        self.app, self.engine, self.port, self.server = app, app.state.engine, port, server
         self.url = f"http://127.0.0.1:{port}"
 
     def client(self, key: str = "none") -> OpenAI:
@@ -60,7 +60,7 @@ class Serving:
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     def wait_until_idle(self, seconds: float = 60.0) -> None:
-        wait_for(lambda: self.service.running == 0, seconds)
+        wait_for(lambda: self.engine.running == 0, seconds)
 
 
 def wait_for(condition: Any, seconds: float = 60.0) -> None:

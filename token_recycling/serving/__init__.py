@@ -1,8 +1,7 @@
 """A server of OpenAI's and Anthropic's APIs with an accelerated model. The extra `serving` has its dependencies.
 
-A request passes its route (`app`), its validation (`protocol`), and its endpoint (`completions`, `chat`, `responses`,
-`messages` or `steps`, each a kind of `answers.Answer`), which makes the sequences to generate (`sequences`). A `job`
-generates them in threads (`decoder`); `choices` and `calls` read their tokens.
+A request passes its route (`app`), its validation (`protocol`), and its API (`api`), which makes the generations and
+states their deltas. The `engine` generates them in threads; `output` reads their tokens.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ async def _metrics_key(request: Request) -> Key | None:
 
 def _keys(request: Request) -> tuple[tuple[Key, ...], Key | None]:
     """The configured keys, and the one of them that the request carries."""
-    keys = request.app.state.service.settings.keys
+    keys = request.app.state.engine.settings.keys
     return keys, find_key(keys, request.headers.get("authorization") or _of_anthropic(request))
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
-
-from .._util.text_stream import one_line
 
 logger = logging.getLogger("token_recycling.serving")
 _UNREADABLE = "the body must be a JSON object in UTF-8"
@@ -66,42 +62,6 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     # `type` is Anthropic's, whose clients read the same error.
     return {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-_TEMPLATE = "<template>"
-"""The file name of jinja's compiled code."""
-_RENDERING = ("transformers.utils.chat_template_utils",)
-_CHECKING = ("transformers.generation.configuration_utils", "transformers.generation.logits_process")
-"""Modules of transformers whose ValueErrors are about the messages, and about the generation configuration."""
-
-
-def template_error(error: Exception) -> Exception:
-    """Return the ApiError for an error of the chat template, which depends on the messages and variables of the
-    request; any other error as it is.
-    """
-    if isinstance(error, RecursionError):
-        return ApiError(400, "the request is nested too deeply for the chat template", "invalid_request", "messages")
-    frames = traceback.extract_tb(error.__traceback__)
-    in_template = isinstance(error, TemplateError) or any(frame.filename == _TEMPLATE for frame in frames)
-    if in_template or _raised_in(error, _RENDERING):
-        message = f"the chat template cannot render this request: {one_line(error) or type(error).__name__}"
-        return ApiError(400, message, "invalid_request", "messages")
-    return error
-
-
-def config_error(error: Exception) -> Exception:
-    """Return the ApiError for a value of the generation configuration that transformers refuses; any other error as
-    it is.
-    """
-    return invalid("generation_config", one_line(error)) if _raised_in(error, _CHECKING) else error
-
-
-def _raised_in(error: Exception, modules: Sequence[str]) -> bool:
-    """Return whether one of the modules itself raised a ValueError or TypeError, not something that it called."""
-    if not isinstance(error, (ValueError, TypeError)):
-        return False
-    innermost = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    return innermost.f_globals.get("__name__") in modules
 
 
 def server_error(error: BaseException, where: str) -> ApiError:

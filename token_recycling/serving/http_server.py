@@ -63,7 +63,7 @@ class HttpServer(uvicorn.Server):
                 **options,
             )
         )
-        self._service, self.grace, self._on_start = app.state.service, grace, on_start
+        self._engine, self.grace, self._on_start = app.state.engine, grace, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -74,9 +74,9 @@ class HttpServer(uvicorn.Server):
         """Let running requests finish, for `grace` seconds, then end the others with an error. Meanwhile connections
         are accepted: /health and new requests get 503.
         """
-        self._service.closing = True
+        self._engine.closing = True
         until = time.monotonic() + self.grace
-        while self._service.running and time.monotonic() < until and not self.force_exit:
+        while self._engine.running and time.monotonic() < until and not self.force_exit:
             await asyncio.sleep(0.02)
-        self._service.end_all()
+        self._engine.end_all()
         await super().shutdown(sockets)

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from .job import Job
+from ..loop.stats import Stats
 
 _ACCESS = logging.getLogger("token_recycling.serving.access")
 _MAT = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16, 32)
@@ -68,45 +68,58 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
         _log("answer", path=path, status=status, seconds=round(seconds, 4))
 
-    def count_job(self, job: Job) -> None:
+    def count_generation(
+        self,
+        stats: Stats,
+        *,
+        id: str,
+        key: str,
+        outcome: str,
+        accelerated: bool,
+        prompt_tokens: int,
+        cached_tokens: int,
+        seconds: float,
+        wait_seconds: float,
+        first_token_seconds: float | None,
+    ) -> None:
         """Count the tokens and times of a finished generation. Calls must not overlap."""
-        stats = job.stats
-        self._jobs.labels(job.outcome).inc()
-        self._fallbacks.inc(job.fallback is not None)
+        self._jobs.labels(outcome).inc()
+        self._fallbacks.inc(not accelerated)
         self._tokens.inc(stats.tokens)
-        self._prompt_tokens.inc(job.prompt_tokens)
-        self._cached_tokens.inc(job.cached_tokens)
+        self._prompt_tokens.inc(prompt_tokens)
+        self._cached_tokens.inc(cached_tokens)
         self._steps.inc(stats.steps)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted.total())
-        for phase, seconds in {"wait": job.waited, "prefill": stats.prefill_seconds, **stats.seconds}.items():
-            self._seconds.labels(phase).inc(seconds)
+        phases = {"wait": wait_seconds, "prefill": stats.prefill_seconds, **stats.seconds}
+        for phase, spent in phases.items():
+            self._seconds.labels(phase).inc(spent)
         self._sums = [self._sums[0] + stats.tokens, self._sums[1] + stats.steps]
         if self._sums[1]:
             self._mat.set(self._sums[0] / self._sums[1])
-        self._latency.labels(job.key).observe(job.seconds)
-        if job.first_token_seconds is not None:
-            self._first.labels(job.key).observe(job.first_token_seconds)
+        self._latency.labels(key).observe(seconds)
+        if first_token_seconds is not None:
+            self._first.labels(key).observe(first_token_seconds)
         if stats.tokens_per_second:
-            self._per_token.labels(job.key).observe(1 / stats.tokens_per_second)
+            self._per_token.labels(key).observe(1 / stats.tokens_per_second)
         if stats.steps:
-            self._mat_by_key.labels(job.key).observe(stats.mat)
-            self._step_by_key.labels(job.key).observe(stats.decode_seconds / stats.steps)
+            self._mat_by_key.labels(key).observe(stats.mat)
+            self._step_by_key.labels(key).observe(stats.decode_seconds / stats.steps)
         _log(
             "generation",
-            id=job.id,
-            key=job.key,
-            outcome=job.outcome,
-            accelerated=job.fallback is None,
-            prompt_tokens=job.prompt_tokens,
-            cached_tokens=job.cached_tokens,
+            id=id,
+            key=key,
+            outcome=outcome,
+            accelerated=accelerated,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
             tokens=stats.tokens,
             steps=stats.steps,
             mat=round(stats.mat, 3),
             drafted=stats.drafted,
             accepted=stats.accepted.total(),
-            seconds=round(job.seconds, 4),
-            wait_seconds=round(job.waited, 4),
+            seconds=round(seconds, 4),
+            wait_seconds=round(wait_seconds, 4),
             prefill_seconds=round(stats.prefill_seconds, 4),
             decode_seconds=round(stats.decode_seconds, 4),
         )

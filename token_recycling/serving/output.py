@@ -14,16 +14,31 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText
-from .logprobs import ScoredToken
-from .stopping import StopTrimmer, raw_text
-from .templates import REASONING
 
 Kind = Literal["text", "reasoning", "call"]
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What templates call the field with the reasoning."""
+
+
+LEAST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token with its log-probability and the most likely ones in its place."""
+
+    token: int
+    logprob: float | None = None
+    """None for the first token of a prompt, and where none was asked for."""
+    top: list[tuple[int, float]] = field(default_factory=list)
+    """Best first."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +88,8 @@ class Delta:
     """Where the tokens begin in the text."""
     finish_reason: str | None = None
     """Why the output ended; only in its last delta."""
-
-    def __bool__(self) -> bool:
-        return bool(self.pieces or self.tokens or self.finish_reason)
+    stop_string: str | None = None
+    """The stop string that ended the output; only in its last delta."""
 
     def of(self, kind: Kind) -> str:
         """Return the text of the pieces of a kind."""
@@ -95,7 +109,7 @@ def whole(deltas: Iterable[Delta]) -> Delta:
         pieces += delta.pieces
         result.tokens += delta.tokens
         result.offsets += delta.offsets
-        result.finish_reason = delta.finish_reason
+        result.finish_reason, result.stop_string = delta.finish_reason, delta.stop_string
     result.pieces = merged(pieces)
     return result
 
@@ -153,13 +167,8 @@ class Output:
         delta = self._waiting
         self._reader.end(self._last in self._eos, delta)
         delta.pieces = merged(delta.pieces)
-        delta.finish_reason = self._finish_reason
+        delta.finish_reason, delta.stop_string = self._finish_reason, self._trimmer.matched
         return delta
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the output."""
-        return self._trimmer.matched
 
     @property
     def _finish_reason(self) -> str:
@@ -177,6 +186,53 @@ class Output:
         for token in tokens:
             offsets.append(offsets[-1] + len(text.push([token.token])))
         return Delta(merged(self._reader.begin(prompt)), tokens, offsets[:-1])
+
+
+class StopTrimmer:
+    """Cuts a text that comes in pieces before the first stop string, or after it with `include`."""
+
+    def __init__(self, stop: Sequence[str], include: bool = False) -> None:
+        self._stop, self._include, self._held = stop, include, ""
+        self.matched: str | None = None
+        """The stop string that came."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string came."""
+        return self.matched is not None
+
+    def push(self, piece: str) -> str:
+        """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
+        if self.stopped:
+            return ""
+        self._held += piece
+        places = [(place, stop) for stop in self._stop if (place := self._held.find(stop)) >= 0]
+        if places:
+            place, self.matched = min(places)
+            safe, self._held = self._held[: place + len(self.matched) * self._include], ""
+            return safe
+        cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        safe, self._held = self._held[:cut], self._held[cut:]
+        return safe
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
+    """A text as it grows, with special tokens as they are written."""
+
+    def decode(tokens: list[int], **options: Any) -> str:
+        return tokenizer.decode(tokens, **{**options, "skip_special_tokens": False})
+
+    return IncrementalText(SimpleNamespace(decode=decode))
 
 
 class PlainReader:
@@ -303,14 +359,25 @@ class ParsedReader:
         self._last = False
         """Whether no more comes."""
         self._characters = 0
+        self._prompted: dict[str, int] = {}
+        """Characters of each field that are the prompt's."""
         self.calls = 0
         """Number of calls so far."""
         self.cut = False
         """Whether the last call that was streamed has no end."""
 
     def begin(self) -> list[Piece]:
-        """Return what the prompt has begun already."""
-        return self._pieces(self._parser.initial_events)
+        """Pass over what the prompt has begun already: it is no part of the output, be it text or reasoning."""
+        events = self._parser.initial_events
+        if any(event["type"] == "region_chunk" for event in events):
+            # The parser holds back spaces at the end of the prompt: one more character shows them.
+            probe = self._new_parser()
+            begun = [*probe.initial_events, *probe.feed("x"), *probe.finalize()[1]]
+            texts = [(event["field"], event["text"]) for event in begun if event["type"] == "region_chunk"]
+            for field_name, text in texts:
+                self._prompted[field_name] = self._prompted.get(field_name, 0) + len(text)
+            self._prompted[texts[-1][0]] -= 1
+        return self._pieces(events)
 
     def push(self, token: ScoredToken, shown: bool, delta: Delta) -> None:
         """Add a token."""
@@ -345,10 +412,17 @@ class ParsedReader:
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":
-                pieces.append(Piece("text", self._trimmer.push(event["text"])))
+                pieces.append(Piece("text", self._trimmer.push(self._generated(name, event["text"]))))
             elif kind == "region_chunk" and name in REASONING:
-                pieces.append(Piece("reasoning", event["text"]))
+                pieces.append(Piece("reasoning", self._generated(name, event["text"])))
         return pieces
+
+    def _generated(self, name: str, text: str) -> str:
+        """Return the part of a text that is not the prompt's."""
+        skipped = min(self._prompted.get(name, 0), len(text))
+        if skipped:
+            self._prompted[name] -= skipped
+        return text[skipped:]
 
     def _part_of_call(self, event: dict[str, Any]) -> list[Piece]:
         """Add a part of a call; return what of it is streamed."""
@@ -397,3 +471,79 @@ class ParsedReader:
         for special in self._tokenizer.all_special_tokens:
             text = text.replace(special, "")
         return [Piece("text", self._trimmer.push(text))]
+
+
+# Log-probabilities as OpenAI's API states them
+
+
+def completion_logprobs(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int], top: int
+) -> dict[str, Any]:
+    """The field `logprobs` of a choice of /v1/completions; `offsets` are the tokens' places in the text."""
+    return {
+        "tokens": [tokenizer.decode([one.token]) for one in tokens],
+        "token_logprobs": [one.logprob for one in tokens],
+        "top_logprobs": [_by_text(tokenizer, one) for one in tokens] if top else None,
+        "text_offset": offsets,
+    }
+
+
+def _by_text(tokenizer: PreTrainedTokenizerBase, one: ScoredToken) -> dict[str, float] | None:
+    """Return the most probable tokens and the chosen one; of several with the same text the most probable counts."""
+    if one.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for token, logprob in [*one.top, (one.token, one.logprob)]:
+        found.setdefault(tokenizer.decode([token]), logprob)
+    return found
+
+
+def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int]) -> dict[str, Any]:
+    """The field `logprobs` of a choice of /v1/chat/completions; `offsets` are the tokens' places in the text.
+
+    The bytes of the tokens put together are those of the text: a token may be a part of a character.
+    """
+
+    def about(token: int, logprob: float | None, first: bool) -> dict[str, Any]:
+        bytes_ = token_bytes(tokenizer, token, first)
+        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(bytes_)}
+
+    content = []
+    for token, offset in zip(tokens, offsets, strict=True):
+        others = [about(*other, offset == 0) for other in token.top]
+        content.append({**about(token.token, token.logprob, offset == 0), "top_logprobs": others})
+    return {"content": content, "refusal": None}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return how byte-level tokenizers write each byte (Radford et al., GPT-2): visible Latin-1 characters as they are,
+    the others as the characters from U+0100 on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What SentencePiece writes for the space before a word."""
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> bytes:
+    """Return the bytes that a token stands for in UTF-8, which may be a part of a character. `first`: the text begins
+    with it, so that SentencePiece shows no space before it.
+    """
+    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    written = tokenizer.convert_ids_to_tokens(token)
+    if not isinstance(written, str):  # a row of the embedding that is no token
+        return text.encode()
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        if byte := _BYTE_TOKEN.fullmatch(written):
+            return bytes([int(byte[1], 16)])
+        values = [_BYTE_OF.get(character) for character in written]
+        if None not in values:
+            return bytes(value for value in values if value is not None)
+    if written.startswith(_WORD_START) and not text.startswith(" ") and not first:
+        return f" {text}".encode()
+    return text.encode()

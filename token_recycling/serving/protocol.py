@@ -28,7 +28,6 @@ from pydantic_core import from_json
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
 from .errors import ApiError, invalid
-from .stopping import Stops
 
 logger = logging.getLogger("token_recycling.serving")
 
@@ -60,6 +59,19 @@ _Temperature = Annotated[float, AfterValidator(_greedy_or_divisor)]
 _Object = dict[str, Any]
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
+
+def _stop_list(value: Any) -> Any:
+    """Return stop strings as a list without empty ones, which clients send for none."""
+    stops = [value] if isinstance(value, str) else value
+    return [stop for stop in stops if stop != ""] if isinstance(stops, list) else stops
+
+
+Stops = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1, max_length=128)]],
+    BeforeValidator(_stop_list),
+    Field(max_length=16),
+]
+"""Stop strings as clients give them: a list, or one."""
 _warned: set[str] = set()
 
 

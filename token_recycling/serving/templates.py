@@ -13,9 +13,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from .._util.text_stream import one_line
 from ..model.loading import Loaded
-from .errors import template_error
+from .errors import ApiError
 from .protocol import Message, joined
 
 if TYPE_CHECKING:
@@ -60,8 +62,13 @@ def render_prompt(
             if not _wrap_malformed_arguments(conversation):
                 raise
             return render(conversation)["input_ids"]
-    except Exception as error:  # a template can fail in any way
-        raise template_error(error) from error
+    except RecursionError as error:
+        refusal = "the request is nested too deeply for the chat template"
+        raise ApiError(400, refusal, "invalid_request", "messages") from error
+    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # Templates raise any of them for messages and variables that they cannot take.
+        refusal = f"the chat template cannot render this request: {one_line(error) or type(error).__name__}"
+        raise ApiError(400, refusal, "invalid_request", "messages") from error
 
 
 def _wrap_malformed_arguments(conversation: list[dict[str, Any]]) -> bool:
@@ -89,10 +96,6 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
             return
         why = "no token"
     raise ValueError(f"the chat template cannot render a message ({why}); set another with --chat-template")
-
-
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What templates call the field with the reasoning."""
 
 
 def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **calls: Any) -> dict[str, Any]:

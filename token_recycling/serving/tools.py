@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from ..hf.forms import check_schema
 from ..model.loading import Loaded
 from .errors import ApiError, invalid
+from .output import REASONING
 from .protocol import ChatRequest, Form, Message
-from .templates import CALL_MARKS, REASONING, response_template, template_message
+from .templates import CALL_MARKS, response_template, template_message
 
 if TYPE_CHECKING:
     import torch

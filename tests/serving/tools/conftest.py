@@ -6,7 +6,7 @@ from support.serving import serving
 from support.speaking import TEMPLATE, speaking_llama
 from transformers import LogitsProcessor
 
-from token_recycling.serving import sequences
+from token_recycling.serving import generation
 
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
 RESPONSES = {
@@ -61,15 +61,15 @@ def server(model, tokenizer):
 @pytest.fixture
 def says(monkeypatch, tokenizer):
     """Makes the model say a text."""
-    usual = sequences.processors_of
+    usual = generation.processors
 
     def script(text):
         tokens = [*tokenizer(text)["input_ids"], 0]
 
-        def scripted(body, config, prompt_tokens, *more):
-            found = usual(body, config, prompt_tokens, *more)
-            return type(found)([*found, Scripted(tokens, prompt_tokens)])
+        def scripted(wanted, *more):
+            found = usual(wanted, *more)
+            return type(found)([*found, Scripted(tokens, wanted.ids.shape[-1])])
 
-        monkeypatch.setattr(sequences, "processors_of", scripted)
+        monkeypatch.setattr(generation, "processors", scripted)
 
     return script

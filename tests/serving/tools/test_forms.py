@@ -49,7 +49,7 @@ def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model
                 return server.post("/v1/completions", form, f"secret-{key}")
 
             asking = [pool.submit(ask, "a", f"a{number}") for number in range(20)]
-            wait_for(lambda: server.service.running == 20 and running["a"] == 2)
+            wait_for(lambda: server.engine.running == 20 and running["a"] == 2)
             assert server.complete("secret-a", temperature=0).usage.completion_tokens == 8
             assert ask("b", "[a-c]{3}").status_code == 200
         finally:

@@ -147,3 +147,19 @@ def test_malformed_arguments_are_shown_as_they_were_written(server, tokenizer, m
         without = [messages[0], {"role": "assistant", "content": "b"}]
         longer = prompt - chat(server, messages=without, max_tokens=1).usage.prompt_tokens
         assert longer >= len(tokenizer(written)["input_ids"])
+
+
+def test_what_the_client_prefilled_is_not_said_again(server, says):
+    """Where a parser reads the output, which begins in the midst of it."""
+    for begun in ("so ", "so\n", "<think>we", "so"):
+        says("ell</think>done" if "think" in begun else " done")
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": begun}]
+        choice = chat(server, messages=messages, continue_final_message=True, max_tokens=40).choices[0]
+        streamed = streamed_chat(server, messages=messages, continue_final_message=True, max_tokens=40)
+        shown = "".join(event.choices[0].delta.content or "" for event in streamed)
+        assert choice.message.content == shown
+        assert choice.message.content.strip() == "done"
+        thought = choice.message.model_extra.get("reasoning_content")
+        assert thought == ("ell" if "think" in begun else None)
+        blocks = server.post("/v1/messages", {"messages": messages, "max_tokens": 40}).json()["content"]
+        assert blocks[-1]["text"].strip() == "done"

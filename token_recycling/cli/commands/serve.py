@@ -20,8 +20,8 @@ from .. import console, running
 from ..options import Device, DeviceMap, Drafting, DType, Model, Prepack, Threads, completed_drafters, takes
 
 if TYPE_CHECKING:
+    from ...serving.engine import Engine
     from ...serving.http_server import HttpServer
-    from ...serving.service import Service
 
 _KEYS, _KEY_FILE = "TOKEN_RECYCLING_API_KEYS", "TOKEN_RECYCLING_API_KEY_FILE"
 _limit, _learning, _access = (
@@ -115,10 +115,10 @@ def serve(
         from ...serving import check_installed
 
         check_installed()
-        from ...serving.app import app_of, warm_up
+        from ...serving.app import app_of
+        from ...serving.engine import Engine
         from ...serving.http_server import HttpServer, tls_options
         from ...serving.metrics import log_json_lines
-        from ...serving.service import Service
         from ...serving.tools import why_prompted_tools
 
         uvicorns = tls_options(tls_certificate, tls_key)
@@ -139,12 +139,12 @@ def serve(
         running.note_dtype(dtype, loaded)
         if template is not None:
             loaded.tokenizer.chat_template = template
-        service = Service(loaded, chosen)
+        engine = Engine(loaded, chosen)
         address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {learning.value}, {why}")
         with console.working("completing a warm-up request, so that no client waits for one-time costs"):
-            asyncio.run(warm_up(service))
-        console.note(str(service.decoder.slots))
+            asyncio.run(engine.warm_up())
+        console.note(str(engine.slots))
         if loaded.tokenizer.chat_template and (reason := why_prompted_tools(loaded)):
             console.note(f"tools are described in the prompt: {reason}")
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
@@ -152,8 +152,8 @@ def serve(
             log_json_lines()
             uvicorns["log_config"] = None
         _run(
-            HttpServer(app_of(service), max_connections, grace, partial(console.note, serving), **uvicorns),
-            service,
+            HttpServer(app_of(engine), max_connections, grace, partial(console.note, serving), **uvicorns),
+            engine,
             listener,
         )
 
@@ -185,11 +185,11 @@ def _bound(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
 
 
-def _run(server: HttpServer, service: Service, listener: socket.socket) -> None:
+def _run(server: HttpServer, engine: Engine, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, after either of which the exit status is 0."""
     # uvicorn raises the signal again after its shutdown; before it starts, a SIGTERM ends the process at once.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(service):
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(engine):
         server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(1)

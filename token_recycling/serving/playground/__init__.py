@@ -23,8 +23,8 @@ from fastapi.responses import FileResponse
 
 from ... import __version__
 from ..access import User
+from ..engine import Engine
 from ..errors import ApiError
-from ..service import Service
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -39,7 +39,7 @@ _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 _FILES = {path.name: path for path in Path(__file__).parent.iterdir() if path.suffix in _KINDS}
 
 
-def router(service: Service) -> APIRouter:
+def router(engine: Engine) -> APIRouter:
     """The page, its files, and what it shows about the server."""
     routes = APIRouter()
 
@@ -56,19 +56,19 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/token_recycling/about")
     async def about(key: User) -> dict[str, Any]:
         """The model, its limits, and the drafters that may be chosen."""
-        settings, model = service.settings, service.loaded.model
-        limits = [limit for limit in (settings.max_new_tokens, service.loaded.context) if limit is not None]
+        settings, model = engine.settings, engine.loaded.model
+        limits = [limit for limit in (settings.max_new_tokens, engine.loaded.context) if limit is not None]
         return {
             "version": __version__,
             "model": settings.name,
             "dtype": str(model.dtype).removeprefix("torch."),
-            "device": str(service.target.device),
-            "chat": bool(getattr(service.loaded.tokenizer, "chat_template", None)),
+            "device": str(engine.target.device),
+            "chat": bool(getattr(engine.loaded.tokenizer, "chat_template", None)),
             "max_new_tokens": min(limits, default=None),
             "isolation": settings.isolation.value,
             "drafter_name": settings.drafter.partition(":")[0],
-            "drafter": service.pool.base.describe(),
-            "drafters": service.pool.described(),
+            "drafter": engine.pool.base.describe(),
+            "drafters": engine.pool.described(),
         }
 
     return routes

@@ -32,73 +32,72 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
-from ..costs.costs import Costs
-from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
-from ..grammar.state import State
-from ..model.tree_model import TreeModel
-from ..trees.draft import Context, Draft, Step
-from .answers import Answer, Event, from_threads
-from .job import Job
-from .logprobs import ScoredToken
-from .output import Output
-from .protocol import StepsRequest
-from .sequences import sequences_of
-from .service import Service
-from .templates import render_prompt
+from ...costs.costs import Costs
+from ...drafters._base import Drafter, DrafterTraits, SequenceDrafter
+from ...grammar.constraint import State
+from ...model.tree_model import TreeModel
+from ...trees.draft import Context, Draft, Step
+from ..engine import Engine, Job
+from ..errors import CancelledError, failure
+from ..generation import Generation
+from ..output import Output, ScoredToken
+from ..protocol import ChatRequest, StepsRequest
+from .chat import prompt_of
+from .common import generation_of, written
 
+PREFIX = "steps-"
 OnStep = Callable[[Step, float, list[bool]], None]
 
 
-@dataclass
-class StepsAnswer(Answer):
-    """The answer of /v1/token_recycling/steps."""
+async def prepare(engine: Engine, body: StepsRequest, job: Job) -> Generation:
+    """Return what a request asks to be generated; raise ApiError."""
+    tokenizer = engine.loaded.tokenizer
+    if body.messages is not None:
+        field, (ids, _) = "messages", await prompt_of(engine, ChatRequest.model_validate({"messages": body.messages}))
+    else:
+        field, ids = "prompt", (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
 
-    prefix = "steps-"
+    def new_output(config: GenerationConfig) -> Output:
+        include_stop = bool(body.include_stop_str_in_output)
+        return Output(tokenizer, config, hidden=body.stop_token_ids, include_stop=include_stop)
 
-    @classmethod
-    async def prepare(cls, service: Service, body: StepsRequest, job: Job) -> StepsAnswer:
-        tokenizer = service.loaded.tokenizer
-        if body.messages is not None:
-            service.check_chat()
-            ids = await asyncio.to_thread(render_prompt, tokenizer, body.messages)
-        else:
-            ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
-        sequences, config = await sequences_of(service, job, ids, body)
-        return cls(
-            service,
-            job,
-            sequences,
-            [Output(tokenizer, config, hidden=body.stop_token_ids, include_stop=bool(body.include_stop_str_in_output))],
-        )
+    return await generation_of(engine, job, body, ids, new_output, field=field)
 
-    async def events(self) -> AsyncGenerator[Event]:
-        def begin(put: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
-            self.job.wrap_drafter = lambda drafter: StepReporter(
-                drafter, lambda step, seconds, forced: put({**_plain_numbers(step, seconds), "forced": forced})
-            )
-            return self.generate(self.sequences[0], lambda tokens: None)
 
-        (text,), tokenizer, index = self.choices, self.service.loaded.tokenizer, 0
-        about = {"id": self.job.id, "model": self.service.settings.name}
-        yield "start", {**about, "prompt_tokens": self.job.prompt_tokens}
-        async with contextlib.aclosing(from_threads(self.job, begin)) as steps:
+async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGenerator[bytes]:
+    """Yield the steps as server-sent events; an error ends them with an event that says so."""
+    tokenizer, index = engine.loaded.tokenizer, 0
+    try:
+        yield written("start", {"id": job.id, "model": engine.settings.name, "prompt_tokens": job.prompt_tokens})
+        async with contextlib.aclosing(engine.steps(job, generation, _reported)) as steps:
             async for step in steps:
-                step["texts"] = [text.push([ScoredToken(token)]).of("text") for token in step["tokens"]]
-                draft = step["draft"]
-                draft["texts"] = [tokenizer.decode([token]) for token in draft["tokens"]]
-                yield "step", {"index": index, **step}
+                (output,) = job.outputs
+                step["texts"] = [output.push([ScoredToken(token)]).of("text") for token in step["tokens"]]
+                step["draft"]["texts"] = [tokenizer.decode([token]) for token in step["draft"]["tokens"]]
+                yield written("step", {"index": index, **step})
                 index += 1
-        rest = text.end()
-        yield "end", {"text": rest.of("text"), "finish_reason": rest.finish_reason, "usage": self.usage()}
+        rest = job.outputs[0].end()
+        ending = {"text": rest.of("text"), "finish_reason": rest.finish_reason, "usage": job.usage()}
+        yield written("end", ending)
+    except CancelledError:
+        return
+    except Exception as error:
+        yield written("error", failure(error))
 
-    def failed(self, error: dict[str, Any]) -> Iterable[Event]:
-        return [("error", error)]
+
+def _reported(drafter: Drafter, put: Callable[[dict[str, Any]], None]) -> Drafter:
+    return StepReporter(drafter, partial(_put_step, put))
+
+
+def _put_step(put: Callable[[dict[str, Any]], None], step: Step, seconds: float, forced: list[bool]) -> None:
+    put({**_plain_numbers(step, seconds), "forced": forced})
 
 
 def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:

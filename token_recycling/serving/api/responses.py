@@ -5,21 +5,19 @@ Nothing is stored: the client sends a conversation whole each time. Reasoning in
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from .answers import Answer, Event
-from .chat import ChatAnswer
-from .errors import ApiError
-from .job import Job
-from .output import Delta, Piece
-from .protocol import (
+from ..engine import Engine, Job
+from ..errors import ApiError
+from ..generation import Generation
+from ..output import Delta, Piece
+from ..protocol import (
     REFUSED,
     Arguments,
     ChatRequest,
@@ -36,7 +34,10 @@ from .protocol import (
     only_of_type,
     warn_ignored,
 )
-from .service import Service
+from .chat import chat_generation
+from .common import Event
+
+PREFIX = "resp_"
 
 
 class Item(BaseModel):
@@ -149,7 +150,7 @@ _ITEMS = {"reasoning": "reasoning_text", "text": "output_text"}
 _CALL = "function_call"
 
 
-class _Output:
+class _Items:
     """The items of an output as they grow, and the events about them."""
 
     def __init__(self) -> None:
@@ -235,68 +236,56 @@ def _id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-@dataclass
-class ResponseAnswer(ChatAnswer):
-    """The answer of /v1/responses: that of a chat as items."""
+class ResponseReply:
+    """One output as items."""
 
-    prefix = "resp_"
+    def __init__(self, engine: Engine, job: Job, body: ResponsesRequest, generation: Generation) -> None:
+        self.generations, self._output = [generation], _Items()
+        self._reason: str | None = None
+        self._about = {"id": job.id, "object": "response", "created_at": int(time.time())}
+        self._model, self._echoed = engine.settings.name, _echo(body)
 
-    def __post_init__(self) -> None:
-        self._output = _Output()
-        self._whole: dict[str, Any] = {}
-        self._echoed: dict[str, Any] = {}
-
-    @classmethod
-    async def prepare(cls, service: Service, body: ResponsesRequest, job: Job) -> ResponseAnswer:  # type: ignore[override]
-        try:
-            answer = await super().prepare(service, body.as_chat(), job)
-        except ApiError as error:
-            error.param = "input" if error.param == "messages" else error.param
-            raise
-        assert isinstance(answer, ResponseAnswer)
-        answer._echoed = _echo(body)
-        return answer
-
-    async def events(self) -> AsyncGenerator[Event]:
-        output, reason = self._output, None
+    def begin(self) -> Iterable[Event]:
         for name in ("created", "in_progress"):
-            yield output.event(f"response.{name}", response=self._response("in_progress"))
-        async with contextlib.aclosing(self.deltas()) as deltas:
-            async for _, delta in deltas:
-                reason = delta.finish_reason
-                for event in output.push(delta):
-                    yield event
-        status = "incomplete" if reason == "length" else "completed"
-        for event in output.end(status):
-            yield event
-        usage = self.usage()
-        counted = {
-            "input_tokens": usage.pop("prompt_tokens"),
-            "input_tokens_details": {**usage.pop("prompt_tokens_details"), "cache_write_tokens": 0},
-            "output_tokens": usage.pop("completion_tokens"),
-            "output_tokens_details": {"reasoning_tokens": 0},
-            **usage,
-        }
-        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        self._whole = self._response(status, incomplete_details=details, usage=counted)
+            yield self._output.event(f"response.{name}", response=self._response("in_progress"))
+
+    def push(self, index: int, delta: Delta) -> Iterable[Event]:
+        self._reason = delta.finish_reason
+        return self._output.push(delta)
+
+    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
+        yield from self._output.end(self._status)
         # An incomplete response ends like a complete one: openai-python's stream helper and OpenAI's Agents SDK wait
         # for this event, Codex takes `response.incomplete` for an error, and all of them read the status.
-        yield output.event("response.completed", response=self._whole)
+        yield self._output.event("response.completed", response=self._complete(usage))
 
-    def whole(self) -> dict[str, Any]:
-        return self._whole
-
-    async def complete(self) -> dict[str, Any]:
-        return await Answer.complete(self)
-
-    def failed(self, error: dict[str, Any]) -> Iterable[Event]:
-        said = error["error"]
-        yield self._output.event("error", message=said["message"], code=said["code"], param=said["param"])
-        about = {"code": "server_error", "message": said["message"]}
+    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
+        shown = error["error"]
+        yield self._output.event("error", message=shown["message"], code=shown["code"], param=shown["param"])
+        about = {"code": "server_error", "message": shown["message"]}
         yield self._output.event("response.failed", response=self._response("failed", error=about))
 
+    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        for _ in (*self.push(0, outputs[0]), *self._output.end(self._status)):
+            pass
+        return self._complete(usage)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reason == "length" else "completed"
+
+    def _complete(self, usage: dict[str, Any]) -> dict[str, Any]:
+        counted = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            **{name: usage[name] for name in ("total_tokens", "completion_tokens_details", "speculation")},
+        }
+        details = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
+        return self._response(self._status, incomplete_details=details, usage=counted)
+
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
-        about = {"id": self.job.id, "object": "response", "created_at": self.created, "status": status}
         usual: dict[str, Any] = {
             "error": None,
             "incomplete_details": None,
@@ -304,14 +293,18 @@ class ResponseAnswer(ChatAnswer):
             "metadata": {},
             "store": False,
         }
-        return {
-            **about,
-            "model": self.service.settings.name,
-            "output": self._output.items,
-            **usual,
-            **self._echoed,
-            **more,
-        }
+        output = {"status": status, "model": self._model, "output": self._output.items}
+        return {**self._about, **output, **usual, **self._echoed, **more}
+
+
+async def prepare(engine: Engine, body: ResponsesRequest, job: Job) -> ResponseReply:
+    """Return the response to a request; raise ApiError."""
+    try:
+        generation = await chat_generation(engine, body.as_chat(), job)
+    except ApiError as error:
+        error.param = "input" if error.param == "messages" else error.param
+        raise
+    return ResponseReply(engine, job, body, generation)
 
 
 def _echo(body: ResponsesRequest) -> dict[str, Any]:

@@ -5,25 +5,23 @@ Its errors are those of the other paths, whose body has the fields of both APIs.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
-from .answers import Answer, Event
-from .chat import ChatAnswer, prompt_of
-from .errors import invalid
-from .job import Job
-from .output import Delta, Piece
-from .protocol import (
+from ..engine import Engine, Job
+from ..errors import invalid
+from ..generation import Generation
+from ..output import Delta, Piece
+from ..protocol import (
     REFUSED,
     ChatRequest,
     FormatOptions,
     Function,
     Part,
+    Stops,
     TemplatedRequest,
     TextFormat,
     Tool,
@@ -33,8 +31,10 @@ from .protocol import (
     joined,
     only_of_type,
 )
-from .service import Service
-from .stopping import Stops
+from .chat import chat_generation, prompt_of
+from .common import Event
+
+PREFIX = "msg_"
 
 
 class Source(BaseModel, extra="ignore"):
@@ -283,69 +283,63 @@ class _Content:
         return name, {"type": name, "index": len(self.blocks) - 1, **data}
 
 
-@dataclass
-class MessageAnswer(ChatAnswer):
-    """The answer of /v1/messages: that of a chat as content blocks."""
+class MessageReply:
+    """One output as content blocks."""
 
-    prefix = "msg_"
+    def __init__(self, engine: Engine, job: Job, generation: Generation) -> None:
+        self.generations, self._content = [generation], _Content()
+        self._last = Delta()
+        self._prompt_tokens = job.prompt_tokens
+        self._about = {"id": job.id, "type": "message", "role": "assistant", "model": engine.settings.name}
 
-    def __post_init__(self) -> None:
-        self._content = _Content()
-        self._reason: str | None = None
-
-    @classmethod
-    async def prepare(cls, service: Service, body: MessagesRequest, job: Job) -> MessageAnswer:  # type: ignore[override]
-        answer = await super().prepare(service, body.as_chat(), job)
-        assert isinstance(answer, MessageAnswer)
-        return answer
-
-    async def events(self) -> AsyncGenerator[Event]:
-        started = {**self._message(), "usage": {"input_tokens": self.job.prompt_tokens, "output_tokens": 0}}
+    def begin(self) -> Iterable[Event]:
+        started = {**self._message(), "usage": {"input_tokens": self._prompt_tokens, "output_tokens": 0}}
         yield "message_start", {"type": "message_start", "message": started}
-        async with contextlib.aclosing(self.deltas()) as deltas:
-            async for _, delta in deltas:
-                self._reason = delta.finish_reason
-                for event in self._content.push(delta):
-                    yield event
-        for event in self._content.end():
-            yield event
-        ended = {"delta": self._ending(), "usage": self._usage()}
-        yield "message_delta", {"type": "message_delta", **ended}
+
+    def push(self, index: int, delta: Delta) -> Iterable[Event]:
+        self._last = delta
+        return self._content.push(delta)
+
+    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
+        yield from self._content.end()
+        yield "message_delta", {"type": "message_delta", "delta": self._ending(), "usage": _usage(usage)}
         yield "message_stop", {"type": "message_stop"}
 
-    def whole(self) -> dict[str, Any]:
-        return {**self._message(), **self._ending(), "usage": self._usage()}
-
-    async def complete(self) -> dict[str, Any]:
-        return await Answer.complete(self)
-
-    def failed(self, error: dict[str, Any]) -> Iterable[Event]:
+    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
         return [("error", error)]
 
+    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        for _ in (*self.push(0, outputs[0]), *self._content.end()):
+            pass
+        return {**self._message(), **self._ending(), "usage": _usage(usage)}
+
     def _message(self) -> dict[str, Any]:
-        about = {"id": self.job.id, "type": "message", "role": "assistant", "model": self.service.settings.name}
-        return {**about, "content": self._content.blocks, "stop_reason": None, "stop_sequence": None}
+        return {**self._about, "content": self._content.blocks, "stop_reason": None, "stop_sequence": None}
 
     def _ending(self) -> dict[str, Any]:
-        (choice,) = self.choices
-        reason = _STOP_REASONS.get(self._reason or "", "end_turn")
-        if reason == "end_turn" and choice.stop_string is not None:
-            reason = "stop_sequence"
-        return {"stop_reason": reason, "stop_sequence": choice.stop_string if reason == "stop_sequence" else None}
-
-    def _usage(self) -> dict[str, Any]:
-        usage = self.usage()
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return {
-            "input_tokens": usage["prompt_tokens"] - cached,
-            "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": usage["completion_tokens"],
-            "speculation": usage["speculation"],
-        }
+        reason = _STOP_REASONS.get(self._last.finish_reason or "", "end_turn")
+        if reason == "end_turn" and self._last.stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": self._last.stop_string}
+        return {"stop_reason": reason, "stop_sequence": None}
 
 
-async def count_tokens(service: Service, body: TokenCountRequest) -> dict[str, Any]:
-    """Return the number of tokens of a prompt; raise ApiError, and what the template raises."""
-    prompt = await prompt_of(service, body.as_chat())
-    return {"input_tokens": prompt.ids.shape[-1]}
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage["completion_tokens"],
+        "speculation": usage["speculation"],
+    }
+
+
+async def prepare(engine: Engine, body: MessagesRequest, job: Job) -> MessageReply:
+    """Return the response to a request; raise ApiError."""
+    return MessageReply(engine, job, await chat_generation(engine, body.as_chat(), job))
+
+
+async def count_tokens(engine: Engine, body: TokenCountRequest) -> dict[str, Any]:
+    """Return the number of tokens of a prompt; raise ApiError."""
+    ids, _ = await prompt_of(engine, body.as_chat())
+    return {"input_tokens": ids.shape[-1]}

@@ -1,0 +1,154 @@
+"""`POST /v1/chat/completions`: messages through the chat template, and outputs with reasoning and tool calls."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from ..engine import Engine, Job
+from ..errors import ApiError
+from ..generation import Generation
+from ..output import Delta, Output, Piece, chat_logprobs
+from ..protocol import ChatRequest, warn_ignored
+from ..templates import render_prompt, response_parser
+from ..tools import calls_form, needs_prompted_tools, with_prompted_tools
+from .common import Event, generation_of
+
+PREFIX = "chatcmpl-"
+
+
+class ChatReply:
+    """Choices, each a message."""
+
+    def __init__(self, engine: Engine, job: Job, body: ChatRequest, generation: Generation) -> None:
+        self.generations, self._tokenizer = [generation], engine.loaded.tokenizer
+        self._logprobs, self._wants_usage = bool(body.logprobs), body.wants_usage
+        self._about = {"id": job.id, "created": int(time.time()), "model": engine.settings.name}
+
+    def begin(self) -> Iterable[Event]:
+        for index in range(self.generations[0].n):
+            yield self._chunk(index, {"role": "assistant", "content": ""}, Delta(), scored=False)
+
+    def push(self, index: int, delta: Delta) -> Iterable[Event]:
+        message: dict[str, Any] = {}
+        if text := delta.of("text"):
+            message["content"] = text
+        if reasoning := delta.of("reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls := delta.calls:
+            message["tool_calls"] = [{"index": call.index, **_part_of_call(call)} for call in calls]
+        if message or delta.finish_reason or (delta.tokens and self._logprobs):
+            yield self._chunk(index, message, delta)
+
+    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
+        if self._wants_usage:
+            yield "", {**self._about, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+        yield "", None
+
+    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
+        return [("", error)]
+
+    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return {**self._about, "object": "chat.completion", "choices": choices, "usage": usage}
+
+    def _choice(self, index: int, output: Delta) -> dict[str, Any]:
+        text = output.of("text")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning := output.of("reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls := output.calls:
+            message |= {"content": text or None, "tool_calls": [_call(call) for call in calls]}
+        ending = {"finish_reason": output.finish_reason, "logprobs": self._scores(output)}
+        return {"index": index, "message": message, **ending}
+
+    def _chunk(self, index: int, message: dict[str, Any], delta: Delta, scored: bool = True) -> Event:
+        scores = self._scores(delta) if scored else None
+        choice = {"index": index, "delta": message, "finish_reason": delta.finish_reason, "logprobs": scores}
+        usage = {"usage": None} if self._wants_usage else {}
+        return "", {**self._about, "object": "chat.completion.chunk", "choices": [choice], **usage}
+
+    def _scores(self, delta: Delta) -> dict[str, Any] | None:
+        return chat_logprobs(self._tokenizer, delta.tokens, delta.offsets) if self._logprobs else None
+
+
+def _call(call: Piece) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+
+
+def _part_of_call(call: Piece) -> dict[str, Any]:
+    return {"function": {"arguments": call.text}} if call.name is None else _call(call)
+
+
+async def prepare(engine: Engine, body: ChatRequest, job: Job) -> ChatReply:
+    """Return the response to a request; raise ApiError."""
+    return ChatReply(engine, job, body, await chat_generation(engine, body, job))
+
+
+async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Generation:
+    """Return what a chat asks to be generated; raise ApiError."""
+    loaded, tools = engine.loaded, body.shown_tools
+    ids, prompted = await prompt_of(engine, body)
+    parser = response_parser(loaded, ids, tools, prompted and tools is not None)
+
+    def new_output(config: GenerationConfig) -> Output:
+        return Output(
+            loaded.tokenizer,
+            config,
+            parser,
+            hidden=body.stop_token_ids,
+            streamed=bool(body.stream),
+            include_stop=bool(body.include_stop_str_in_output),
+        )
+
+    return await generation_of(
+        engine,
+        job,
+        body,
+        ids,
+        new_output,
+        field="messages",
+        n=body.n,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prediction=None if body.prediction is None else body.prediction.text,
+        constraint=calls_form(loaded, body, ids, prompted),
+    )
+
+
+async def prompt_of(engine: Engine, body: ChatRequest) -> tuple[torch.Tensor, bool]:
+    """Return the prompt of a chat (1, length), and whether it describes in words how functions are called; raise
+    ApiError.
+    """
+    tokenizer, messages, tools = engine.loaded.tokenizer, body.messages, body.shown_tools
+    if not getattr(tokenizer, "chat_template", None):
+        message = (
+            "the model has no chat template, so that it cannot take messages; use /v1/completions, or start the server "
+            "with --chat-template"
+        )
+        raise ApiError(400, message, "no_chat_template", "messages")
+    prompted = needs_prompted_tools(engine.loaded, body)
+    if prompted:
+        messages, tools = with_prompted_tools(tokenizer, messages, tools), None
+    variables = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        if re.search(r"\breasoning_effort\b", tokenizer.get_chat_template(tools=tools)):
+            variables = {"reasoning_effort": body.reasoning_effort, **variables}
+        else:
+            warn_ignored("reasoning_effort")
+    render = partial(
+        render_prompt,
+        tokenizer,
+        messages,
+        continue_final=bool(body.continue_final_message),
+        add_prompt=body.add_generation_prompt is not False,
+        tools=tools,
+        variables=variables,
+    )
+    return await asyncio.to_thread(render), prompted

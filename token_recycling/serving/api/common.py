@@ -1,0 +1,264 @@
+"""What all APIs share: from a body to a `Generation`, and a response that is streamed or whole.
+
+An adapter is a module with a function `prepare(engine, body, job)`, which returns a `Reply`. It has the generations of
+the request, and states their deltas as events, or their outputs as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import AppStatus, SendTimeoutError
+from starlette.types import Receive, Scope, Send
+from transformers import GenerationConfig, LogitsProcessor
+
+from ...model.info import model_info
+from ..engine import Engine, Job
+from ..errors import ApiError, CancelledError, failure, invalid
+from ..generation import Generation
+from ..output import Delta, Output, whole
+from ..protocol import Form, Request
+
+Event = tuple[str, Any]
+"""Name, empty where the API has none, and data, None for the end of OpenAI's streams."""
+_PING = 15.0
+"""Seconds between comments in a stream: clients and proxies close connections that stay silent."""
+_SEND_TIMEOUT = 30.0
+"""Seconds for which a client may read nothing of a stream."""
+_LONGEST = 1024
+"""Output tokens where neither the request nor the context of the model sets a limit."""
+
+
+class Reply(Protocol):
+    """The response to a request as an API states it."""
+
+    generations: list[Generation]
+
+    def begin(self) -> Iterable[Event]:
+        """Return the events before the first token."""
+        ...
+
+    def push(self, index: int, delta: Delta) -> Iterable[Event]:
+        """Return the events of a delta of an output."""
+        ...
+
+    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
+        """Return the events after the last token."""
+        ...
+
+    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
+        """Return the events that end a stream with an error, which has OpenAI's form."""
+        ...
+
+    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        """Return a response that is not streamed."""
+        ...
+
+
+# Streams and whole responses
+
+
+async def events_of(engine: Engine, job: Job, reply: Reply) -> AsyncGenerator[bytes]:
+    """Yield a response as server-sent events; an error ends them with events that say so."""
+    try:
+        for event in reply.begin():
+            yield written(*event)
+        async with contextlib.aclosing(engine.generate(job, reply.generations)) as deltas:
+            async for index, delta in deltas:
+                for event in reply.push(index, delta):
+                    yield written(*event)
+        for event in reply.end(job.usage()):
+            yield written(*event)
+    except CancelledError:
+        return
+    except Exception as error:
+        for event in reply.fail(failure(error)):
+            yield written(*event)
+
+
+async def whole_of(engine: Engine, job: Job, reply: Reply) -> dict[str, Any]:
+    """Return a whole response; raise what the generation raises."""
+    deltas: list[list[Delta]] = [[] for generation in reply.generations for _ in range(generation.n)]
+    async with contextlib.aclosing(engine.generate(job, reply.generations)) as arrivals:
+        async for index, delta in arrivals:
+            deltas[index].append(delta)
+    return reply.whole([whole(output) for output in deltas], job.usage())
+
+
+def written(name: str, data: Any) -> bytes:
+    """Return a server-sent event."""
+    text = "[DONE]" if data is None else json.dumps(data, ensure_ascii=False)
+    return (f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n").encode()
+
+
+# At shutdown streams may finish within the grace period, and the engine ends those that do not.
+AppStatus.disable_automatic_graceful_drain()
+
+
+class EventStream(EventSourceResponse):
+    """Server-sent events of a job, with comments while nothing comes. The job ends with the stream."""
+
+    def __init__(self, job: Job, events: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
+        self._job = job
+        super().__init__(
+            events,
+            headers={**headers, "Cache-Control": "no-cache"},
+            ping=_PING,
+            ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
+            sep="\n",
+            send_timeout=_SEND_TIMEOUT,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:  # the client reads nothing
+            pass
+        finally:
+            self._job.cancel()
+
+
+# From a body to a generation
+
+
+async def generation_of(
+    engine: Engine,
+    job: Job,
+    body: Request,
+    ids: torch.Tensor,
+    new_output: Callable[[GenerationConfig], Output],
+    *,
+    field: str,
+    n: int | None = None,
+    default_tokens: int | None = None,
+    logprobs: int | None = None,
+    scores_prompt: bool = False,
+    prediction: str | None = None,
+    constraint: tuple[str, Form] | None = None,
+) -> Generation:
+    """Return what a body asks to be generated after a prompt (1, length); raise ApiError.
+
+    `field` has the prompt; `default_tokens`: maximum output tokens where the body has none, None for the context;
+    `constraint`: the field that constrains the output, and its form, in place of the body's own format.
+    """
+    config = config_of(body, engine, default_tokens)
+    _limit(engine, job, ids.shape[-1], config, field)
+    _check_bias(body, engine.target.vocab_size)
+    drafts = body.speculation is None or body.speculation.enabled
+    predicted = None
+    if prediction is not None and drafts:
+        predicted = await asyncio.to_thread(_predicted, engine, prediction)
+        job.predicted_tokens += len(predicted) * (n or 1)
+    return Generation(
+        ids=ids,
+        config=config,
+        new_output=partial(new_output, config),
+        n=n or 1,
+        seed=body.seed,
+        frequency_penalty=body.frequency_penalty or 0,
+        presence_penalty=body.presence_penalty or 0,
+        bias=body.bias,
+        new_grammar=await _grammar(engine, job, body, constraint or body.form),
+        logprobs=logprobs,
+        scores_prompt=scores_prompt,
+        prediction=predicted,
+        nodes=None if body.speculation is None else body.speculation.nodes,
+        reuse=body.cache_prompt is not False,
+    )
+
+
+def config_of(body: Request, engine: Engine, default_tokens: int | None = None) -> GenerationConfig:
+    """Return the configuration that a request asks for; raise ApiError. What it leaves open is as the model's own
+    configuration says, but for transformers' default `top_k` of 50.
+    """
+    model = engine.loaded.model
+    config, facts = copy.deepcopy(model.generation_config), model_info(model)
+    config.top_k = config.top_k or 0
+    config.max_new_tokens = default_tokens or facts.max_length or _LONGEST
+    requested = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "stop_strings": body.stop or None,
+        "max_new_tokens": body.limit,
+        "min_new_tokens": body.min_tokens,
+    }
+    for name, value in requested.items():
+        if value is not None:
+            setattr(config, name, value)
+    config.eos_token_id = body.ends(config.eos_token_id, facts.vocab_size)
+    stops = config.stop_strings
+    config.stop_strings = [stops] if isinstance(stops, str) else stops or None
+    if body.temperature == 0:
+        config.do_sample = False
+    elif body.temperature or body.top_p is not None:
+        config.do_sample = True
+    if not config.do_sample:
+        config.temperature = config.top_p = config.top_k = None
+    return config
+
+
+def _limit(engine: Engine, job: Job, length: int, config: GenerationConfig, field: str) -> None:
+    """Count a prompt of that length, from that field of the request, and limit `config.max_new_tokens`; raise ApiError
+    for a prompt that is too long, and where more tokens are asked for than fit.
+    """
+    job.prompt_tokens += length
+    settings, context = engine.settings, engine.loaded.context
+    if not length:
+        raise ApiError(400, f"{field}: the prompt must have at least one token, got 0", "empty_prompt", field)
+    output = 1 if config.max_new_tokens else 0
+    limits = [settings.max_prompt_tokens, None if context is None else context - output]
+    longest = min((limit for limit in limits if limit is not None), default=length)
+    if length > longest:
+        # litellm and langchain recognize the error by these words of OpenAI and Anthropic.
+        message = (
+            f"{field}: prompt is too long: {length} tokens > {longest} maximum; shorten it. This model's maximum "
+            f"context length is {context or longest} tokens, and the prompt may have {longest} of them."
+        )
+        raise ApiError(400, message, "context_length_exceeded", field)
+    limits = [config.max_new_tokens, settings.max_new_tokens, None if context is None else context - length]
+    config.max_new_tokens = min(limit for limit in limits if limit is not None)
+    if (config.min_new_tokens or 0) > config.max_new_tokens:
+        fits = f"{config.max_new_tokens}, the tokens that fit"
+        raise invalid("min_tokens", f"must be <= {fits}, got {config.min_new_tokens}")
+
+
+def _check_bias(body: Request, vocabulary: int) -> None:
+    if (largest := max(map(int, body.logit_bias or ()), default=0)) >= vocabulary:
+        raise invalid("logit_bias", f"token ids must be < {vocabulary}, got {largest}")
+
+
+def _predicted(engine: Engine, text: str) -> torch.Tensor:
+    """Return the tokens of a prediction; raise ApiError where the drafter does not draft from one."""
+    if not engine.pool.base.traits.predictions:
+        raise invalid(
+            "prediction",
+            f"the server's drafter, {engine.pool.base.name}, does not draft from predictions; start the server with "
+            "--drafter recycling, or omit prediction",
+        )
+    ids = engine.loaded.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+    return ids[ids < engine.target.vocab_size].long()
+
+
+async def _grammar(
+    engine: Engine, job: Job, body: Request, constraint: tuple[str, Form] | None
+) -> Callable[[], LogitsProcessor] | None:
+    """Return a function that creates the processor of a constraint; None for no constraint. Raise ApiError."""
+    if constraint is None:
+        return None
+    field, form = constraint
+    for name, value in (("min_tokens", body.min_tokens), ("ignore_eos", body.ignore_eos)):
+        if value:
+            why = f"cannot be combined with {field}: the output ends where its format ends; omit one of them"
+            raise invalid(name, why)
+    return await engine.grammars.processor(field, form, job.key, lambda: job.cancelled, job.isolated)

@@ -1,0 +1,105 @@
+"""`POST /v1/completions`: the outputs that continue raw prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from ..engine import Engine, Job
+from ..errors import invalid
+from ..generation import Generation
+from ..output import Delta, Output, completion_logprobs
+from ..protocol import CompletionRequest
+from .common import Event, generation_of
+
+PREFIX = "cmpl-"
+_DEFAULT_TOKENS = 16
+"""As in OpenAI's API."""
+
+
+class CompletionReply:
+    """Choices, each a text."""
+
+    def __init__(self, engine: Engine, job: Job, body: CompletionRequest, generations: list[Generation]) -> None:
+        self.generations, self._tokenizer, self._logprobs = generations, engine.loaded.tokenizer, body.logprobs
+        self._wants_usage = body.wants_usage
+        self._about = {
+            "id": job.id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": engine.settings.name,
+        }
+
+    def begin(self) -> Iterable[Event]:
+        return ()
+
+    def push(self, index: int, delta: Delta) -> Iterable[Event]:
+        if delta.pieces or delta.finish_reason or (delta.tokens and self._logprobs is not None):
+            usage = {"usage": None} if self._wants_usage else {}
+            yield "", {**self._about, "choices": [self._choice(index, delta)], **usage}
+
+    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
+        if self._wants_usage:
+            yield "", {**self._about, "choices": [], "usage": usage}
+        yield "", None
+
+    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
+        return [("", error)]
+
+    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return {**self._about, "choices": choices, "usage": usage}
+
+    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        scores = None
+        if self._logprobs is not None:
+            scores = completion_logprobs(self._tokenizer, delta.tokens, delta.offsets, self._logprobs)
+        choice = {"index": index, "finish_reason": delta.finish_reason, "text": delta.of("text")}
+        return {**choice, "logprobs": scores}
+
+
+async def prepare(engine: Engine, body: CompletionRequest, job: Job) -> CompletionReply:
+    """Return the response to a request; raise ApiError."""
+    generations = []
+    for prompt in body.prompts:
+        ids = await asyncio.to_thread(_ids, engine, prompt, body.add_special_tokens is not False)
+        generations.append(
+            await generation_of(
+                engine,
+                job,
+                body,
+                ids,
+                partial(_new_output, engine.loaded.tokenizer, body, prompt),
+                field="prompt",
+                n=body.n,
+                default_tokens=_DEFAULT_TOKENS,
+                logprobs=body.logprobs,
+                scores_prompt=bool(body.echo) and body.logprobs is not None,
+            )
+        )
+    return CompletionReply(engine, job, body, generations)
+
+
+def _new_output(
+    tokenizer: PreTrainedTokenizerBase, body: CompletionRequest, prompt: str | list[int], config: GenerationConfig
+) -> Output:
+    output = Output(tokenizer, config, hidden=body.stop_token_ids, include_stop=bool(body.include_stop_str_in_output))
+    if body.echo:
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
+        output.begin_with(text, scored=body.logprobs is not None)
+    return output
+
+
+def _ids(engine: Engine, prompt: str | list[int], special: bool) -> torch.Tensor:
+    if isinstance(prompt, str):
+        ids = engine.loaded.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
+        return ids.long()  # of an empty prompt they are floats
+    if max(prompt) >= engine.target.embedded:
+        raise invalid("prompt", f"token ids must be < {engine.target.embedded}, got {max(prompt)}")
+    return torch.tensor([prompt])

@@ -1,0 +1,525 @@
+"""The model that is served, and all that requests share: admission, a fair queue, drafters, caches and metrics.
+
+`Engine.admit` accepts a request as a `Job`; `Engine.generate` yields the deltas of its outputs. Each output is decoded
+in a worker thread by transformers' `generate`. Where sequences are batched, these calls share the forward passes of one
+decoding thread. A job ends as soon as its client disconnects or its timeout expires. Nothing here knows HTTP, but
+errors carry a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import secrets
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from ..cuda_graphs import FAST, backend_for, capture_common, captured_or_eager
+from ..drafters._base import PREDICTED, Drafter
+from ..hf.acceleration import Acceleration, view
+from ..hf.batched import DecodingThread
+from ..loop.hints import Hints
+from ..loop.stats import Stats
+from ..model.loading import Loaded
+from ..model.prefixes import PrefixCache, default_budget
+from ..model.self_test import ready
+from ..model.tree_model import TreeModel
+from .batch_slots import BatchSlots, batch_slots
+from .drafter_pool import DrafterPool
+from .errors import ApiError, CancelledError, client_error
+from .generation import Generation, LogprobRecorder, TokenStreamer, scored_prompt
+from .grammars import Grammars
+from .keys import Key
+from .metrics import Metrics
+from .output import Delta, Output, ScoredToken
+from .settings import Isolation, Settings
+from .templates import check_template
+
+T = TypeVar("T")
+OnTokens = Callable[[list[ScoredToken]], None]
+
+_WARM_UP, _WARM_UP_TOKENS = "The first of the", 8
+
+
+class Job:
+    """One accepted request, from its arrival to its last token."""
+
+    def __init__(
+        self,
+        prefix: str = "",
+        key: str = "",
+        new_drafter: Callable[[], Drafter] | None = None,
+        timeout: float | None = None,
+        isolated: bool = False,
+        on_end: Callable[[Job], None] = lambda job: None,
+    ) -> None:
+        """`prefix`: of its id; `key`: name of its API key; `new_drafter` is called once, when its first output begins;
+        `timeout`: maximum seconds from arrival to the last token; `isolated`: it shares no drafter and no cache with
+        other requests; `on_end` is called once, after the last token or a cancellation.
+        """
+        self.id, self.key, self.isolated = f"{prefix}{uuid.uuid4().hex}", key, isolated
+        self._new_drafter, self._timeout, self._on_end = new_drafter, timeout, on_end
+        self.outputs: list[Output] = []
+        self.stats = Stats()
+        self.fallback: str | None = None
+        """Reason for the fallback to transformers' own decoding, or None."""
+        self.prompt_tokens = self.cached_tokens = self.predicted_tokens = 0
+        """Tokens of its prompts, those of them that were cached, and those of its predictions, one for each output."""
+        self.waited = 0.0
+        """Seconds in the queue."""
+        self.first_token_seconds: float | None = None
+        """From its arrival to the first generated token of any of its outputs."""
+        self.started = self.cancelled = self.failed = False
+        self._since = time.monotonic()
+        self._interrupted: ApiError | None = None
+        self._ended = False
+        self._running = self._begun = 0
+        """Outputs in progress, and all that were started."""
+        self._drafter: Drafter | None = None
+        self.lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """Cancel after a disconnect: a running generation ends with its step, a queued one never starts."""
+        if not (self._ended or self.failed):
+            self.cancelled = True
+        if not self.started:
+            self.end()
+
+    def interrupt(self, error: ApiError) -> None:
+        """End the generation with an error that the client receives."""
+        self._interrupted = error
+
+    def end(self) -> None:
+        """Call `on_end`, the first time only."""
+        with self.lock:
+            first, self._ended = not self._ended, True
+        if first:
+            self._on_end(self)
+
+    def begin(self) -> Drafter:
+        """Count an output that begins, and return the drafter."""
+        with self.lock:
+            if self._drafter is None:
+                assert self._new_drafter is not None
+                self.started, self.waited = True, self.seconds
+                self._drafter = self._new_drafter()
+            self._begun, self._running = self._begun + 1, self._running + 1
+            return self._drafter
+
+    def finish(self, begun: bool) -> None:
+        """Count an output that has ended, of those that had begun or not; the job ends with the last one."""
+        with self.lock:
+            self._running -= begun
+            over = not self._running and (self._begun == len(self.outputs) or self.failed or self.cancelled)
+        if over:
+            self.end()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since arrival."""
+        return time.monotonic() - self._since
+
+    @property
+    def outcome(self) -> str | None:
+        """complete, cancelled or failed; None if it was refused before generation started."""
+        if self.cancelled:
+            return "cancelled"
+        if not self.started:
+            return None
+        return "failed" if self.failed else "complete"
+
+    def check(self) -> None:
+        """Raise CancelledError, also where another output failed, or ApiError after the timeout or at shutdown."""
+        if self.cancelled or self.failed or self._ended:
+            raise CancelledError
+        if self._interrupted is not None:
+            raise self._interrupted
+        if self._timeout is None or self.seconds < self._timeout:
+            return
+        if not self.started:
+            raise ApiError(
+                503,
+                f"the request was queued for {self._timeout:g} s, its timeout; try again later",
+                "timeout",
+                headers={"Retry-After": "5"},
+            )
+        # Clients retry after a 504 unless a header forbids it.
+        headers = {"x-should-retry": "false"}
+        raise ApiError(
+            504, f"the output was not complete within {self._timeout:g} s, the timeout", "timeout", headers=headers
+        )
+
+    def usage(self) -> dict[str, Any]:
+        """Return the usage block of a response, drafting statistics included."""
+        stats, accepted = self.stats, int(self.stats.drafter_statistics[PREDICTED])
+        tokens = sum(output.tokens for output in self.outputs)
+        speculation = {
+            "drafter": stats.drafter,
+            "accelerated": self.fallback is None,
+            "steps": stats.steps,
+            "mat": round(stats.mat, 4),
+            "drafted_tokens": stats.drafted,
+            "accepted_tokens": stats.accepted.total(),
+            "tokens_per_second": round(stats.tokens_per_second, 2),
+            "wait_seconds": round(self.waited, 6),
+            "prefill_seconds": round(stats.prefill_seconds, 6),
+            "decode_seconds": round(stats.decode_seconds, 6),
+            **({} if self.fallback is None else {"not_accelerated_because": self.fallback}),
+        }
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self.prompt_tokens + tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": self.predicted_tokens - accepted,
+            },
+            "speculation": speculation,
+        }
+
+
+class Engine:
+    """Serves one model. Made before the event loop runs; raises ValueError where the settings do not fit."""
+
+    def __init__(self, loaded: Loaded, settings: Settings) -> None:
+        check_template(loaded.tokenizer)
+        self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
+        self.target = TreeModel(loaded.model)
+        limit = default_budget(self.target) if settings.cache is None else int(settings.cache * 1_000_000)
+        self.prefixes = PrefixCache(self.target, limit)
+        self.pool = DrafterPool(
+            loaded,
+            settings.drafter,
+            settings.isolation,
+            settings.matrix,
+            self.metrics.count_save,
+            settings.reproducible,
+            settings.offers,
+        )
+        self.slots = batch_slots(self.target, self.pool.base, settings, limit)
+        backend = backend_for(FAST[settings.fast])
+        self._backend = captured_or_eager if settings.fast == "on" else backend
+        self.batch = DecodingThread(loaded.model, self._backend) if self.slots.size > 1 else None
+        """Decodes all sequences in one batch; None where one is decoded at a time."""
+        capture_common(self.target, self.pool.base, backend, self.slots.size)
+        self.workers = WorkerPool(self.slots.size)
+        self.grammars = Grammars(loaded, settings.isolation, len(settings.keys), settings.grammar_seconds)
+        self.metrics.drafters.set_function(lambda: len(self.pool))
+        self.metrics.cached_bytes.set_function(lambda: self.prefixes.nbytes)
+        self.metrics.generating.set_function(lambda: self.workers.running)
+        self.metrics.waiting.set_function(lambda: self.workers.waiting)
+        self.metrics.running.set_function(lambda: self.running)
+        self._jobs: dict[str, Job] = {}
+        self._by_key: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.closing = self.warm = False
+
+    @property
+    def running(self) -> int:
+        """Number of requests that run or wait."""
+        return len(self._jobs)
+
+    def admit(self, key: Key | None = None, prefix: str = "", drafter: str = "accelerated", local: bool = True) -> Job:
+        """Accept a request with that key, whose id begins with `prefix`. Its drafter is the server's own
+        ("accelerated"), or one that `DrafterPool.make` knows. `local`: it was made on this machine. The job must be
+        ended or cancelled. Raises ApiError for another drafter, too many requests, or a server that is shutting down.
+        """
+        self.pool.check(drafter)
+        settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
+        forwarded = settings.isolate_forwarded and not settings.keys and not local
+        isolated = forwarded or settings.isolation is Isolation.per_request
+        new_drafter: Callable[[], Drafter] = partial(self.pool.make, drafter)
+        if drafter == "accelerated":
+            new_drafter = partial(self.pool.acquire, name, isolated)
+        with self._lock:
+            if self.closing:
+                raise ApiError(503, "the server is shutting down", "shutting_down", headers=retry)
+            if settings.max_requests_per_key is not None and self._by_key[name] >= settings.max_requests_per_key:
+                most = settings.max_requests_per_key
+                message = f"this API key has {most} requests running or queued, its maximum; try again later"
+                raise ApiError(429, message, "too_many_requests", headers=retry)
+            if len(self._jobs) >= settings.max_requests:
+                message = (
+                    f"the server has {settings.max_requests} requests running or queued, its maximum; try again later"
+                )
+                raise ApiError(503, message, "overloaded", headers=retry)
+            job = Job(prefix, name, new_drafter, settings.timeout, isolated, self._on_end)
+            self._jobs[job.id] = job
+            self._by_key[name] += 1
+        return job
+
+    async def generate(self, job: Job, generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta]]:
+        """Generate all outputs of an admitted job; yield the index of an output with each delta.
+
+        Raises what the generation raises, CancelledError if its client has gone. Closing the iterator ends the job.
+        """
+        arrivals = _Arrivals[tuple[int, list[ScoredToken]]]()
+        choices = [(generation, choice) for generation in generations for choice in range(generation.n)]
+        job.outputs = [generation.new_output() for generation, _ in choices]
+
+        def submit(index: int) -> asyncio.Future[None]:
+            return self._submit(job, *choices[index], lambda tokens: arrivals.put((index, tokens)))
+
+        try:
+            arrivals.end_with([submit(index) for index in range(len(choices))])
+            async for index, tokens in arrivals:
+                yield index, job.outputs[index].push(tokens) if tokens else job.outputs[index].end()
+        finally:
+            job.cancel()
+
+    async def steps(
+        self, job: Job, generation: Generation, report: Callable[[Drafter, Callable[[T], None]], Drafter]
+    ) -> AsyncGenerator[T]:
+        """Generate one output of an admitted job, and yield what `report` puts: it wraps the drafter to observe its
+        steps. Raises as `generate` does.
+        """
+        arrivals = _Arrivals[T]()
+        job.outputs = [generation.new_output()]
+        try:
+            wrapped = self._submit(
+                job, generation, 0, lambda tokens: None, lambda drafter: report(drafter, arrivals.put)
+            )
+            arrivals.end_with([wrapped])
+            async for step in arrivals:
+                yield step
+        finally:
+            job.cancel()
+
+    async def warm_up(self) -> None:
+        """Compile what the first requests would wait for, by a request of the server's own. Raise RuntimeError if it
+        fails, or if requests must be batched and this one was not.
+        """
+        if self.warm:
+            return
+        ids = self.loaded.tokenizer(_WARM_UP, return_tensors="pt")["input_ids"]
+        config = copy.deepcopy(self.loaded.model.generation_config)
+        config.max_new_tokens, config.stop_strings = _WARM_UP_TOKENS, None
+        generation = Generation(ids, config, partial(Output, self.loaded.tokenizer, config))
+        job = Job(new_drafter=self.pool.base.fork, isolated=True)
+        try:
+            await self._submit(job, generation, 0, lambda tokens: None)
+        except Exception as error:
+            why = error.__cause__ or error  # an ApiError does not say it
+            raise RuntimeError(f"the warm-up request failed: {type(why).__name__}: {why}") from error
+        if self.batch is not None and job.fallback is not None:
+            # It would sample from the generator of the whole process, so that seeds would not hold.
+            if self.settings.concurrency is not None:
+                raise RuntimeError(f"requests cannot be batched: {job.fallback}; omit --concurrency")
+            self._decode_one_at_a_time(f"requests cannot be batched: {job.fallback}")
+        self.warm = True
+
+    def _submit(
+        self,
+        job: Job,
+        generation: Generation,
+        choice: int,
+        on_tokens: OnTokens,
+        wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+    ) -> asyncio.Future[None]:
+        """Queue an output; return a future of its end."""
+        task = self.workers.submit(self._run, job, generation, choice, on_tokens, wrap, key=job.key)
+        return asyncio.wrap_future(task)
+
+    def _run(
+        self,
+        job: Job,
+        generation: Generation,
+        choice: int,
+        on_tokens: OnTokens,
+        wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+    ) -> None:
+        """Generate an output in a worker thread; call `on_tokens` with the tokens of each step, with none at its end.
+        A failure is logged, and raised as an ApiError without details.
+        """
+        begun = False
+        try:
+            job.check()
+            drafter, begun = job.begin(), True
+            if generation.scores_prompt:
+                ids = generation.ids.to(self.target.device)
+                on_tokens(scored_prompt(self.loaded.model, ids, generation.logprobs or 0))
+            if generation.config.max_new_tokens != 0:
+                self._decode(job, generation, choice, on_tokens, wrap(drafter))
+            on_tokens([])
+        except CancelledError:
+            raise
+        except Exception as error:
+            job.failed = True
+            raise client_error(error, f"generation {job.id}") from error
+        finally:
+            job.finish(begun)
+
+    def _decode(self, job: Job, generation: Generation, choice: int, on_tokens: OnTokens, drafter: Drafter) -> None:
+        # No client may predict the samples of another.
+        seed = secrets.randbits(63) if generation.seed is None else generation.seed + choice
+        prefixes = self.prefixes.of(job.key) if generation.reuse and not job.isolated else None
+        hints = Hints(prefixes, generation.prediction, generation.nodes)
+        recorder = None if generation.logprobs is None else LogprobRecorder(generation.logprobs)
+
+        def on_step(tokens: list[ScoredToken]) -> None:
+            if job.first_token_seconds is None:
+                job.first_token_seconds = job.seconds
+            on_tokens(tokens)
+
+        model = self._accelerated(drafter, seed, hints)
+        acceleration = model.acceleration
+        arguments = generation.arguments(self.loaded.tokenizer, self.target.device, recorder)
+        try:
+            model.generate(**arguments, streamer=TokenStreamer(recorder, on_step, job.check))
+        finally:
+            with job.lock:
+                job.stats += acceleration.stats
+                # Choices of one prompt count once.
+                job.cached_tokens += acceleration.stats.cached_tokens if choice == 0 else 0
+                job.fallback = acceleration.fallback
+
+    def _accelerated(self, drafter: Drafter, seed: int, hints: Hints) -> PreTrainedModel:
+        """Return a view of the model whose `generate` decodes one sequence; called in a worker."""
+        if self.batch is not None:
+            return self.batch.model(drafter, seed, hints)
+        torch.manual_seed(seed)
+        return view(self.loaded.model, Acceleration(drafter, self._backend, ready(self.loaded.model), hints=hints))
+
+    def _decode_one_at_a_time(self, reason: str) -> None:
+        """Batch no sequences from now on; nothing may be running."""
+        self._close_threads()
+        self.slots, self.batch, self.workers = BatchSlots(1, reason), None, WorkerPool()
+
+    def _on_end(self, job: Job) -> None:
+        with self._lock:
+            del self._jobs[job.id]
+            self._by_key[job.key] -= 1
+            if job.outcome is None:
+                return
+            self.metrics.count_generation(
+                job.stats,
+                id=job.id,
+                key=job.key,
+                outcome=job.outcome,
+                accelerated=job.fallback is None,
+                prompt_tokens=job.prompt_tokens,
+                cached_tokens=job.cached_tokens,
+                seconds=job.seconds,
+                wait_seconds=job.waited,
+                first_token_seconds=job.first_token_seconds,
+            )
+
+    async def save_at_intervals(self) -> None:
+        """Save what was learned every `save_every` seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(self.settings.save_every)
+            await asyncio.to_thread(self.pool.save, self.running > 0, self._between_steps)
+
+    def _between_steps(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call a function while no drafter learns; return the future of its result."""
+        return self.workers.submit(function) if self.batch is None else self.batch.between_steps(function)
+
+    def end_all(self) -> None:
+        """End all requests with an error, at the end of the grace period."""
+        for job in list(self._jobs.values()):
+            job.interrupt(ApiError(503, "the server is shutting down", "shutting_down", headers={"Retry-After": "1"}))
+
+    def close(self) -> None:
+        """End all requests and save; may be called again."""
+        self.closing = True
+        for job in list(self._jobs.values()):
+            job.cancel()
+        self.workers.close()
+        self.grammars.close()
+        self.pool.save()
+        self._close_threads()
+
+    def _close_threads(self) -> None:
+        self.workers.close()
+        if self.batch is not None:
+            self.batch.close()
+
+
+class _Arrivals(Generic[T]):
+    """What worker threads put, as an iterator of the event loop that ends when all of them have."""
+
+    def __init__(self) -> None:
+        self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[T | None]()
+        self._all: asyncio.Future[Any]
+
+    def put(self, item: T) -> None:
+        """Add an item; called in any thread."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+    def end_with(self, tasks: Sequence[asyncio.Future[Any]]) -> None:
+        """End when all tasks have, or with the error of the first that fails."""
+        self._all = asyncio.gather(*tasks)
+        self._all.add_done_callback(self._on_end)
+
+    def _on_end(self, tasks: asyncio.Future[Any]) -> None:
+        if not tasks.cancelled():
+            tasks.exception()  # marks it as retrieved: nothing awaits it once the client has disconnected
+        self._queue.put_nowait(None)
+
+    def __aiter__(self) -> _Arrivals[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        item = await self._queue.get()
+        if item is None:
+            await self._all
+            raise StopAsyncIteration
+        return item
+
+
+class WorkerPool:
+    """Runs calls in threads; queued calls are taken round-robin by API key."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self.running = 0
+        """Number of running calls."""
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="generation")
+        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        """By key, in round-robin order: the next key first."""
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """Number of queued calls."""
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
+
+    def submit(self, fn: Callable[..., Any], *args: Any, key: str = "") -> Future[Any]:
+        """Queue a call for a key; return the future of its result."""
+        task: Future[Any] = Future()
+        with self._lock:
+            self._waiting.setdefault(key, deque()).append((task, partial(fn, *args)))
+        self._threads.submit(self._run_next)
+        return task
+
+    def close(self) -> None:
+        """Wait for all queued calls; no further one may be submitted."""
+        self._threads.shutdown()
+
+    def _run_next(self) -> None:
+        """Run one call of the next key, then requeue that key last."""
+        with self._lock:
+            key = next(iter(self._waiting))
+            tasks = self._waiting.pop(key)
+            task, call = tasks.popleft()
+            if tasks:
+                self._waiting[key] = tasks
+            self.running += 1
+        try:
+            if task.set_running_or_notify_cancel():
+                task.set_result(call())
+        except BaseException as error:
+            task.set_exception(error)
+        finally:
+            with self._lock:
+                self.running -= 1
