@@ -79,8 +79,9 @@ docs-check: setup ## runs every command line and block of code of the docs, and 
 	$(RUN)/python -m pytest tests/docs -m 'nightly or not nightly'
 	$(SITE) build --quiet --strict
 
-drafter-table: setup ## the tables of docs/drafters.md, from the drafters' options
+drafter-table: setup ## the tables of options in docs/drafters.md and docs/serving.md
 	PYTHONPATH=tests $(RUN)/python -m support.drafter_table
+	PYTHONPATH=tests $(RUN)/python -m support.serve_table
 
 architectures: setup ## docs/architectures.md, from the cases of the tests; a minute
 	PYTHONPATH=tests $(RUN)/python -m support.architecture_page

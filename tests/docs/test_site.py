@@ -7,6 +7,7 @@ import pytest
 import typer
 from support.drafter_table import with_tables
 from support.pages_of_docs import ROOT
+from support.serve_table import with_table
 
 import token_recycling
 from token_recycling.cli.app import app
@@ -47,6 +48,11 @@ def test_a_dead_link_or_a_missing_reference_fails(tmp_path, monkeypatch, wrong):
     monkeypatch.chdir(ROOT)
     with pytest.raises((exceptions.Abort, exceptions.MkDocsException)):
         built(tmp_path, f"# Page\n\n{wrong}\n")
+
+
+def test_the_options_of_serve_are_listed_as_its_help_says():
+    page = (DOCS / "serving.md").read_text(encoding="utf-8")
+    assert with_table(page) == page, "run `make drafter-table`"
 
 
 def test_every_page_is_in_the_navigation():

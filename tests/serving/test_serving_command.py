@@ -81,7 +81,7 @@ def test_options_reach_the_server(served):
     server, engine, _ = served(*options, "--name", "one", "--name", "two/three")
     assert engine.settings.allow_hosts == ("one.example", "two.example")
     assert (engine.settings.reproducible, engine.settings.isolation) == (True, Isolation.per_request)
-    assert (server.config.limit_concurrency, server.grace) == (9, 3)
+    assert (server.config.limit_concurrency, engine.settings.grace) == (9, 3)
     assert (engine.settings.name, engine.settings.aliases) == ("one", ("two/three",))
 
 

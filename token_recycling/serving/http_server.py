@@ -40,30 +40,27 @@ def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an app in one process. `max_connections`: further ones get 503; `grace`: seconds for running requests to
-    finish at shutdown; `on_start` is called once connections are accepted; other arguments are those of
-    `uvicorn.Config`.
+    """Serves an app in one process, with the `max_connections` and the `grace` of its settings. `on_start` is called
+    once connections are accepted; other arguments are those of `uvicorn.Config`.
     """
 
     def __init__(
         self,
         app: FastAPI,
-        max_connections: int | None = 512,
-        grace: float = 10,
         on_start: Callable[[], None] = lambda: None,
         **uvicorns: Any,
     ) -> None:
+        self._engine, self._on_start = app.state.engine, on_start
         options = {"log_level": "warning", "proxy_headers": False, "ws": "none", **uvicorns}
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                limit_concurrency=max_connections,
+                limit_concurrency=self._engine.settings.max_connections,
                 timeout_graceful_shutdown=_ENDING,
                 **options,
             )
         )
-        self._engine, self.grace, self._on_start = app.state.engine, grace, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -71,11 +68,11 @@ class HttpServer(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let running requests finish, for `grace` seconds, then end the others with an error. Meanwhile connections
+        """Let running requests finish, for the grace period, then end the others with an error. Meanwhile connections
         are accepted: /health and new requests get 503.
         """
         self._engine.closing = True
-        until = time.monotonic() + self.grace
+        until = time.monotonic() + self._engine.settings.grace
         while self._engine.running and time.monotonic() < until and not self.force_exit:
             await asyncio.sleep(0.02)
         self._engine.end_all()

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from ...serving.http_server import HttpServer
 
 _KEYS, _KEY_FILE = "TOKEN_RECYCLING_API_KEYS", "TOKEN_RECYCLING_API_KEY_FILE"
-_limit, _learning, _access = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Limits", "Learning", "Access")
-)
+_learning, _access = (partial(typer.Option, rich_help_panel=panel) for panel in ("Learning", "Access"))
 
 
 @takes(Settings)
@@ -91,8 +89,6 @@ def serve(
     ] = None,
     tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
     tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
-    max_connections: Annotated[int, _limit(min=1, help="Maximum open connections; further ones get 503.")] = 512,
-    grace: Annotated[int, _limit(min=0, help="Seconds to let in-flight requests finish at shutdown.")] = 10,
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(help="json: one line of JSON per response, generation, warning and error."),
@@ -151,11 +147,7 @@ def serve(
         if log_format == "json":
             log_json_lines()
             uvicorns["log_config"] = None
-        _run(
-            HttpServer(app_of(engine), max_connections, grace, partial(console.note, serving), **uvicorns),
-            engine,
-            listener,
-        )
+        _run(HttpServer(app_of(engine), partial(console.note, serving), **uvicorns), engine, listener)
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
