@@ -11,9 +11,10 @@ from support import architectures, tiny
 
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
+from token_recycling.serving.access import find_key
 from token_recycling.serving.api.common import config_of
 from token_recycling.serving.engine import Engine
-from token_recycling.serving.keys import find_key, parse_key, parse_keys
+from token_recycling.serving.keys import parse_key, parse_keys
 from token_recycling.serving.output import StopTrimmer
 from token_recycling.serving.protocol import Request
 from token_recycling.serving.settings import Settings

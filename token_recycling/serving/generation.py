@@ -75,6 +75,7 @@ class Generation:
             "attention_mask": torch.ones_like(ids),
             "logits_processor": processors(self, config, recorder),
             "generation_config": config,
+            "tokenizer": tokenizer,
         }
         if config.stop_strings:
             stops = StopsAtStrings(tokenizer, config.stop_strings, ids.shape[-1])

@@ -1,13 +1,12 @@
 """API keys. Each has a name, which separates what its requests teach the drafter; nothing else of a key is ever shown.
 
 A key is written NAME:KEY, or KEY alone, whose name is `default`: in an option, in the environment, or one to a line of
-a file. Only digests are kept, and a received key is compared with all of them in constant time.
+a file. Only digests are kept (`access.find_key` compares them with a received key).
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import os
 import re
@@ -83,17 +82,6 @@ def _file_text(file: Path) -> str:
                 file, stat.filemode(mode), file,
             )  # fmt: skip
         return opened.read()
-
-
-def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:
-    """Return the key of an Authorization header, `Bearer KEY`, or None. Takes equally long for each."""
-    scheme, _, secret = (authorization or "").partition(" ")
-    digest = _digest(secret.strip())
-    found = None
-    for key in keys:
-        if hmac.compare_digest(key.digest, digest):
-            found = key
-    return found if scheme.lower() == "bearer" else None
 
 
 def _digest(secret: str) -> bytes:

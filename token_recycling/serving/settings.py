@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from .._util.network import is_loopback
 from .._util.options import check_declared, option
 from .keys import METRICS, Key
 
@@ -114,13 +114,3 @@ def default_isolation(host: str, has_keys: bool, reproducible: bool = False) -> 
     if is_loopback(host):
         return Isolation.shared, f"since {host} is reached from this machine alone, and no API keys are configured"
     return Isolation.per_request, f"since {host} is reached from elsewhere, and no API keys are configured"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
