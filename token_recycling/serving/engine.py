@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ..cuda_graphs import FAST, backend_for, capture_common, captured_or_eager
 from ..drafters._base import PREDICTED, Drafter
-from ..hf.acceleration import Acceleration, view
+from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
 from ..hf.batched import DecodingThread
 from ..loop.hints import Hints
 from ..loop.stats import Stats
@@ -376,6 +376,8 @@ class Engine:
         arguments = generation.arguments(self.loaded.tokenizer, self.target.device, recorder)
         try:
             model.generate(**arguments, streamer=TokenStreamer(recorder, on_step, job.check))
+            if not acceleration.reached:
+                acceleration.fallback = ANOTHER_LOOP
         finally:
             with job.lock:
                 job.stats += acceleration.stats
