@@ -96,7 +96,7 @@ class Joining(RuleBasedStateMachine):
         for row, said in self.wanted.items():
             assert isinstance(row.error, GoneError) or self.texts.said[row] == said
             assert row.stats.tokens == len(self.texts.said[row])
-        assert self.texts.batch._stepper is None, "nothing is held for nobody"
+        assert self.texts.batch._batch is None, "nothing is held for nobody"
 
 
 Joining.TestCase.settings = settings(max_examples=8, stateful_step_count=20)

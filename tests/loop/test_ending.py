@@ -13,7 +13,7 @@ import token_recycling as tr
 from token_recycling import Draft
 from token_recycling.hf.batched import DecodingThread
 from token_recycling.hf.generate_call import GenerateCall
-from token_recycling.loop import step as loop
+from token_recycling.loop.batch import Batch
 from token_recycling.loop.hints import Hints
 from token_recycling.loop.state import RequestState
 from token_recycling.model.kv_cache import Frame
@@ -24,18 +24,18 @@ IDS = tiny.prompt(0, 6)
 
 
 class CloseError(Exception):
-    """Of `TreeStepper.close`, `RequestState.finish` or `PassTimes.keep`."""
+    """Of `Batch.give_back`, `RequestState.finish` or `PassTimes.keep`."""
 
 
 def fails(*_):
     raise CloseError
 
 
-@pytest.mark.parametrize("broken", ["close", "finish", "keep"])
+@pytest.mark.parametrize("broken", ["give back", "finish", "keep"])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_each_end_of_a_call_runs_whatever_the_others_raise(model, monkeypatch, broken, stopped):
     ran = []
-    ends = {"close": (loop.TreeStepper, "close"), "finish": (RequestState, "finish"), "keep": (PassTimes, "keep")}
+    ends = {"give back": (Batch, "give_back"), "finish": (RequestState, "finish"), "keep": (PassTimes, "keep")}
     for name, (kind, method) in ends.items():
         monkeypatch.setattr(kind, method, lambda *_, name=name: (ran.append(name), fails() if name == broken else 0))
     steps = tr.stream(model, IDS, max_new_tokens=8)
@@ -43,7 +43,7 @@ def test_each_end_of_a_call_runs_whatever_the_others_raise(model, monkeypatch, b
         next(steps)
     with pytest.raises(CloseError):
         steps.close() if stopped else list(steps)
-    assert ran == ["close", "finish", "keep"]
+    assert ran == ["give back", "finish", "keep"]
 
 
 def test_a_reproducible_request_shares_no_passes(model):

@@ -12,8 +12,8 @@ from support.running import GoneError, Texts, alone
 
 import token_recycling as tr
 from token_recycling.loop import continuous
+from token_recycling.loop.batch import Batch
 from token_recycling.loop.hints import Hints
-from token_recycling.loop.step import TreeStepper
 from token_recycling.model import prefill
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.tree_model import TreeModel
@@ -31,21 +31,21 @@ def texts(monkeypatch):
     monkeypatch.setattr(prefill, "_FAR", 0)
     made, now = Texts(MODEL), [0.0]
     made.events, made.seconds = [], {"piece": 0.0, "pass": 1.0}
-    read, step = TreeModel.read, TreeStepper.step
+    read, step = TreeModel.read, Batch.step
 
     def reading(target, tokens, *args, **more):
         made.events.append(tokens.shape[1])
         now[0] += made.seconds["piece"]
         return read(target, tokens, *args, **more)
 
-    def stepping(stepper, active):
-        if stepper is made.batch._stepper:
+    def stepping(batch):
+        if batch is made.batch._batch:
             made.events.append(0)
             now[0] += made.seconds["pass"]
-        return step(stepper, active)
+        return step(batch)
 
     monkeypatch.setattr(TreeModel, "read", reading)
-    monkeypatch.setattr(TreeStepper, "step", stepping)
+    monkeypatch.setattr(Batch, "step", stepping)
     monkeypatch.setattr(continuous, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return made
 

@@ -38,11 +38,11 @@ from ..drafters._shared.base import ModelDrafter
 from ..drafters._shared.expand import Rules
 from ..drafters._shared.pairing import DraftModelOption
 from ..hf.accelerate import accelerated
+from ..loop.batch import decode, requests_of
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.state import Sequence as DecodedSequence
 from ..loop.state import TokenSelector
 from ..loop.stats import Stats
-from ..loop.step import decode
 from ..model.info import UnsupportedModelError, model_info
 from ..model.loading import resolved, title
 from ..model.prefixes import PrefixCache, default_budget
@@ -368,7 +368,8 @@ def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
     )
     processors = LogitsProcessorList(call.arguments.get("logits_processor") or [])
     selector, hints = ReplaySelector(sequence, reference, processors), Hints(prediction=call.hints.prediction)
-    for (step,) in decode(target, [sequence], drafter, [selector], target.new_cache(), stats, hints=hints):
+    requests = requests_of(target, [sequence], [selector], drafter, stats, [0], hints)
+    for (step,) in decode(target, requests, target.new_cache()):
         lengths.append(len(step.tokens))
     seconds, processor = watch.read()
     tokens = sequence.tokens[len(prompt) :].tolist()

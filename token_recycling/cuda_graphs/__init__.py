@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..loop.step import Backend, Passes, eager
+from ..loop.batch import Backend, EagerRunners, Runners, eager
 from ..model.tree_model import TreeModel
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def captured(
 
 def captured_where_possible(
     target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
-) -> AbstractContextManager[Passes | None]:
+) -> AbstractContextManager[Runners]:
     """Make captured passes on CUDA where they hold, else eager ones."""
     if target.device.type != "cuda":
         return eager(target, drafter, cache)
@@ -81,7 +81,7 @@ def captured_where_possible(
 @contextmanager
 def captured_or_eager(
     target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
-) -> Iterator[Passes | None]:
+) -> Iterator[Runners]:
     """Make captured passes; eager ones where these do not hold, with one warning for each reason, and while another
     run of the model makes captured ones.
     """
@@ -92,7 +92,7 @@ def captured_or_eager(
     if isinstance(found, str):
         target.kept.say_once(f"forward passes are not captured as CUDA graphs: {found}")
     if isinstance(found, str) or not found.take(suspends):
-        yield None
+        yield EagerRunners()
         return
     try:
         yield found

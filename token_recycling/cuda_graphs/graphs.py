@@ -59,7 +59,7 @@ class Graphs:
         return result
 
     def _capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """BatchState twice beforehand, so that everything is loaded and compiled."""
+        """Run it twice beforehand, so that everything is loaded and compiled."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for _ in range(2):

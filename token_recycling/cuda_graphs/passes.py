@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 from threading import Lock, get_ident
@@ -12,11 +12,12 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.utils.logging import tqdm
 
-from ..loop.step import Pass
 from ..model.fingerprint import operations_of
 from ..model.inspection import layer_states
 from ..model.kv_cache import TreeCache, keep_all, take_over, windowed_layer
+from ..model.prefill import cross_border
 from ..model.remembered import lasting
+from ..model.runner import EagerRunner, Pass, States
 from ..model.tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, pack, packed_size, unpack
@@ -64,6 +65,9 @@ class _Buffer(NamedTuple):
 class CapturedPasses:
     """Made once for a model in one state. Serves one call, or one continuous batch, at a time."""
 
+    kind = "captured"
+    """The name under which the costs of these passes are kept."""
+
     @lasting()
     def __init__(self, target: TreeModel) -> None:
         self.device = target.device
@@ -82,6 +86,10 @@ class CapturedPasses:
     def describe(self) -> str:
         captured = "captured as CUDA graphs" if self.device.type == "cuda" else "not captured"
         return f"fast: forward passes of constant shapes, {captured}"
+
+    def runner(self, eager: EagerRunner, longest: int) -> GraphRunner:
+        """Return the runner of a batch whose prompts `eager` reads; its sequences may grow up to `longest` tokens."""
+        return GraphRunner(self, eager, longest)
 
     def take(self, suspends: bool = False) -> bool:
         """Hold it for one call, unless another one is under way; a call that `suspends` is waited for by none."""
@@ -158,7 +166,7 @@ class CapturedPasses:
 
     @lasting()
     def forward(
-        self, target: TreeModel, drafts: list[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
+        self, target: TreeModel, drafts: Sequence[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
     ) -> Pass:
         """One pass over drafts below sequences of `lengths` cached tokens; the hidden states numbered `states`, too.
         Logits and states are the caller's; the trees are overwritten by the next pass.
@@ -169,7 +177,7 @@ class CapturedPasses:
         shape = Shape(batch, nodes, min(band_of(slots), self.capacity), states)
         buffer = self._buffer(shape.batch, nodes)
         absent = shape.batch - len(drafts)
-        pack([*drafts, *drafts[:1] * absent], [*lengths, *[0] * absent], nodes, buffer.on_host)
+        pack([*drafts, *[drafts[0]] * absent], [*lengths, *[0] * absent], nodes, buffer.on_host)
         if self.device.type != "cpu":
             buffer.on_device.copy_(buffer.on_host, non_blocking=True)
         if shape not in self._graphs and self.state is not None and self.state != state_of(target):
@@ -180,7 +188,7 @@ class CapturedPasses:
         logits, read = self._graphs.run(shape, partial(self._pass, target, shape, buffer.trees))
         trees = PackedTrees(*(part[: len(drafts)] for part in buffer.trees))
         read = None if read is None else read[: len(drafts)].clone()
-        return Pass(lengths, lengths, logits[: len(drafts)].clone(), read, trees)
+        return Pass(lengths, lengths, logits[: len(drafts)].clone(), read, trees=trees)
 
     def _pass(self, target: TreeModel, shape: Shape, trees: PackedTrees) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What a graph captures: logits (batch, n, vocabulary) and hidden states of the nodes of `trees`, whose slots
@@ -226,3 +234,69 @@ class CapturedPasses:
         for batch, rows in bar:
             draft = Draft(star(rows), torch.zeros(rows, dtype=torch.long))
             self.forward(target, [draft] * batch, [1] * batch, states)
+
+
+class GraphRunner:
+    """Makes the passes of one batch in the slots of captured passes, once its prompts are read."""
+
+    kind = CapturedPasses.kind
+
+    def __init__(self, passes: CapturedPasses, eager: EagerRunner, longest: int) -> None:
+        """`eager` reads the prompts; sequences may grow up to `longest` tokens."""
+        self._passes, self._eager, self._longest = passes, eager, longest
+        self._captured = False
+        """Whether the sequences lie in the captured slots."""
+
+    @property
+    def cache(self) -> Cache:
+        """The cache in whose slots the sequences are."""
+        return self._passes.slots.cache if self._captured else self._eager.cache
+
+    def describe(self) -> str:
+        return self._passes.describe()
+
+    def prefill(
+        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
+    ) -> list[torch.Tensor] | None:
+        return self._eager.prefill(sequences, cached, states)
+
+    def forward(
+        self,
+        drafts: Sequence[Draft],
+        sequences: Sequence[torch.Tensor],
+        active: Collection[int],
+        states: States | None = None,
+    ) -> Pass:
+        target, lengths = self._eager.target, [len(sequence) - 1 for sequence in sequences]
+        if not self._captured:
+            if self._eager.cache.get_seq_length() < max(lengths):
+                return self._eager.forward(drafts, sequences, active, states)
+            self._passes.begin(target, self._eager.slots, lengths, self._longest)
+            self._captured = True
+        if target.info.border is not None:
+            cross_border(target, sequences, self.cache)
+        layers = () if states is None else tuple(states(target.config.num_hidden_layers))
+        self._eager.prepared()
+        return self._passes.forward(target, drafts, lengths, layers)
+
+    def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
+        if self._captured:
+            self._passes.slots.keep(seen.starts, seen.lengths, accepted)
+        else:
+            self._eager.keep(seen, accepted)
+
+    def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
+        if self._captured:
+            self._passes.join(self._eager.target, other.slots, sequences, cached)
+        else:
+            self._eager.join(other, sequences, cached)
+
+    def leave(self, order: Sequence[int], cached: int) -> None:
+        if self._captured:
+            self._passes.move(order, cached)
+        else:
+            self._eager.leave(order, cached)
+
+    def give_back(self, lengths: Sequence[int]) -> None:
+        if self._captured:
+            self._passes.write(self._eager.cache, lengths)

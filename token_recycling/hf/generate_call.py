@@ -35,11 +35,11 @@ from transformers.generation.streamers import BaseStreamer
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
 from ..grammar.adapters import for_sequence
+from ..loop.batch import Backend, Run, decode, eager, requests_of
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
-from ..loop.step import Backend, decode_with, eager
 from ..model import trial
 from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.info import ModelInfo, UnsupportedModelError
@@ -304,22 +304,15 @@ def run_call(
             call.reading()
         whole = False
 
-    passes = decode_with(
-        backend,
-        target,
-        sequences,
-        selectors,
-        drafter,
-        cache,
-        stats,
-        cached=held,
-        after_pass=stopping.apply if call.joint_criteria else None,
+    requests = requests_of(target, sequences, selectors, drafter, stats, held, hints)
+    run = Run(
         streamed=call.streamer is not None,
         reading=call.reading and reading,
+        after_pass=stopping.apply if call.joint_criteria else None,
         keeps_all=call.cache_is_seen or (len(sequences) > 1 and trial.mixes_sequences(target)),
         returns_cache=call.cache_is_seen or prefixes is not None,
-        hints=hints,
     )
+    passes = decode(target, requests, cache, run, backend)
     try:
         with closing(passes):  # whatever ends the call, before the next one begins
             for steps in passes:

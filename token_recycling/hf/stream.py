@@ -14,9 +14,9 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from ..cuda_graphs import Fast, backend_for
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.state import Sequence, TokenSelector, check_cached
+from ..loop.batch import Run, check_cached, decode, requests_of
+from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
-from ..loop.step import decode_with
 from ..model import trial
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, unsupported_cache
@@ -65,14 +65,13 @@ def stream(
     if reason is not None:
         raise UnsupportedModelError(reason)
     check_cached(slots(cache), len(prompt))
-    sequences = [Sequence(prompt, criteria)]
-    selectors = [TokenSelector(sequences[0], LogitsProcessorList(logits_processor or []), do_sample)]
+    sequence = Sequence(prompt, criteria)
+    selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
     measured = stats if stats is not None else Stats()
 
     def steps() -> Iterator[Step]:
-        with closing(
-            decode_with(backend, target, sequences, selectors, drafter, cache, measured, streamed=True)
-        ) as passes:
+        requests = requests_of(target, [sequence], [selector], drafter, measured, [slots(cache)])
+        with closing(decode(target, requests, cache, Run(streamed=True), backend)) as passes:
             yield from (step for (step,) in passes)
 
     return steps()

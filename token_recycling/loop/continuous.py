@@ -1,14 +1,14 @@
 """Continuous batching: requests join and leave a batch between its steps.
 
 A request starts alone: its prompt is prefilled into a cache of its own, and its first step is made there. Then its
-slots are copied next to those of the others, with which it shares forward passes (`step.TreeStepper`). A long prompt is
+slots are copied next to those of the others, with which it shares forward passes (`batch.Batch`). A long prompt is
 prefilled in pieces. Between two pieces shorter prompts are prefilled, the others make steps for as long as a piece
 took, and cancelled requests leave. An error of a request's processors, criteria, drafter or `on_step` ends that request
 alone.
 
 Cost: a copy of a request's slots where it joins or leaves; sometimes one of all slots, where stores grow. A pass costs
 as if all sequences were as long as the longest and had as many nodes, so drafts are pruned together
-(`BatchState.drafts`).
+(`Batch.step`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, piece_of
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
-from .prompt import prefill
-from .state import BatchState, RequestState
+from .batch import Backend, Batch, EagerRunners, Runners, eager
+from .state import RequestState
 from .stats import Clock, Stats
-from .step import Backend, Passes, TreeStepper, begin, count, eager, kind_of, learn
 
 OnStep = Callable[[Step], None]
 _MOST_PASSED_OVER = 8
@@ -51,7 +50,7 @@ def why_not_batched(target: TreeModel) -> str | None:
 class _Joining:
     """A request whose prompt is being prefilled."""
 
-    batch: BatchState
+    batch: Batch
     on_step: OnStep
 
     @property
@@ -84,8 +83,8 @@ class RunningBatch:
             raise UnsupportedModelError(reason)
         self.target = target
         self._backend, self._run = backend, ExitStack()
-        self._passes: Passes | None = None
-        """What makes the passes as long as there are requests, or None for eager ones."""
+        self._runners: Runners = EagerRunners()
+        """What makes the passes as long as there are requests."""
         self._costs = costs_of(target, 1, 1)
         self._piece = piece_of(target, 0, others=True)
         self._joining: list[_Joining] = []
@@ -94,8 +93,8 @@ class RunningBatch:
         """How often others were prefilled since the oldest one was."""
         self._owed = 0.0
         """Seconds of steps that are due before the next piece of a long prompt."""
-        self._stepper: TreeStepper | None = None
-        """Makes the steps of the running requests; None if there are none."""
+        self._batch: Batch | None = None
+        """The running requests; None if there are none."""
         self._callbacks: dict[RequestState, OnStep] = {}
         """The running requests and their `on_step`."""
 
@@ -132,12 +131,11 @@ class RunningBatch:
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
-            self._passes = self._run.enter_context(self._backend(self.target, None, None))
-            self._costs = costs_of(self.target, 1, 1, kind_of(self._passes))
+            self._runners = self._run.enter_context(self._backend(self.target, None, None))
+            self._costs = costs_of(self.target, 1, 1, self._runners.kind)
         request.isolated = True
-        self._joining.append(
-            _Joining(BatchState(self.target, [request], self._costs, cache, clock, streamed, reading), on_step)
-        )
+        batch = Batch(self.target, [request], self._costs, cache, clock, streamed=streamed, reading=reading)
+        self._joining.append(_Joining(batch, on_step))
 
     def _states(self, request: RequestState) -> list[int] | None:
         """Return the layers whose hidden states its drafter needs, or None."""
@@ -148,15 +146,15 @@ class RunningBatch:
         """End a request early; the next step returns it."""
         request.error = request.error or error
 
-    @torch.inference_mode(False)  # see `decode`
+    @torch.inference_mode(False)  # see `batch.decode`
     @torch.no_grad()
     def step(self) -> list[RequestState]:
         """Prefill a piece of the waiting prompts, make one step of all requests, and return those that ended."""
         ended = [*self._given_up(), *self._begin(), *self._drop()]
-        if self._stepper is not None:
+        if self._batch is not None:
             began = time.perf_counter()
             try:
-                self._pass(self._stepper)
+                self._pass(self._batch)
             except Exception as error:  # of the forward pass itself, which concerns all
                 for request in self._callbacks:
                     request.error = request.error or error
@@ -168,7 +166,7 @@ class RunningBatch:
 
     def close(self) -> None:
         """Give back what makes its passes; the next request takes it again."""
-        self._stepper = self._passes = None
+        self._batch, self._runners = None, EagerRunners()
         self._run.close()
 
     def _begin(self) -> list[RequestState]:
@@ -178,7 +176,8 @@ class RunningBatch:
             batch, request, began = joining.batch, joining.request, time.perf_counter()
             if request.hints.prefixes is not None and not request.cached:  # others may have cached its beginning
                 with request.guarded():
-                    batch.cache, request.cached = request.hints.prefixes.take(request.sequence.on_host)
+                    cache, request.cached = request.hints.prefixes.take(request.sequence.on_host)
+                    batch.use(cache)
                     request.stats.cached_tokens += request.cached
             uncached, most = (
                 request.sequence.length - 1 - request.cached,
@@ -192,7 +191,7 @@ class RunningBatch:
                     going_on = uncached > most and self.target.info.reads_on
                     if going_on:
                         batch.clock.restart()
-                        prefill(batch, most=most)
+                        batch.read(most)
                         batch.clock.lap("forward")
                     else:
                         self._first_step(joining)
@@ -230,7 +229,9 @@ class RunningBatch:
             request = joining.request
             if request.hints.prefixes is not None:
                 with request.guarded():
-                    request.hints.prefixes.keep(request.sequence.on_host[: request.cached + 1], joining.batch.cache)
+                    request.hints.prefixes.keep(
+                        request.sequence.on_host[: request.cached + 1], joining.batch.runner.cache
+                    )
             request.finish()
         return [joining.request for joining in finished]
 
@@ -238,24 +239,23 @@ class RunningBatch:
         """Make the first step of a request alone; then let it join the others."""
         batch, request = joining.batch, joining.request
         batch.clock.restart()
-        alone = begin(batch, self._passes if self._stepper is None else None)
-        _step(batch, alone, [joining.on_step])
+        batch.begin(self._runners if self._batch is None else None)
+        _step(batch, [joining.on_step])
         _keep_sequence(batch, 0)
         if not request.active:
             return
-        if self._stepper is None:
-            self._stepper = alone
+        if self._batch is None:
+            self._batch = batch
         else:
-            self._stepper.join(alone)
+            self._batch.join(batch)
         self._callbacks[request] = joining.on_step
 
-    def _pass(self, stepper: TreeStepper) -> None:
+    def _pass(self, batch: Batch) -> None:
         """Make one forward pass over all sequences; its time counts for each of them."""
-        batch = stepper.batch
-        self._costs.share(len(batch.requests), max(request.sequence.length for request in batch.requests))
+        self._costs.share(len(batch.requests), batch.longest)
         batch.clock.stats = spent = Stats(batch.requests[0].stats.synchronize)
         batch.clock.restart()
-        _step(batch, stepper, [self._callbacks[request] for request in batch.requests])
+        _step(batch, [self._callbacks[request] for request in batch.requests])
         for place, request in enumerate(batch.requests):
             request.stats.spend(spent)
             if not request.active:
@@ -268,30 +268,29 @@ class RunningBatch:
             request.finish()
             del self._callbacks[request]
         if not self._callbacks:
-            self._stepper = None
+            self._batch = None
             if finished:  # idle: time to save
-                pass_times(self.target, kind_of(self._passes)).keep()
-        elif finished and self._stepper is not None:
-            self._stepper.leave(finished)
+                pass_times(self.target, self._runners.kind).keep()
+        elif finished and self._batch is not None:
+            self._batch.leave(finished)
         return finished
 
 
-def _step(batch: BatchState, stepper: TreeStepper, callbacks: Sequence[OnStep]) -> None:
+def _step(batch: Batch, callbacks: Sequence[OnStep]) -> None:
     """Make one step of each request of a batch, deliver it, then learn from it."""
-    steps = stepper.step(list(range(len(batch.requests))))
-    count(batch, steps)
+    steps = batch.step()
     for request in batch.requests:
         request.whole = False
     for step in steps:
         batch.requests[step.row].whole = True
         with batch.requests[step.row].guarded():
             callbacks[step.row](step)
-    learn(batch, stepper)
+    batch.learn()
 
 
-def _keep_sequence(batch: BatchState, place: int) -> None:
+def _keep_sequence(batch: Batch, place: int) -> None:
     """Keep the slots of a sequence in the prefix cache, unless its last step failed."""
     request = batch.requests[place]
     if request.hints.prefixes is not None and request.whole:
         with request.guarded():
-            request.hints.prefixes.keep(request.sequence.on_host, batch.cache, place)
+            request.hints.prefixes.keep(request.sequence.on_host, batch.runner.cache, place)

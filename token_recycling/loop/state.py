@@ -1,4 +1,4 @@
-"""State of requests and batches: tokens, stopping criteria, token selection, drafters.
+"""State of a request: its tokens, stopping criteria, token selection and drafter.
 
 Stopping and selection are exactly `generate`'s: the criteria and processors that transformers prepares are called once
 per token, with the tokens that they would see there, the padding before a prompt included.
@@ -6,15 +6,13 @@ per token, with the tokens that they would see there, the padding before a promp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from collections.abc import Sequence as Items
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
-from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -25,19 +23,15 @@ from transformers.generation.stopping_criteria import (
 from .._util.device import derived_generator, random_state, set_random_state
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
-from ..drafters._pruning import prune
 from ..grammar.constraint import constraint_of
 from ..grammar.state import State
-from ..model.inspection import layer_states
-from ..model.prefill import Reading
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft, Step
 from ..trees.packed import PackedTrees
-from ..trees.templates import root_only
 from .accept import IMPOSSIBLE
 from .hints import NO_HINTS, Hints
 from .processors import Scope, holds_at_nodes, penalised, scope
-from .stats import Clock, Stats
+from .stats import Stats
 
 _LEAST_GROWTH = 256
 """Least growth of the token buffer: the length limit may exceed any memory."""
@@ -346,74 +340,3 @@ class RequestState:
             with self.guarded():
                 self.stats.drafter_statistics.update(self.sequence_drafter.statistics())
                 self.stats.drafter = self.stats.drafter or self.sequence_drafter.describe()
-
-
-@dataclass
-class BatchState:
-    """State of one batched decode."""
-
-    target: TreeModel
-    requests: list[RequestState]
-    costs: Costs
-    cache: Cache
-    clock: Clock
-    streamed: bool = False
-    """Whether a client waits for the first token."""
-    reading: Reading | None = None
-    """Called before each piece of a prompt."""
-    returns_cache: bool = True
-    """Whether the caller reads the cache afterwards."""
-    prompt_alone: bool = False
-    """Whether the first step verifies no draft."""
-    states_read: list[torch.Tensor] = field(default_factory=list)
-    """(tokens, states * hidden) each: of the pieces of a prompt read so far, where its drafter needs them."""
-
-    @property
-    def sequences(self) -> list[torch.Tensor]:
-        """(length,) each: the sequences so far."""
-        return [row.sequence.tokens for row in self.requests]
-
-    def sequence_drafter(self, row: RequestState) -> SequenceDrafter:
-        """Return a request's drafter, started when first needed."""
-        return row.started(self.target, self.costs)
-
-    def drafts(self, active: list[int]) -> list[Draft]:
-        """Return a draft for each request in `going`, pruned together, and a lone root for the others."""
-        drafts = [Draft(root_only(), row.sequence.on_host[-1:]) for row in self.requests]
-        for place in active:
-            with self.requests[place].guarded():
-                drafts[place] = self.requests[place].draft(self.target, self.costs)
-        if len(drafts) > 1 and active and self.costs.asked:
-            pruned = prune([drafts[place] for place in active], self.costs.by_nodes)
-            for place, draft in zip(active, pruned, strict=True):
-                drafts[place] = draft
-        return drafts
-
-    @property
-    def layers_read(self) -> tuple[int, ...]:
-        """Numbers of the hidden states that drafters need; () for none."""
-        layers = self.target.config.num_hidden_layers
-        return next((row.traits.layers_read(layers) for row in self.requests if row.traits.states is not None), ())
-
-    def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
-        """Collect the hidden states that drafters need in a list, a forward pass each; None if no drafter needs any."""
-        wanted = next((row.traits.states for row in self.requests if row.traits.states is not None), None)
-        return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
-
-
-def places_left(requests: Items[RequestState], finished: Collection[RequestState]) -> list[int]:
-    """Return which request takes each place once those in `finished` leave: the last one fills the gap."""
-    order = list(range(len(requests)))
-    for place in reversed(range(len(requests))):
-        if requests[place] in finished:
-            order[place] = order[-1]
-            order.pop()
-    return order
-
-
-def check_cached(cached: int, length: int) -> None:
-    """Raise ValueError unless the cache leaves out the last token of a sequence, the root of the first draft."""
-    if cached >= length:
-        raise ValueError(
-            f"the cache must hold fewer tokens than the {length} given, got {cached}; pass all tokens so far"
-        )

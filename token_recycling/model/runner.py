@@ -1,0 +1,207 @@
+"""Who owns the slots of a batch and makes its forward passes.
+
+A runner reads the prompts of a batch into slots, makes a forward pass over one draft for each sequence, and keeps the
+slots of the accepted nodes. Sequences join and leave it. The last token of a sequence is never in a slot: it is the
+root of the next draft. `EagerRunner` works in a cache of transformers, `cuda_graphs.passes.GraphRunner` in the slots of
+captured passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Protocol
+
+import torch
+from transformers.cache_utils import Cache
+
+from ..trees.draft import Draft
+from ..trees.packed import PackedTrees, send
+from .inspection import layer_states
+from .kv_cache import TreeCache, take_over, takes_frames
+from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
+from .tree_model import TreeModel, band_of, rows_of
+
+States = Callable[[int], Sequence[int]]
+"""Which hidden states are read, given the number of layers: see `inspection.layer_states`."""
+
+
+class Pass(NamedTuple):
+    """Results of one forward pass for all sequences, at all n nodes of the largest draft."""
+
+    lengths: Sequence[int]
+    """Tokens of each sequence that were cached before."""
+    starts: int | Sequence[int]
+    """The slot of all roots, or of each, right behind its sequence."""
+    logits: torch.Tensor
+    """(batch, n, vocabulary)."""
+    states: torch.Tensor | None = None
+    """(batch, n, states * hidden), where hidden states are read."""
+    prompt_states: Sequence[torch.Tensor] = ()
+    """(tokens, states * hidden) each: of the prompts that the pass read before the roots, if it read any."""
+    trees: PackedTrees | None = None
+    """The drafts on the device, where they were sent in one copy."""
+
+
+class Runner(Protocol):
+    """Owns the slots of the sequences of one batch."""
+
+    @property
+    def kind(self) -> str:
+        """The name under which the costs of its passes are kept."""
+
+    @property
+    def cache(self) -> Cache:
+        """The cache in whose slots the sequences are, each from slot 0 on."""
+
+    def describe(self) -> str:
+        """Describe how passes are made."""
+
+    def prefill(
+        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
+    ) -> list[torch.Tensor] | None:
+        """Read each of `sequences` (length,) but its last token into slots, behind the `cached` ones that are there.
+        Return the hidden states (tokens, states * hidden) of all that was read, for each; None where none are wanted,
+        or the family left some out.
+        """
+
+    def forward(
+        self,
+        drafts: Sequence[Draft],
+        sequences: Sequence[torch.Tensor],
+        active: Collection[int],
+        states: States | None = None,
+    ) -> Pass:
+        """Make one pass over a draft for each of `sequences` (length,), whose root is its last token. The first pass of
+        a batch also reads what is missing of its prompts. Rows that are not `active` attend to nothing.
+        """
+
+    def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
+        """Keep the slots of the accepted nodes of the last pass, for each sequence; the others are free again."""
+
+    def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
+        """Add the sequence of another runner, with `cached` tokens in slots, behind `sequences` others."""
+
+    def leave(self, order: Sequence[int], cached: int) -> None:
+        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs. The
+        longest of those that stay has `cached` tokens in slots.
+        """
+
+    def give_back(self, lengths: Sequence[int]) -> None:
+        """Leave the first `lengths[row]` tokens of each sequence in the cache that the runner began with."""
+
+
+class EagerRunner:
+    """Makes passes as the model's own code does, in a cache that may hold the beginnings of the sequences."""
+
+    kind = ""
+
+    def __init__(
+        self,
+        target: TreeModel,
+        cache: Cache,
+        reading: Reading | None = None,
+        prepared: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`reading` is called before each piece of a prompt, and may raise; `prepared` before each pass over drafts,
+        once its inputs are made.
+        """
+        self.target, self.cache, self._reading, self.prepared = target, cache, reading, prepared
+        self._slots: TreeCache | None = None
+        self._first = True
+        """Whether the next pass is the batch's first one."""
+        take_over(cache)
+
+    @property
+    def slots(self) -> TreeCache:
+        """The slots of the cache, once its prompts are read or a first pass is made."""
+        if self._slots is None:
+            self._slots = TreeCache(self.cache)
+        return self._slots
+
+    def describe(self) -> str:
+        return "eager"
+
+    def prefill(
+        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
+    ) -> list[torch.Tensor] | None:
+        with self._collecting(states) as passes:
+            prefill(self.target, sequences, self.cache, cached, self._reading)
+        uncached = [len(sequence) - 1 - held for sequence, held in zip(sequences, cached, strict=True)]
+        # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
+        if not passes or sum(read.shape[1] for read in passes) != max(uncached):
+            return None
+        read = torch.cat(passes, dim=1).to(self.target.device)
+        return [read[row, :count] for row, count in enumerate(uncached)]
+
+    def forward(
+        self,
+        drafts: Sequence[Draft],
+        sequences: Sequence[torch.Tensor],
+        active: Collection[int],
+        states: States | None = None,
+    ) -> Pass:
+        if self.target.info.border is not None:
+            cross_border(self.target, sequences, self.cache)
+        lengths, held = [len(sequence) - 1 for sequence in sequences], self.cache.get_seq_length()
+        with self._collecting(states) as passes:
+            seen = self._pass(drafts, sequences, lengths, active)
+        self._first = False
+        if states is None:
+            return seen
+        n, read = seen.logits.shape[1], torch.cat(passes, dim=1).to(self.target.device)
+        prompts: list[torch.Tensor] = []
+        if 0 < read.shape[1] - n == max(lengths) - held:  # shorter sequences stand behind padding
+            prompts = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
+        return seen._replace(states=read[:, -n:], prompt_states=prompts)
+
+    def _collecting(self, states: States | None) -> AbstractContextManager[list[torch.Tensor]]:
+        """Collect hidden states in a list, a forward pass each; none where none are read."""
+        return nullcontext([]) if states is None else layer_states(self.target.model, states)
+
+    def _pass(
+        self,
+        drafts: Sequence[Draft],
+        sequences: Sequence[torch.Tensor],
+        lengths: Sequence[int],
+        active: Collection[int],
+    ) -> Pass:
+        target, cache = self.target, self.cache
+        logits = self._first_logits(drafts, sequences) if self._first else None
+        if logits is not None:
+            first = cache.get_seq_length() - logits.shape[1]
+            return Pass(lengths, first, logits)
+        held = cache.get_seq_length()
+        if target.inputs.fixed_shapes and takes_frames(cache):
+            self.slots.settle(lengths)
+            n = rows_of(max(len(draft.tree) for draft in drafts))
+            trees = send(drafts, lengths, n, target.device)
+            inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n), cache)
+            self.prepared()
+            return Pass(lengths, lengths, target.forward(inputs, cache), trees=trees)
+        visible = [length if row in active else 0 for row, length in enumerate(lengths)]
+        inputs = target.inputs.of(drafts, visible, held)
+        self.prepared()
+        return Pass(lengths, held, target.forward(inputs, cache))
+
+    def _first_logits(self, drafts: Sequence[Draft], sequences: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Return logits (batch, n, vocabulary) of a pass over drafts that reads the uncached part of the prompts too;
+        None where all is cached.
+        """
+        if self.target.info.recurrent:
+            return read_prompts(self.target, sequences, self.cache)
+        if len(drafts) == 1 and self.cache.get_seq_length() < len(sequences[0]) - 1:
+            return first_pass(self.target, sequences[0], drafts[0], self.cache, self._reading)
+        return None
+
+    def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
+        self.slots.keep(seen.starts, seen.lengths, accepted)
+
+    def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
+        self.slots.join(other.slots)
+
+    def leave(self, order: Sequence[int], cached: int) -> None:
+        self.slots.select(order, cached)
+
+    def give_back(self, lengths: Sequence[int]) -> None:
+        """Do nothing: the slots are those of the cache."""
