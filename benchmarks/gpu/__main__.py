@@ -52,7 +52,7 @@ def run(todo: Iterable[Stage], output: Path, until: float = float("inf")) -> boo
             print(f"{stage.name}: done before", flush=True)
             continue
         if stage.missing:
-            print(f"{stage.name}: skipped, {stage.needs} is not installed", flush=True)
+            print(f"{stage.name}: skipped, not installed: {', '.join(stage.missing)}", flush=True)
             continue
         began = time.monotonic()
         status, size, log = _run_stage(stage, output, until)
@@ -116,7 +116,9 @@ def _model_and_data() -> tuple[str, str]:
 def _plan(todo: list[Stage]) -> None:
     for stage in todo:
         sizes = f"{len(stage.sizes)} sizes" if len(stage.sizes) > 1 else "one size"
-        print(f"{stage.name:32} {stage.minutes:4.0f} min, {sizes}{', not installed' if stage.missing else ''}")
+        print(
+            f"{stage.name:32} {stage.minutes:4.0f} min, {sizes}{f', not installed: {", ".join(stage.missing)}' if stage.missing else ''}"
+        )
         for command in stage.sizes[0]:
             print("   ", " ".join(command).replace(sys.executable, "python").replace(f"{ROOT}/", ""))
     print(f"{'in all':32} {sum(stage.minutes for stage in todo if not stage.missing):4.0f} min", flush=True)

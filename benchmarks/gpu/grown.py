@@ -37,7 +37,7 @@ def grown(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
     wide = LlamaConfig(
         **{
             **config.to_dict(),
-            **vars(shape),
+            **_widths(shape),
             "num_hidden_layers": max(shape.num_hidden_layers, config.num_hidden_layers),
             "vocab_size": config.vocab_size,
             "head_dim": head,
@@ -83,6 +83,11 @@ def grown(small: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
     large.tie_weights()
     large.generation_config = small.generation_config
     return large
+
+
+def _widths(shape: Shape) -> dict[str, int]:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    return {name: getattr(shape, name) for name in names}
 
 
 def _heads(heads: int, small_group: int, group: int) -> list[int]:

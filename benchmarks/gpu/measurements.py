@@ -24,6 +24,7 @@ from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import star
 
 from .profiled import profiled
+from .rows import Row
 from .timing import filled, one_step, timed
 
 ALONE = (1, 64)
@@ -48,7 +49,6 @@ _ROUNDS = 20
 _GENERATED, _WARM = 24, 6
 """Tokens that `generate` writes, and how many of them are not counted: the prompt's, and those that compile."""
 
-Row = dict[str, Any]
 Measurement = Callable[[TreeModel, int], Row]
 
 

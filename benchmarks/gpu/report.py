@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from token_recycling._util.files import replacing
 from token_recycling.bench.report import NONE, Table
 from token_recycling.costs.budget import best_size
 from token_recycling.trees.templates import RANK_ACCEPTANCE, grow
 
-from .measurements import ALONE, EVERYTHING, Row
+from .measurements import ALONE, EVERYTHING
+from .rows import Row, Rows
+from .shapes import SHAPES
 
 KINDS = ("eager", "captured", "compiled")
 _DEEPEST = 64
@@ -79,6 +83,16 @@ BARS = (
 )
 
 
+KV_GOAL = 1.25
+"""Keys and values of an accelerated call, by those of a plain one, at most."""
+
+
+def write_report(folder: Path, rows: Rows, where: Row, command: str) -> None:
+    """Write report.md."""
+    with replacing(folder / "report.md") as temporary:
+        Path(temporary).write_text(page(rows.rows, where, command, list(SHAPES)))
+
+
 def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
     """The tables, in markdown; shapes in `order`."""
     sizes = sorted({row["nodes"] for row in rows if row["what"] == "step"})
@@ -125,9 +139,57 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
         "From its first operation to its last, milliseconds of one pass or step; the share in which it waits for the "
         "host; how many operations there are, and what most of the time goes into, milliseconds each.",
         _table(["kind", "nodes", "ms", "waits", "operations", "longest"], map(_profile, profiles)),
+        *_whole_calls(rows),
         *(f"- {row['shape']}, {row['context']}, {row['kind']}, {row['nodes']} nodes: {row['error']}" for row in errors),
     ]
     return "\n\n".join(pieces) + "\n"
+
+
+def _whole_calls(rows: list[Row]) -> Iterator[str]:
+    """The tables of `benchmarks.gpu.calls`, as far as it has run."""
+    measured = [row for row in rows if "error" not in row]
+    if memory := [row for row in measured if row["what"] == "memory"]:
+        yield "## Memory of a call"
+        yield (
+            "Peak allocation beside the weights, GiB; that of keys and values of a plain call; and keys and values of "
+            f"the call by those, if all that is more than in `generate` is keys and values: at most {KV_GOAL}."
+        )
+        plain = {(row["shape"], row["context"]): row["bytes"] for row in memory if row["kind"] == "generate"}
+        yield _table(["kind", "peak", "keys and values", "ratio"], [_memory(row, plain) for row in memory])
+    if starts := [row for row in measured if row["what"] == "start"]:
+        yield "## First token, and what `accelerate` takes"
+        yield "Milliseconds to the first token of a later call; seconds of `accelerate` and of the first call."
+        yield _table(
+            ["kind", "first token", "accelerate", "first call"],
+            [
+                [*_key(row), _ms(row["seconds"]), f"{row['accelerate']:.2f}", f"{row['first_call']:.2f}"]
+                for row in starts
+            ],
+        )
+    experts = [row for row in measured if row["what"] == "experts" and "seconds" in row]
+    if experts:
+        yield "## Kernels of experts"
+        yield "Milliseconds of a forward pass over so many rows, and the kernels of passes after the prompt."
+        yield _table(["kind", "rows", "ms"], [[*_key(row), row["nodes"], _ms(row["seconds"])] for row in experts])
+        yield from (
+            f"- {row['shape']}: {name} runs {kernels}"
+            for row in measured
+            if "used" in row
+            for name, kernels in row["used"].items()
+        )
+
+
+def _key(row: Row) -> list[Any]:
+    return [row["shape"], row["context"], row["kind"]]
+
+
+def _memory(row: Row, plain: dict[tuple[str, int], int]) -> list[Any]:
+    sizes = [f"{size / 2**30:.2f}" for size in (row["bytes"], row["kv_bytes"])]
+    base = plain.get((row["shape"], row["context"]))
+    if not base or row["kind"] == "generate":
+        return [*_key(row), *sizes, NONE]
+    ratio = 1 + (row["bytes"] - base) / row["kv_bytes"]
+    return [*_key(row), *sizes, f"{ratio:.2f} {'pass' if ratio <= KV_GOAL else 'FAIL'}"]
 
 
 def _table(columns: list[str], rows: Iterable[list[Any]]) -> str:

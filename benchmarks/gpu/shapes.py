@@ -1,4 +1,4 @@
-"""Llama shapes with random weights: what a step costs does not depend on what the weights say."""
+"""Shapes of models with random weights: what a step costs does not depend on what the weights say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,10 @@ class Shape:
     num_key_value_heads: int
     intermediate_size: int
     vocab_size: int
+    window: int | None = None
+    """Tokens that every layer looks back, as in Mistral; None: all."""
+    experts: int = 0
+    """Experts of each layer, eight of which a token uses, as in Qwen3-MoE; 0: a dense model."""
 
 
 SHAPES = {  # Llama 3.2 1B and 3B, Llama 3 8B (grouped queries), Llama 2 7B (a key head for each query)
@@ -29,17 +41,27 @@ SHAPES = {  # Llama 3.2 1B and 3B, Llama 3 8B (grouped queries), Llama 2 7B (a k
     "3B": Shape(3072, 28, 24, 8, 8192, 128256),
     "8B": Shape(4096, 32, 32, 8, 14336, 128256),
     "7B": Shape(4096, 32, 32, 32, 11008, 32000),
+    "window": Shape(4096, 32, 32, 8, 14336, 32000, window=4096),  # Mistral 7B
+    "experts": Shape(2048, 24, 32, 4, 768, 151936, experts=128),  # half of Qwen3-30B-A3B's layers
+    "tiny window": Shape(64, 2, 4, 2, 96, 512, window=16),
+    "tiny experts": Shape(64, 2, 4, 2, 32, 512, experts=16),
 }
 
 
-def made(shape: str, longest: int, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
-    """A llama of that shape with random weights, for texts of `longest` tokens."""
-    config = LlamaConfig(
-        **vars(SHAPES[shape]), max_position_embeddings=longest, bos_token_id=None, eos_token_id=None, dtype=dtype
-    )
+def made(shape: str, longest: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A model of that shape with random weights, for texts of `longest` tokens."""
+    sizes = dict(vars(SHAPES[shape]))
+    window, experts = sizes.pop("window"), sizes.pop("experts")
+    shared = {"max_position_embeddings": longest, "bos_token_id": None, "eos_token_id": None, "dtype": dtype}
     torch.manual_seed(0)
     with _defaults(device, dtype):
-        return LlamaForCausalLM(config).eval()
+        if experts:
+            sizes |= {"num_experts": experts, "num_experts_per_tok": 8, "head_dim": 128 if experts > 16 else 16}
+            sizes["moe_intermediate_size"] = sizes["intermediate_size"]
+            return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **shared)).eval()
+        if window is not None:
+            return MistralForCausalLM(MistralConfig(**sizes, **shared, sliding_window=window)).eval()
+        return LlamaForCausalLM(LlamaConfig(**sizes, **shared)).eval()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ METHODS = ("generate", "prompt_lookup_hf:n=10", "plain", "published", "recycling
 """`plain` is our own loop without drafts: captured on a card, so it is the baseline of captured decoding."""
 BATCHES = (1, 8, 32)
 Command = tuple[str, ...]
+_VLLM = ("vllm", "arctic_inference")  # suffix decoding in vLLM is in a package of its own
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,13 @@ class Stage:
     """Estimated, on an H100."""
     sizes: tuple[tuple[Command, ...], ...]
     """Commands to run one after the other, for each size. Where one is out of memory, the next size is tried."""
-    needs: str = ""
-    """Library without which the stage is skipped."""
+    needs: tuple[str, ...] = ()
+    """Libraries without which the stage is skipped."""
 
     @property
-    def missing(self) -> bool:
-        return bool(self.needs) and importlib.util.find_spec(self.needs) is None
+    def missing(self) -> list[str]:
+        """Libraries that are not installed."""
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
 def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
@@ -40,6 +42,13 @@ def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
         steps = _module("benchmarks.gpu.steps", "--shape", shape, "--seconds", "36000", "--output", str(output))
         shorter = ((512, 2048, 8192), (512, 2048), (512,))
         yield Stage(f"steps {shape}", minutes, tuple(((*steps, *_each("--context", some)),) for some in shorter))
+    memory, start = (_module("benchmarks.gpu.calls", what, "--output", str(output)) for what in ("memory", "start"))
+    contexts = ((4096, 16384, 32768), (4096, 16384), (4096,))
+    memory_shapes = _each("--shape", ("8B", "window"))
+    yield Stage("memory", 8, tuple(((*memory, *memory_shapes, *_each("--context", some)),) for some in contexts))
+    yield Stage("start", 5, (((*start, *_each("--shape", ("1B", "8B"))),),))
+    experts = _module("benchmarks.gpu.calls", "experts", "--shape", "experts", "--output", str(output))
+    yield Stage("experts", 4, ((experts,),))
     few = ("--limit", "2", "--device", "cuda")
     for dtype in ("bfloat16", "float32"):
         sizes = tuple((_bench(model, data, output / dtype, dtype, batches, *few),) for batches in _halved(BATCHES))
@@ -54,7 +63,7 @@ def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
     yield Stage("texts 8B bfloat16", 25, sizes)
     rows = ("--rows", str(output / "vllm.jsonl"))
     vllm = _module("benchmarks.engines", "vllm", "--clock", "wall", *rows)
-    yield Stage("vLLM", 20, (((*vllm, *_each("--load", (1, 8, 32, 64))),),), "vllm")
+    yield Stage("vLLM", 20, (((*vllm, *_each("--load", (1, 8, 32, 64))),),), _VLLM)
 
 
 def rehearsal(output: Path) -> Iterator[Stage]:
@@ -66,12 +75,16 @@ def rehearsal(output: Path) -> Iterator[Stage]:
     )
     tiny = ("--shape", "tiny", "--context", "40", "--device", "cpu", "--dtype", "float32", "--few")
     yield Stage("steps tiny", 2, ((_module("benchmarks.gpu.steps", *tiny, "--output", str(output)),),))
+    for what, shapes in (("memory", ("tiny", "tiny window")), ("start", ("tiny",)), ("experts", ("tiny experts",))):
+        calls = _module("benchmarks.gpu.calls", what, *_each("--shape", shapes), "--context", "40")
+        settings = ("--device", "cpu", "--dtype", "float32", "--output", str(output))
+        yield Stage(what, 1, (((*calls, *settings),),))
     yield Stage("texts target float32", 1, ((_bench(model, data, output / "float32", "float32", (1, 2), *less),),))
     texts = _bench(str(grown), data, output / "small", "float32", (1, 2), *less)
     yield Stage("texts small float32", 1, ((_grown(grown, "small", model), texts),))
     vllm = _module("benchmarks.engines", "vllm", "--model", model, "--data", data)
     few = ("--limit", "2", "--max-new-tokens", "8", "--load", "1", "--rows", str(output / "vllm.jsonl"))
-    yield Stage("vLLM", 2, (((*vllm, *few),),), "vllm")
+    yield Stage("vLLM", 2, (((*vllm, *few),),), _VLLM)
 
 
 def _module(name: str, *arguments: str) -> Command:

@@ -11,46 +11,25 @@ memory ends the program with the error; what was measured before stays.
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import transformers
 import typer
 from rich.console import Console
 
-from token_recycling._util.files import replacing
-from token_recycling.bench.measure import environment
 from token_recycling.model.tree_model import TreeModel
 
-from .measurements import EVERYTHING, FEW, Measurement, Row, Wanted, measurements
-from .report import page
+from .measurements import EVERYTHING, FEW, Measurement, Wanted, measurements
+from .report import write_report
+from .rows import Row, Rows, opened
 from .shapes import SHAPES, made
 
 ROOT = Path(__file__).parents[2]
-
-
-class Rows:
-    """The rows of this machine and commit, in a file that only grows."""
-
-    def __init__(self, folder: Path, setting: dict[str, Any]) -> None:
-        self.path, self.setting = folder / "rows.jsonl", setting
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-        self.rows: list[Row] = [row for row in kept if row["setting"] == setting]
-
-    def has(self, **key: Any) -> bool:
-        return any(all(row[name] == value for name, value in key.items()) for row in self.rows)
-
-    def add(self, row: Row) -> None:
-        self.rows.append({**row, "setting": self.setting})
-        with self.path.open("a") as file:
-            file.write(json.dumps(self.rows[-1]) + "\n")
 
 
 @dataclass(frozen=True)
@@ -118,16 +97,11 @@ def main(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise typer.BadParameter(f"no CUDA device for --device {device}; --device cpu --shape tiny tries the program")
     transformers.utils.logging.set_verbosity_error()
-    where = environment(made("tiny", 64, torch.device(device), getattr(torch, dtype)), "llama shapes, random weights")
-    setting = {
-        name: where[name] for name in ("accelerator", "cpu", "threads", "dtype", "torch", "transformers", "commit")
-    }
-    rows = Rows(output, {**setting, "system": platform.system()})
+    rows, where = opened(output, torch.device(device), getattr(torch, dtype))
     job = Job(rows, contexts, torch.device(device), getattr(torch, dtype), until, FEW if few else EVERYTHING, say)
     done = all(list(map(job.measure, shapes)))
     command = "python -m benchmarks.gpu.steps " + " ".join(sys.argv[1:])
-    with replacing(output / "report.md") as temporary:
-        Path(temporary).write_text(page(rows.rows, where, command.strip(), list(SHAPES)))
+    write_report(output, rows, where, command.strip())
     say.print(f"{output / 'report.md'}: " + ("all measured" if done else "there is more to measure: run it again"))
     if not done:
         raise typer.Exit(3)

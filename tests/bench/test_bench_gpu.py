@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from support import tiny
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu import __main__ as session
-from benchmarks.gpu import steps
+from benchmarks.gpu import calls, report, steps
 from benchmarks.gpu.grown import grown
 from benchmarks.gpu.grown import main as grow
 from benchmarks.gpu.profiled import _covered, profiled
 from benchmarks.gpu.report import BARS, Times, judged
-from benchmarks.gpu.shapes import Shape
+from benchmarks.gpu.shapes import Shape, made
 from benchmarks.gpu.stages import Stage, rehearsal, stages
 from token_recycling.bench.data import RunOptions
 
@@ -101,7 +102,7 @@ def test_a_stage_that_is_out_of_memory_is_tried_in_the_next_size(tmp_path):
         Stage("fits later", 1, ((FULL, touch[0]), (touch[1],))),
         Stage("never fits", 1, ((FULL,), (FULL,))),
         Stage("fails", 1, ((python("raise ValueError(7)"),), (touch[0],))),
-        Stage("absent", 1, ((touch[0],),), needs="no_such_library"),
+        Stage("absent", 1, ((touch[0],),), needs=("json", "no_such_library")),
     ]
     assert not session.run(todo, tmp_path)
     assert [path.exists() for path in made] == [False, True]
@@ -138,6 +139,28 @@ def test_methods_are_those_of_the_benchmark(tmp_path):
         for command in (command for size in stage.sizes for command in size if "bench" in command):
             given = [command[place + 1] for place, part in enumerate(command) if part == "--method"]
             assert RunOptions(data=("spec_bench",), methods=tuple(given)).methods
+
+
+def test_the_stages_cover_what_is_to_be_known_of_a_card_and_are_all_rehearsed(tmp_path):
+    names = [stage.name.split()[0] for stage in stages(tmp_path, "model.gguf", "spec_bench")]
+    assert {*names} == {"tests", "steps", "memory", "start", "experts", "texts", "vLLM"}
+    assert {*names} == {stage.name.split()[0] for stage in rehearsal(tmp_path)}
+    (vllm,) = [stage for stage in stages(tmp_path, "model.gguf", "spec_bench") if stage.name == "vLLM"]
+    ((command,),) = vllm.sizes
+    assert [value for option, value in pairwise(command) if option == "--load"] == ["1", "8", "32", "64"]
+
+
+def test_keys_and_values_are_counted_by_the_shape():
+    """Two layers of two heads of 16 in float32: 512 bytes a token, of at most 16 tokens in a window."""
+    for shape, tokens in (("tiny", 40), ("tiny window", 16)):
+        assert calls._kv_bytes(made(shape, 64, torch.device("cpu"), torch.float32), 40) == 512 * tokens
+    rows = [
+        {"shape": "tiny", "context": 40, "what": "memory", "kind": kind, "nodes": 1, "bytes": size, "kv_bytes": 100}
+        for kind, size in (("generate", 1000), ("eager", 1020), ("captured", 1030))
+    ]
+    written = "".join(report._whole_calls(rows))
+    assert "1.20 pass" in written
+    assert "1.30 FAIL" in written
 
 
 @pytest.mark.nightly

@@ -1,0 +1,218 @@
+"""Whole calls on random weights: memory, first token, what `accelerate` takes, and kernels of experts.
+
+    python -m benchmarks.gpu.calls memory --shape 8B --shape window
+    python -m benchmarks.gpu.calls start --shape 1B --shape 8B
+    python -m benchmarks.gpu.calls experts --shape experts
+
+- memory: the most that a call allocates beside the weights, with `generate` and accelerated, eager and captured, after
+  prompts of 4k, 16k and 32k tokens. The goal is keys and values of at most 1.25 times those of plain decoding.
+- start: seconds of `accelerate` with its captures, of the first call, and to the first token of a later one.
+- experts: a mixture of experts runs other kernels in `generate`'s decoding than in its prefill. Seconds of a forward
+  pass over 8 to 64 rows by each, and which ones an accelerated call runs.
+
+Rows are appended to those of `benchmarks.gpu.steps`, in the same file and report; what is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import transformers
+import typer
+from rich.console import Console
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from token_recycling import accelerate, decelerate
+from token_recycling._util.device import synchronize
+
+from .report import write_report
+from .rows import Row, opened
+from .shapes import SHAPES, made
+
+MEMORY_CONTEXTS, START_CONTEXTS, EXPERT_CONTEXTS = (4096, 16384, 32768), (512, 4096), (512,)
+EXPERT_ROWS = (1, 8, 16, 32, 64)
+_TOKENS, _ROUNDS = 32, 10
+KINDS = {"generate": None, "eager": False, "captured": True}
+"""How a call decodes: `fast` of `accelerate`, None for transformers' own."""
+
+Measurement = Callable[[PreTrainedModel], Row]
+
+
+class _FirstToken(BaseStreamer):
+    """Notes when the first token comes after the prompt."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._calls, self.at = device, 0, 0.0
+
+    def put(self, value: Any) -> None:
+        self._calls += 1
+        if self._calls == 2:  # the prompt comes first
+            synchronize(self._device)
+            self.at = time.perf_counter()
+
+    def end(self) -> None: ...
+
+
+def measurements(what: str, shape: str, contexts: list[int], kinds: list[str]) -> Iterator[tuple[Row, Measurement]]:
+    """Yield what is to be measured of a shape, and how."""
+    for context in contexts:
+        at = {"shape": shape, "context": context, "what": what}
+        if what == "experts":
+            for implementation in ("grouped_mm", "batched_mm"):
+                for rows in EXPERT_ROWS:
+                    key = {**at, "kind": implementation, "nodes": rows}
+                    yield key, partial(_experts, implementation=implementation, context=context, rows=rows)
+            yield {**at, "kind": "used", "nodes": 8}, partial(_experts_used, context=context)
+        else:
+            run = _peak if what == "memory" else _start
+            for kind in kinds:
+                yield {**at, "kind": kind, "nodes": 1}, partial(run, context=context, fast=KINDS[kind])
+
+
+def _call(model: PreTrainedModel, context: int, streamer: BaseStreamer | None = None) -> float:
+    """Decode some tokens after a random prompt; return the time at which the call began."""
+    ids = torch.randint(1, model.config.vocab_size, (1, context), device=model.device)
+    synchronize(model.device)
+    began = time.perf_counter()
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=_TOKENS, do_sample=False, streamer=streamer)
+    synchronize(model.device)
+    return began
+
+
+def _peak(model: PreTrainedModel, context: int, fast: bool | None) -> Row:
+    """Bytes that a call allocates at most beside the weights; 0 on a CPU, where torch does not count them."""
+    on_card = model.device.type == "cuda"
+    if fast is not None:
+        accelerate(model, fast=fast)
+    try:
+        _call(model, context)  # captures, and lets the allocator settle
+        if on_card:
+            before = torch.cuda.memory_allocated(model.device)
+            torch.cuda.reset_peak_memory_stats(model.device)
+        _call(model, context)
+        peak = torch.cuda.max_memory_allocated(model.device) - before if on_card else 0
+    finally:
+        if fast is not None:
+            decelerate(model)
+    return {"bytes": peak, "kv_bytes": _kv_bytes(model, context + _TOKENS)}
+
+
+def _kv_bytes(model: PreTrainedModel, tokens: int) -> int:
+    """Bytes of keys and values of a plain call."""
+    config = model.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    window = getattr(config, "sliding_window", None)
+    kept = tokens if window is None else min(tokens, window)
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * head * kept * model.dtype.itemsize
+
+
+def _start(model: PreTrainedModel, context: int, fast: bool | None) -> Row:
+    """Seconds of `accelerate`, of the first call, and to the first token of the third."""
+    began = time.perf_counter()
+    if fast is not None:
+        accelerate(model, fast=fast)
+    synchronize(model.device)
+    made_in = time.perf_counter() - began
+    try:
+        began = _call(model, context)
+        first_call = time.perf_counter() - began
+        _call(model, context)
+        watch = _FirstToken(model.device)
+        began = _call(model, context, watch)
+    finally:
+        if fast is not None:
+            decelerate(model)
+    return {"seconds": watch.at - began, "accelerate": made_in, "first_call": first_call}
+
+
+@torch.no_grad()
+def _experts(model: PreTrainedModel, implementation: str, context: int, rows: int) -> Row:
+    """Seconds of a forward pass over some rows after a prompt: the best of some rounds."""
+    before = model.get_experts_implementation()
+    model.set_experts_implementation(implementation)
+    try:
+        ids = torch.randint(1, model.config.vocab_size, (1, context), device=model.device)
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+        more, seconds = ids[:, :rows], float("inf")
+        for done in range(_ROUNDS + 1):
+            synchronize(model.device)
+            began = time.perf_counter()
+            model(input_ids=more, past_key_values=cache, use_cache=True)
+            synchronize(model.device)
+            if done:
+                seconds = min(seconds, time.perf_counter() - began)
+            cache.crop(-rows)
+    finally:
+        model.set_experts_implementation(before)
+    return {"seconds": seconds}
+
+
+def _experts_used(model: PreTrainedModel, context: int) -> Row:
+    """Kernels of the forward passes after the prompt, in a plain and in an accelerated call."""
+    used: dict[str, str] = {}
+    for name in ("generate", "accelerated"):
+
+        def note(*_: Any, name: str = name) -> None:
+            used[name] = ", ".join(sorted({str(value) for value in model.get_experts_implementation().values()}))
+
+        hook = model.register_forward_pre_hook(note)
+        try:
+            if name == "accelerated":
+                accelerate(model, fast=False)
+            _call(model, context)
+        finally:
+            hook.remove()
+            if name == "accelerated":
+                decelerate(model)
+    return {"used": used}
+
+
+def main(
+    what: Annotated[Literal["memory", "start", "experts"], typer.Argument(help="what is measured")],
+    shape: Annotated[list[str], typer.Option(help=f"one of {', '.join(SHAPES)}; repeatable")],
+    context: Annotated[list[int] | None, typer.Option(help="tokens of the prompt; repeatable")] = None,
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try the program")] = "cuda",
+    dtype: Annotated[str, typer.Option(help="type of the weights")] = "bfloat16",
+    output: Annotated[Path, typer.Option(help="folder of rows.jsonl and report.md")] = Path("docs/results/gpu"),
+) -> None:
+    """Measure what is missing, and write the report. Exit status 1 if a measurement failed."""
+    if unknown := sorted({*shape} - {*SHAPES}):
+        raise typer.BadParameter(f"unknown shape {', '.join(unknown)}; choose from {', '.join(SHAPES)}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise typer.BadParameter(f"no CUDA device for --device {device}; --device cpu --shape tiny tries the program")
+    transformers.utils.logging.set_verbosity_error()
+    place, kind = torch.device(device), getattr(torch, dtype)
+    say, rows, where = Console(stderr=True, width=120), *opened(output, place, kind)
+    defaults = {"memory": MEMORY_CONTEXTS, "start": START_CONTEXTS, "experts": EXPERT_CONTEXTS}
+    contexts = sorted(context or defaults[what])
+    kinds = [name for name in KINDS if name != "captured" or place.type == "cuda"]
+    failed = False
+    for name in shape:
+        missing = [(key, run) for key, run in measurements(what, name, contexts, kinds) if not rows.has(**key)]
+        if not missing:
+            continue
+        model = made(name, max(contexts) + 2 * _TOKENS + max(EXPERT_ROWS), place, kind)
+        for key, run in missing:
+            try:
+                result = run(model)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # an error is a row and does not stop the others
+                result, failed = {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}, True
+            rows.add({**key, **result})
+            say.print(*{**key, **result}.values(), highlight=False)
+        del model
+    write_report(output, rows, where, f"python -m benchmarks.gpu.calls {' '.join(sys.argv[1:])}".strip())
+    if failed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
