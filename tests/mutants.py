@@ -1,4 +1,4 @@
-"""Faults that the tests must find, and the program that puts them in, one after another: `make mutants`.
+"""Faults that the tests must find, and the program that puts them in, one after another: `python tests/mutants.py`.
 
 A mutant replaces one piece of the package by a faulty one, in a copy of the repository. The files of tests that are
 most likely to find it run first, then the folders, then all of `make test`, until the first failure. A mutant that no
@@ -6,8 +6,8 @@ test finds survives: a test is missing. At the end the tests that failed run onc
 pass. A piece that no longer stands in the package exactly once is an error, so that the list keeps up with the code.
 
 Cost: about 20 seconds a mutant that its likely files find, minutes one that they do not. Rows are kept in
-build/mutants/rows.jsonl, and a mutant that has one is not run again; `make mutants NAMES="a b"` runs these anew, and
-NAMES=--again all of them, each with the test that found it before the likely ones.
+build/mutants/rows.jsonl, and a mutant that has one is not run again; `python tests/mutants.py A B` runs these again,
+and `--again` all of them, each with the test that found it before the likely ones.
 """
 
 from __future__ import annotations

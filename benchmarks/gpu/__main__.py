@@ -116,9 +116,8 @@ def _model_and_data() -> tuple[str, str]:
 def _plan(todo: list[Stage]) -> None:
     for stage in todo:
         sizes = f"{len(stage.sizes)} sizes" if len(stage.sizes) > 1 else "one size"
-        print(
-            f"{stage.name:32} {stage.minutes:4.0f} min, {sizes}{f', not installed: {", ".join(stage.missing)}' if stage.missing else ''}"
-        )
+        missing = f", not installed: {', '.join(stage.missing)}" if stage.missing else ""
+        print(f"{stage.name:32} {stage.minutes:4.0f} min, {sizes}{missing}")
         for command in stage.sizes[0]:
             print("   ", " ".join(command).replace(sys.executable, "python").replace(f"{ROOT}/", ""))
     print(f"{'in all':32} {sum(stage.minutes for stage in todo if not stage.missing):4.0f} min", flush=True)

@@ -1,9 +1,6 @@
-"""`make demo` does every job, and the benchmark of a server under load deals prompts to clients."""
+"""`make demo` does every job."""
 
-import pytest
-import typer
-
-from benchmarks import demo, load
+from benchmarks import demo
 from benchmarks.real_model import NoRealModelError
 
 
@@ -20,12 +17,3 @@ def test_without_a_network_the_tiny_model_does_every_job(monkeypatch, capsys):
         assert f"{job.title}, cold" in said
         assert f"{job.title}, warm" in said
     assert said.splitlines()[-1] == "identical: yes"
-
-
-def test_no_prompt_is_sent_twice_to_one_server():
-    found = load.prompts_of([1, 4, 16], 100)
-    places = [place for own in found.values() for place in own]
-    assert len(set(places)) == len(places)
-    assert [len(own) for own in found.values()] == [4, 4, 16]
-    with pytest.raises(typer.BadParameter, match="24"):
-        load.prompts_of([1, 4, 16], 23)

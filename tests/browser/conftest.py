@@ -16,7 +16,7 @@ BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-c
 
 def missing(what):
     """Skips the tests; fails where a browser was installed for them."""
-    (pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip)(f"{what}; `make browser` installs it")
+    (pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip)(f"{what}; `nox -s install-browser` installs it")
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def test_every_page_is_in_the_navigation():
 def test_the_tables_of_drafters_are_made_from_them():
     page = (DOCS / "drafters.md").read_text(encoding="utf-8")
     assert all(f"\n## {name}\n" in page for name in own_names())
-    assert with_tables(page) == page, "run `make drafter-table`"
+    assert with_tables(page) == page, "run `nox -s tables`"
 
 
 def test_the_tables_and_the_picture_of_jobs_are_made_from_their_rows():

@@ -34,7 +34,7 @@ def needs(library):
     try:
         metadata.version(library)
     except metadata.PackageNotFoundError:
-        pytest.skip(f"{library} is not installed: `make test-ecosystem` installs what it can")
+        pytest.skip(f"{library} is not installed: `nox -s ecosystem` installs what it can")
 
 
 def block(section):

@@ -1,4 +1,4 @@
-"""Token Recycling in llama-cpp-python: `make test-llama-cpp` runs this, in an environment where it was built."""
+"""Token Recycling in llama-cpp-python: `nox -s llama-cpp` runs this, in an environment where it was built."""
 
 import gc
 import itertools
@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import tiny
 
-pytest.importorskip("llama_cpp", reason="llama-cpp-python has an environment of its own: make test-llama-cpp")
-pytest.importorskip("gguf", reason="makes the model files: make test-llama-cpp")
+pytest.importorskip("llama_cpp", reason="llama-cpp-python has an environment of its own: nox -s llama-cpp")
+pytest.importorskip("gguf", reason="makes the model files: nox -s llama-cpp")
 
 import llama_cpp
 from llama_cpp import Llama

@@ -1,4 +1,4 @@
-"""mlx-lm's texts with drafts against those without, family by family: `make test-mlx` runs this, in an environment of
+"""mlx-lm's texts with drafts against those without, family by family: `nox -s mlx` runs this, in an environment of
 its own.
 """
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import tiny
 
-pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: make test-mlx")
+pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: nox -s mlx")
 
 import mlx.core as mx
 import mlx.nn as nn

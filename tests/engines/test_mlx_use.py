@@ -1,4 +1,4 @@
-"""What mlx-lm's users set and keep, and when it drafts: `make test-mlx` runs this, in an environment of its own."""
+"""What mlx-lm's users set and keep, and when it drafts: `nox -s mlx` runs this, in an environment of its own."""
 
 import copy
 import gc
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support import tiny
 
-pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: make test-mlx")
+pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: nox -s mlx")
 
 import mlx.core as mx
 import mlx_lm

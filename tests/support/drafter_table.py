@@ -1,4 +1,4 @@
-"""The tables of docs/drafters.md, made from the drafters' classes; `make drafter-table` writes them."""
+"""The tables of docs/drafters.md, made from the drafters' classes; `nox -s tables` writes them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The releases of torch and transformers that this library runs on, and what is said outside of them.
 
-`docs/versions.md` shows with which of them the tests passed; `make test-versions` makes it. What a release within the
+`docs/versions.md` shows with which of them the tests passed; `nox -s versions` makes it. What a release within the
 range lacks is in `model/compat`. Nothing heavy is imported here: the installed releases are read from what pip wrote.
 """
 
