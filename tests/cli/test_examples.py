@@ -1,5 +1,6 @@
 """The example scripts run as a reader would run them, on the shipped model, and show what their text promises."""
 
+import json
 import os
 import re
 import subprocess
@@ -27,6 +28,31 @@ def test_accelerate_generate_prints_the_same_text_and_what_it_was_worth():
     assert "identical to plain generate: yes" in output
     tokens, steps = map(int, re.search(r"(\d+) tokens in (\d+) steps", output).groups())
     assert steps < tokens <= 48
+
+
+def test_an_agent_calls_tools_by_their_schema():
+    lines = run("agent.py", "--turns", "3").splitlines()
+    calls = [json.loads(line.partition(" -> ")[0]) for line in lines]
+    assert len(calls) == 3
+    assert {call["tool"] for call in calls} <= {"stock", "order"}
+    steps = [int(re.search(r"in (\d+) steps", line)[1]) for line in lines]
+    assert steps[-1] < steps[0], "later calls are drafted from earlier ones"
+
+
+def test_documents_become_objects_of_the_schema():
+    *lines, last = run("documents_to_json.py").splitlines()
+    objects = [json.loads(line[: line.index("}") + 1]) for line in lines]
+    assert len(objects) == 4
+    assert all(list(one) == ["name", "age", "occupation", "city"] for one in objects)
+    tokens, steps = map(int, re.search(r"(\d+) tokens in (\d+) steps", last).groups())
+    assert steps < tokens
+
+
+def test_an_edit_is_the_same_with_a_prediction():
+    output = run("edit_code.py", "--max-new-tokens", "40")
+    assert output.splitlines()[-1] == "identical: yes"
+    without, given = map(int, re.search(r"prediction (\d+), with prediction (\d+)", output).groups())
+    assert given <= without
 
 
 def test_stream_steps_shows_every_token_and_one_tree():

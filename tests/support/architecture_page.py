@@ -213,7 +213,7 @@ def _count(exact: set[str]) -> str:
     version = ".".join(transformers.__version__.split(".")[:2])
     return (
         f"Of the {len(decoders)} causal language models in `AutoModelForCausalLM` of transformers {version}, "
-        f"**{len(exact & decoders)} are exact**\nand {len(decoders - exact)} are refused or could not be built. "
+        f"**{len(exact & decoders)} are exact**\nand {len(decoders - exact)} are unsupported (listed below). "
         f"{len(ENCODERS.split())} encoders used with `is_decoder=True` are exact too, but not counted.\n"
     )
 

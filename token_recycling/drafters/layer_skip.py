@@ -38,7 +38,7 @@ class LayerSkip(CausalDrafter):
     first prompt and the target's continuation; on a text of the target's own where sequences are isolated.
     """
     depth: int = 6
-    """Most drafting steps."""
+    """Maximum number of drafting steps."""
     theta_prob: float = 0.6
     """Drafting ends after a token of a lower probability."""
     # One branch, as in the paper: the options of draft models are fixed here.

@@ -42,13 +42,13 @@ class Mtp(StatesDrafter[MtpModel]):
     removed: ClassVar[dict[str, str]] = REMOVED
 
     layers: str | MtpModel = _OWN
-    """own: those in the files of the target; in Python also a MtpModel made for it."""
+    """own: use the target checkpoint's MTP layers; in Python also a MtpModel."""
     tree: int | Literal["auto"] = "auto"
     """auto: as many nodes and positions as pay at each step, by the layers' probabilities; or a number of nodes."""
     k: int = 4
     """Candidates per position; 1 for a chain."""
     depth: int = 4
-    """Most positions; beyond the number of layers the last one reads its own output."""
+    """Maximum number of positions; beyond the number of layers the last one reads its own output."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,9 +27,9 @@ class PromptLookup(Drafter):
     """Drafts the tokens after the first occurrence of the last few tokens."""
 
     num_tokens: int = 10
-    """Most drafted tokens."""
+    """Maximum number of drafted tokens."""
     max_matching_ngram_size: int = 3
-    """Most of the last tokens to look up; fewer where they are not found."""
+    """Longest n-gram to look up; shorter ones follow where it has no match."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")

@@ -33,7 +33,7 @@ class Suffix(Drafter):
     """Drafts the continuation of the longest repeated suffix; the longer the match, the longer the draft."""
 
     num_tokens: int = 40
-    """Most drafted tokens."""
+    """Maximum number of drafted tokens."""
     factor: float = 2.0
     """Drafted tokens per token of the match."""
     min_match: int = 1

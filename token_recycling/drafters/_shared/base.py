@@ -164,19 +164,18 @@ class CausalDrafter(ModelDrafter):
     whose recurring parts are drafted once.
     """
     depth: int = 10
-    """Most drafting steps; the length of a sequence."""
+    """Maximum number of drafting steps; the length of a sequence."""
     k: int = 4
-    """Most children of a node, in a tree or graph."""
+    """Maximum number of children of a node, in a tree or graph."""
     theta_prob: float = 0.4
-    """Lowest probability of a token whose node is followed, in a tree or graph."""
+    """Prune a node whose probability is below this, in a tree or graph."""
     theta_sib: float = 0.1
-    """Lowest share of its best sibling's probability with which a node is followed."""
+    """Prune a node whose probability is below this fraction of its best sibling's."""
     tau: int = 1
-    """In a graph: this many equal tokens at the ends of two paths merge their continuations."""
+    """Graph mode: merge two paths that end in the same `tau` tokens."""
     nodes: int | Literal["auto"] = "auto"
-    """Most nodes verified, the most probable ones; auto: drafting and verification end where they do not pay on this
-    machine. Sequences and sampled drafts have fixed sizes.
-    """
+    """Maximum number of nodes verified, the most probable ones; auto: stop when another node would cost more than it
+    saves (not for sequences or sampled drafts)."""
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):

@@ -163,17 +163,17 @@ class Rules:
     """Which nodes are drafted and followed."""
 
     depth: int
-    """Most drafting steps."""
+    """Maximum number of drafting steps."""
     k: int
-    """Most children of a node."""
+    """Maximum number of children of a node."""
     nodes: int
-    """Most nodes verified."""
+    """Maximum number of nodes verified."""
     theta_prob: float = 0.0
     theta_sib: float = 0.0
     tau: int = 0
     """Tokens that must recur for a merge; 0 for a tree."""
     frontier: int | None = None
-    """Most nodes followed in one step, the most probable ones; None: no limit."""
+    """Maximum number of nodes expanded in one step, the most probable ones; None: no limit."""
     times: np.ndarray | None = None
     """(nodes + 1,) t(n) of the target's passes over 1, 2, ... nodes. If given, drafting ends where one more step does
     not pay, and only as many nodes are verified as pay.

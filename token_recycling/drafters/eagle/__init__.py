@@ -51,9 +51,9 @@ class Eagle(StatesDrafter[PlacedHead]):
     static: EAGLE-1's 25 nodes; or rank paths, chain:N, or a file of paths.
     """
     k: int = 10
-    """Most candidates after a node, and most nodes followed per layer."""
+    """Maximum number of candidates after a node, and of nodes expanded per layer."""
     depth: int = 8
-    """Most layers."""
+    """Maximum number of layers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

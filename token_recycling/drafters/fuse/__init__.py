@@ -48,7 +48,7 @@ class Fuse(Drafter):
     list of drafters.
     """
     nodes: int | Literal["auto"] = "auto"
-    """Most drafted nodes, the best of all parts; auto: as many as pay on this machine."""
+    """Maximum number of drafted nodes, the best of all parts; auto: as many as pay on this machine."""
     drafters: list[Drafter] = field(default_factory=list, init=False)
     """The parts, as they were made."""
 

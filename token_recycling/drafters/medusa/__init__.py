@@ -42,8 +42,8 @@ class Medusa(StatesDrafter[MedusaHeads]):
     heads: str | Path
     """Folder made by `token-recycling train medusa` for this target."""
     tree: str | int = "auto"
-    """auto (as many nodes as pay at each step, by the heads' probabilities) or a number of nodes; static or static:N,
-    the tree of as many nodes as pay, or of N, by the accuracy measured in training; rank paths, or a file of them.
+    """auto (as many nodes as pay at each step, by the heads' probabilities) or a number of nodes; static: a fixed tree
+    sized for this machine; static:N: N nodes; rank paths, or a file of them.
     """
     k: int = 10
     """Candidates per head."""

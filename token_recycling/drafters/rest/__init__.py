@@ -40,13 +40,13 @@ class Rest(Drafter):
     datastore: str | Path
     """File made by `token-recycling datastore build`."""
     nodes: int = 64
-    """Most drafted nodes: the most frequent prefixes."""
+    """Maximum number of drafted nodes: the most frequent prefixes."""
     num_tokens: int = 10
     """Tokens of a continuation, and so the depth of a tree."""
     max_matching_ngram_size: int = 16
-    """Most of the last tokens to look up; fewer where they are not found."""
+    """Longest n-gram to look up; shorter ones follow where it has no match."""
     max_matches: int = 5000
-    """Most continuations that are counted."""
+    """Maximum number of continuations counted."""
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "nodes", "num_tokens", "max_matches")

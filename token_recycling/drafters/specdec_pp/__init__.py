@@ -35,11 +35,11 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
     head: str | AcceptanceHead = ""
     """Folder of a trained head; by default in that of the draft model. In Python also a head."""
     threshold: float = 0.7
-    """Drafting ends where the head predicts a rejection among the tokens so far with a higher probability."""
+    """Stop drafting once the head's predicted probability of a rejection exceeds this."""
     min_length: int = 2
-    """Fewest drafted tokens."""
+    """Minimum number of drafted tokens."""
     max_length: int = 20
-    """Most drafted tokens."""
+    """Maximum number of drafted tokens."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:

@@ -1,0 +1,80 @@
+"""An agent loop: the model chooses a tool by JSON that follows a schema, and reads the result in its next turn.
+
+python examples/agent.py [MODEL] [--turns N]
+
+The drafter keeps what it learns, and a `Conversation`-like transcript repeats itself from turn to turn: both make good
+drafts. The shipped model is tiny, so its choices mean little; give a chat model for sensible ones.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from token_recycling import accelerate, constrain, load
+
+SHIPPED = Path(__file__).parent.parent / "models" / "target"
+STOCK = {"lamp": 4, "desk": 0, "chair": 11}
+TOOLS = {
+    "stock": lambda item: {"item": item, "pieces": STOCK[item]},
+    "order": lambda item: {"item": item, "ordered": True},
+}
+SCHEMA = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"tool": {"const": name}, "item": {"enum": sorted(STOCK)}},
+            "required": ["tool", "item"],
+            "additionalProperties": False,
+        }
+        for name in TOOLS
+    ]
+}
+TASK = (
+    "You manage a shop. Answer every message with one call of a tool as JSON, such as "
+    '{"tool": "stock", "item": "lamp"}. The tools are stock and order. Order what is not in stock.\n'
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default=str(SHIPPED), help="a local folder, .gguf file or hub name")
+    parser.add_argument("--turns", type=int, default=4)
+    arguments = parser.parse_args()
+
+    model, tokenizer = load(arguments.model, dtype="float32")
+    accelerate(model)
+    messages = [{"role": "user", "content": f"{TASK}What about the desk?"}]
+    for _ in range(arguments.turns):
+        ids = encoded(tokenizer, messages)
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=64,
+            do_sample=False,
+            logits_processor=[constrain(tokenizer, json_schema=SCHEMA)],
+        )
+        text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        call = json.loads(text)
+        result = TOOLS[call["tool"]](call["item"])
+        stats = model.acceleration.stats
+        print(f"{json.dumps(call)} -> {json.dumps(result)}   ({stats.tokens} tokens in {stats.steps} steps)")
+        messages += [
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": f"{json.dumps(result)} What next?"},
+        ]
+
+
+def encoded(tokenizer, messages) -> torch.Tensor:
+    """Token ids (1, length) of a conversation, by the model's template if it has one."""
+    if tokenizer.chat_template is None:
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return tokenizer("".join(lines) + "assistant: ", return_tensors="pt")["input_ids"]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")[
+        "input_ids"
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""A code edit with the old file as the `prediction`: what does not change is verified in long drafts.
+
+python examples/edit_code.py [MODEL] [--file FILE] [--instruction TEXT]
+
+The prediction is a hint: the output is the same with and without it, and needs fewer steps with it.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from token_recycling import Stats, generate, load
+
+SHIPPED = Path(__file__).parent.parent / "models" / "target"
+FILE = '''\
+def mean(values):
+    """Return the mean of some values."""
+    total = 0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def variance(values):
+    """Return the variance of some values."""
+    center = mean(values)
+    total = 0
+    for value in values:
+        total += (value - center) ** 2
+    return total / len(values)
+'''
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default=str(SHIPPED), help="a local folder, .gguf file or hub name")
+    parser.add_argument("--file", type=Path, help="the file to edit; default a small one")
+    parser.add_argument("--instruction", default="Rename `total` to `result`.")
+    parser.add_argument("--max-new-tokens", type=int, default=160)
+    arguments = parser.parse_args()
+
+    model, tokenizer = load(arguments.model, dtype="float32")
+    file = FILE if arguments.file is None else arguments.file.read_text(encoding="utf-8")
+    ids = encoded(tokenizer, f"{arguments.instruction} Answer with the whole file and nothing else.\n\n{file}\n")
+    options = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
+    outputs, steps = [], {}
+    for name, prediction in (("without", None), ("with", file)):
+        stats = Stats()
+        outputs.append(
+            generate(
+                model,
+                ids,
+                drafter="recycling:tree=16",
+                prediction=prediction,
+                tokenizer=tokenizer,
+                stats=stats,
+                **options,
+            )
+        )
+        steps[name] = stats.steps
+    print(tokenizer.decode(outputs[1][0, ids.shape[1] :], skip_special_tokens=True))
+    print(f"steps without prediction {steps['without']}, with prediction {steps['with']}")
+    print(f"identical: {'yes' if torch.equal(*outputs) else 'no'}")
+
+
+def encoded(tokenizer, text) -> torch.Tensor:
+    """Token ids (1, length) of a message, by the model's template if it has one."""
+    if tokenizer.chat_template is None:
+        return tokenizer(text, return_tensors="pt")["input_ids"]
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")[
+        "input_ids"
+    ]
+
+
+if __name__ == "__main__":
+    main()
