@@ -52,7 +52,7 @@ def test_a_dead_link_or_a_missing_reference_fails(tmp_path, monkeypatch, wrong):
 
 def test_the_options_of_serve_are_listed_as_its_help_says():
     page = (DOCS / "serving.md").read_text(encoding="utf-8")
-    assert with_table(page) == page, "run `make drafter-table`"
+    assert with_table(page) == page, "run `nox -s tables`"
 
 
 def test_every_page_is_in_the_navigation():

@@ -1,4 +1,4 @@
-"""The table of the options of `serve` in docs/serving.md, made from the command; `make drafter-table` writes it."""
+"""The table of the options of `serve` in docs/serving.md, made from the command; `nox -s tables` writes it."""
 
 from __future__ import annotations
 
