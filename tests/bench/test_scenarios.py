@@ -26,7 +26,6 @@ def test_a_scenario_is_understood_and_its_data_are_there(path, monkeypatch):
 
 
 def test_outputs_are_held_to_the_grammar_of_their_question(tmp_path):
-    pytest.importorskip("xgrammar")
     asked = {"prompt": "Is it?", "regex": "yes|no"}, {"prompt": "Which?", "json_schema": {"enum": ["a", "b"]}}
     (tmp_path / "forms.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     where = benching.setup(max_new_tokens=12)

@@ -2,7 +2,6 @@
 where REQUIRE_BROWSER is set.
 """
 
-import importlib.util
 import os
 import shutil
 
@@ -33,13 +32,6 @@ def browser():
         started = playwright.chromium.launch(executable_path=path)
         yield started
         started.close()
-
-
-@pytest.fixture(scope="module")
-def xgrammar():
-    """Grammars for the server."""
-    if importlib.util.find_spec("xgrammar") is None:
-        missing("xgrammar is not installed")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True,
 
 
 @pytest.fixture(scope="module")
-def server(xgrammar):
+def server():
     model = speaking_llama()
     model.generation_config.eos_token_id = 0
     with serving(model, tiny.tokenizer(), offers=("recycling:tree=8", "published")) as running:

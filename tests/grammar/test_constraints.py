@@ -108,6 +108,12 @@ def _forced(said):
 )
 def test_a_grammar_forces_a_string_of_limited_length(form, expected):
     """xgrammar's own search for it does not end where a grammar has no end."""
-    pytest.importorskip("xgrammar")
-    processor = tr.constrain(tiny.tokenizer(), grammar=form)
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    tokenizer = tiny.tokenizer()
+    known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=[0])
+    processor = LogitsProcessor(xgrammar.GrammarCompiler(known).compile_grammar(form))
     assert adapters.state_of([processor], PROMPT).forced == expected
+    ours = adapters.state_of([tr.constrain(tokenizer, grammar=form)], PROMPT).forced
+    assert ours[:100] == expected[:100]

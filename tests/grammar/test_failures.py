@@ -44,12 +44,12 @@ class Failing(AutomatonProcessor):
         super().__init__(automaton, 64)
         self.failing, self.fail = method, failing(error, after)
 
-    def first_matcher(self):
+    def first_state(self):
         if self._read:
             return None
-        if self.failing == "first_matcher":
+        if self.failing == "first_state":
             self.fail()
-        return FailingPlace(self._automaton, 0, self), 64
+        return State(FailingPlace(self._automaton, 0, self), 2)
 
 
 class FailingPlace(_Place):
@@ -77,7 +77,7 @@ class FailingPlace(_Place):
 
 @pytest.mark.parametrize("error", [ValueError("max() of an empty sequence"), PanicError("index out of bounds")])
 @pytest.mark.parametrize("after", [0, 3])
-@pytest.mark.parametrize("method", ["first_matcher", "fill", "after", "forced"])
+@pytest.mark.parametrize("method", ["first_state", "fill", "after", "forced"])
 @pytest.mark.parametrize("drafter", ["recycling", "prompt_lookup"])
 def test_a_library_that_fails_loses_drafts_alone(model, drafter, method, after, error, caplog):
     automaton, texts = random_automaton(1), []
@@ -91,7 +91,7 @@ def test_a_library_that_fails_loses_drafts_alone(model, drafter, method, after, 
 
 
 def test_the_failure_is_logged(model, caplog):
-    processor = Failing(random_automaton(1), "first_matcher", ValueError("no transitions"), 0)
+    processor = Failing(random_automaton(1), "first_state", ValueError("no transitions"), 0)
     with caplog.at_level(logging.WARNING, "token_recycling"):
         tr.generate(model, PROMPT, logits_processor=[processor], max_new_tokens=4, do_sample=False)
     assert "no transitions" in caplog.text
@@ -110,7 +110,7 @@ def outlines_core_without_transitions():
         def get_transitions(self):
             return {}
 
-    processor = type("OutlinesCoreLogitsProcessor", (AutomatonProcessor,), {"first_matcher": None})([{0: 0}], 64)
+    processor = type("OutlinesCoreLogitsProcessor", (AutomatonProcessor,), {"first_state": None})([{0: 0}], 64)
     type(processor).__module__ = "outlines.backends.outlines_core"
     type(processor).__qualname__ = "OutlinesCoreLogitsProcessor"
     processor.is_first_token, processor.index = True, Index()
@@ -120,7 +120,7 @@ def outlines_core_without_transitions():
 def renamed_attribute():
     """As a later release of a library, which has another attribute."""
     processor = AutomatonProcessor([{0: 0}], 64)
-    kind = type("LogitsProcessor", (AutomatonProcessor,), {"__module__": "xgrammar.contrib.hf", "first_matcher": None})
+    kind = type("LogitsProcessor", (AutomatonProcessor,), {"__module__": "xgrammar.contrib.hf", "first_state": None})
     kind.__qualname__ = "LogitsProcessor"
     processor.__class__ = kind
     return processor
@@ -149,6 +149,8 @@ def masks_of_a_slow_library(monkeypatch, slow):
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
     xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.contrib.hf import LogitsProcessor
+
     vocabulary = [chr(97 + token % 26) * (1 + token // 26) for token in range(63)] + ["</s>"]
     compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[63]))
     compiled = compiler.compile_grammar('root ::= ("abcde" | "xyz")*')
@@ -159,7 +161,7 @@ def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
             model,
             PROMPT,
             max_new_tokens=24,
-            logits_processor=[adapters.GrammarProcessor(compiled)],
+            logits_processor=[LogitsProcessor(compiled)],
             reproducible=reproducible,
         )
         return [(step.draft.tree.parents, step.draft.tokens.tolist(), step.tokens) for step in steps]

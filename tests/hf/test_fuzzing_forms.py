@@ -16,7 +16,6 @@ from support.strategies import fuzz
 import token_recycling as tr
 
 SCHEMAS, NEW = 25, 40
-xgrammar = pytest.importorskip("xgrammar")
 jsonschema = pytest.importorskip("jsonschema")
 
 NAMES = ("name", "size", "color", "city", "items", "id", "kind", "tag")

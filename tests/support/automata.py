@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
+from token_recycling.grammar.state import State
+
 Automaton = list[dict[int, int]]
 """For each place the tokens that may follow, and the place after each."""
 
@@ -41,8 +43,8 @@ class AutomatonProcessor(LogitsProcessor):
         self._automaton, self._vocab_size = automaton, vocab_size
         self._place, self._read = 0, 0
 
-    def first_matcher(self) -> tuple[_Place, int] | None:
-        return None if self._read else (_Place(self._automaton, 0), self._vocab_size)
+    def first_state(self) -> State | None:
+        return None if self._read else State(_Place(self._automaton, 0), (self._vocab_size + 31) // 32)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         for token in input_ids[0, self._read or input_ids.shape[1] :].tolist():

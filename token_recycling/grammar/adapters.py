@@ -1,9 +1,9 @@
 """Recognises logits processors that hold a sequence to a grammar, so that drafts keep to it too.
 
-Known are xgrammar's own (Dong et al., 2411.15100); those of outlines, with whatever library it asks: xgrammar,
-llguidance or outlines-core; the function of lm-format-enforcer; and any that says so itself (`Matching`), as that of
-`constrain` does. They choose the tokens as they do in `generate`, each called once a token. Drafts follow a copy of
-their matcher (`state.State`). Any other processor is called as before, and drafts know nothing of it.
+Known are those of `constrain` and the server (`GrammarProcessor`); xgrammar's own (Dong et al., 2411.15100); those of
+outlines, with whatever library it asks: xgrammar, llguidance or outlines-core; the function of lm-format-enforcer; and
+any that says so itself (`Matching`). They choose the tokens as they do in `generate`, each called once a token. Drafts
+follow a copy of their matcher (`state.State`). Any other processor is called as before, and drafts know nothing of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from transformers import LogitsProcessor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
+from .compile import Grammar
 from .state import Matcher, State, lost_drafts
 
 _SLOW = 0.02
@@ -109,22 +110,67 @@ class _Xgrammar:
         return found.decode(errors="ignore")
 
 
-@dataclass(frozen=True)
-class _Llguidance:
-    """A place of llguidance's matcher."""
+class _Walk:
+    """One matcher of llguidance that goes from place to place: forward or back by a token takes half a microsecond,
+    where a copy takes time that grows with the output.
+    """
 
-    matcher: Any
+    def __init__(self, pristine: Any, stops: Sequence[int]) -> None:
+        """`stops`: the tokens that end a sequence."""
+        self._pristine, self.matcher, self.stops = pristine, pristine.deep_copy(), frozenset(stops)
+        self.place = _Llguidance(self, None, 0, 0)
+
+    def go(self, place: _Llguidance) -> bool:
+        """Go to a place; return whether the matcher is alive there."""
+        here, there, back, ahead = self.place, place, 0, list[int]()
+        while here is not there:
+            if here.depth >= there.depth and here.parent is not None:
+                here, back = here.parent, back + 1
+            else:
+                assert there.parent is not None
+                ahead.append(there.token)
+                there = there.parent
+        if self.matcher.is_error() or (back and not self.matcher.rollback(back)):
+            self._restart(here)
+        self.place = place
+        return not ahead or self.matcher.consume_tokens(ahead[::-1])
+
+    def _restart(self, place: _Llguidance) -> None:
+        """Go to a place from the beginning: the grammar cannot go back, or is too complex where the matcher was."""
+        tokens = list[int]()
+        while place.parent is not None:
+            tokens.append(place.token)
+            place = place.parent
+        self.matcher = self._pristine.deep_copy()
+        self.matcher.consume_tokens(tokens[::-1])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Llguidance:
+    """A place of llguidance's matcher; places share one matcher."""
+
+    walk: _Walk
+    parent: _Llguidance | None
+    token: int
+    """The token that led here from the parent."""
+    depth: int
 
     def fill(self, mask: np.ndarray) -> None:
-        self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self.walk.go(self):
+            self.walk.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self.walk.matcher.is_error():
+            mask[:] = 0
 
     def after(self, token: int) -> _Llguidance | None:
-        copied = self.matcher.deep_copy()
-        return _Llguidance(copied) if copied.consume_token(token) and not copied.is_stopped() else None
+        # llguidance 1.9.1 cannot go back over the end of a sequence: it loses its place.
+        if token in self.walk.stops or not self.walk.go(self) or not self.walk.matcher.consume_token(token):
+            return None
+        self.walk.place = _Llguidance(self.walk, self, token, self.depth + 1)
+        return self.walk.place
 
     @property
     def forced(self) -> str:
-        return self.matcher.compute_ff_bytes().decode(errors="replace")
+        return self.walk.matcher.compute_ff_bytes().decode(errors="ignore") if self.walk.go(self) else ""
 
 
 @dataclass(frozen=True)
@@ -152,52 +198,61 @@ class _Listed:
 class Matching(Protocol):
     """A logits processor of any library that says what it will allow."""
 
-    def first_matcher(self) -> tuple[Matcher, int] | None:
-        """Its place at the beginning of a sequence, and how many tokens of the vocabulary it knows; None if it was
-        used.
-        """
+    def first_state(self) -> State | None:
+        """Its state at the beginning of a sequence; None if it was used."""
 
 
 class GrammarProcessor(LogitsProcessor):
-    """Holds one sequence to a grammar that xgrammar has compiled; make a new one for every sequence."""
+    """Holds one sequence to a grammar that llguidance has compiled; make a new one for every sequence."""
 
-    def __init__(self, compiled: Any) -> None:
-        import xgrammar
-
-        self._compiled = compiled
-        self._matcher = xgrammar.GrammarMatcher(compiled)
-        self._mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._state: State | None = state_of_grammar(grammar)
         self._read: int | None = None
         """Tokens of the sequence that it has seen; None before it is called."""
+        self._ended = False
 
-    def first_matcher(self) -> tuple[Matcher, int] | None:
-        return _of_xgrammar(self._compiled) if self._read is None else None
+    def first_state(self) -> State | None:
+        """Drafts follow the very states that choose the tokens, so that each is computed once."""
+        return self._state if self._read is None else None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        import xgrammar
-
         if len(input_ids) > 1:
             raise ValueError(f"a processor of constrain() serves one sequence, got {len(input_ids)}; make one for each")
         new = [] if self._read is None else input_ids[0, self._read :].tolist()
         for token in new:
-            self._matcher.accept_token(token)
+            self._ended |= token in self._grammar.stops
+            self._state = None if self._state is None else self._state.after(token)
         self._read = input_ids.shape[1]
-        if self._matcher.is_terminated():
+        if self._ended:
             return scores
-        self._matcher.fill_next_token_bitmask(self._mask)
-        if not self._mask.any():
-            self.dead_end()
-            for token in self._matcher.stop_token_ids:
-                self._mask[0, token // 32] |= torch.tensor(1 << token % 32).to(torch.int32)
-        allowed = scores.clone()
-        allowed[:, 32 * self._mask.shape[1] :] = -torch.inf  # the model's words that no token stands for
-        xgrammar.apply_token_bitmask_inplace(
-            allowed, self._mask.to(scores.device), vocab_size=min(allowed.shape[1], 32 * self._mask.shape[1])
-        )
-        return allowed
+        return scores.masked_fill(~_bits(self._mask(), scores), -torch.inf)
+
+    def _mask(self) -> np.ndarray:
+        """Return the mask of the next token; where none may follow, of those that end the sequence."""
+        if self._state is not None and self._state.mask.any() and not self._state.lost:
+            return self._state.mask
+        self.dead_end()
+        mask = np.zeros(self._grammar.words, np.uint32)
+        for token in self._grammar.stops:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+        return mask.view(np.int32)
 
     def dead_end(self) -> None:
-        """Called where no token may follow; then the sequence ends."""
+        """Called where no token may follow, or the grammar is too complex to tell; then the sequence ends."""
+
+
+def state_of_grammar(grammar: Grammar) -> State:
+    """Return the state at the beginning of an output."""
+    return State(_Walk(grammar.pristine, grammar.stops).place, grammar.words)
+
+
+def _bits(mask: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
+    """Return which tokens a mask (words,) allows: (vocabulary,) bool on the device of scores (1, vocabulary)."""
+    allowed = torch.zeros(scores.shape[1], dtype=torch.bool)
+    bits = np.unpackbits(mask.view(np.uint8), count=min(len(allowed), 32 * len(mask)), bitorder="little")
+    allowed[: len(bits)] = torch.from_numpy(bits.view(bool))
+    return allowed.to(scores.device)
 
 
 def _of_xgrammar(compiled: Any) -> tuple[Matcher, int]:
@@ -211,7 +266,8 @@ def _of_llguidance(processor: Any) -> tuple[Matcher, int]:
     from llguidance import LLMatcher
 
     tokenizer = processor.llg_tokenizer
-    return _Llguidance(LLMatcher(tokenizer, processor.grammar)), tokenizer.vocab_size
+    matcher = LLMatcher(tokenizer, processor.grammar)
+    return _Walk(matcher, tokenizer.eos_tokens).place, tokenizer.vocab_size
 
 
 def _of_outlines_core(index: Any) -> tuple[Matcher, int]:
@@ -285,23 +341,26 @@ def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, timed:
     """
     for processor in processors:
         with lost_drafts():
-            matcher = _matcher_of(processor, padded, timed)
-            if matcher is not None:
-                return State(matcher[0], (matcher[1] + 31) // 32)
+            state = _state_of(processor, padded, timed)
+            if state is not None:
+                return state
     return None
 
 
-def _matcher_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> tuple[Matcher, int] | None:
-    """Return the matcher of a recognised processor at the beginning, and how many tokens it knows."""
-    kind, matcher = _KINDS.get(_name(processor)), None
+def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> State | None:
+    """Return what a recognised processor allows at the beginning."""
     if isinstance(processor, Matching):
-        matcher = processor.first_matcher()
-    elif kind is not None and kind.unused(processor):
-        matcher = kind.matcher(processor)
+        return processor.first_state()
+    kind, found = _KINDS.get(_name(processor)), None
+    if kind is not None and kind.unused(processor):
+        found = kind.matcher(processor)
     elif type(processor) is PrefixConstrainedLogitsProcessor:
         function = processor._prefix_allowed_tokens_fn
         if _name(function) == _ENFORCER:
-            matcher = _of_enforcer(function.token_enforcer, padded[0].tolist())
-    if matcher is not None and isinstance(matcher[0], _Xgrammar):
-        matcher[0].watch.timed = timed
-    return matcher
+            found = _of_enforcer(function.token_enforcer, padded[0].tolist())
+    if found is None:
+        return None
+    matcher, tokens = found
+    if isinstance(matcher, _Xgrammar):
+        matcher.watch.timed = timed
+    return State(matcher, (tokens + 31) // 32)

@@ -1,9 +1,9 @@
 """Allowed next tokens under a grammar: a JSON schema, a regular expression, a context-free grammar.
 
-A `State` is one place in a sequence, real or drafted, and never changes. It wraps the matcher of a library
-(`adapters` knows which), forked for every place: a microsecond, and another for the mask of allowed tokens. So
-the places of a tree may be visited in any order. Where a library fails, the sequence is no longer followed: drafts know
-nothing of the grammar from there on, and the processor of the call still decides which tokens are taken.
+A `State` is one place in a sequence, real or drafted, and never changes. It wraps the matcher of a library (`adapters`
+knows which), so that the places of a tree may be visited in any order: a microsecond each, and some microseconds for
+the mask of allowed tokens. Each place is computed once. Where a library fails, the sequence is no longer followed:
+drafts know nothing of the grammar from there on, and the processor of the call still decides which tokens are taken.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Matcher(Protocol):
     """A library's state within a grammar; immutable."""
 
     def fill(self, mask: np.ndarray) -> None:
-        """Fill in the allowed tokens: (words,) int32, one bit per token, lowest first."""
+        """Set the bits of the allowed tokens in zeros (words,) int32, one bit per token, lowest first; none where no
+        token may follow.
+        """
 
     def after(self, token: int) -> Matcher | None:
         """Return the matcher after an allowed token; None where the output has ended."""
@@ -55,7 +57,7 @@ class State:
     def __init__(self, matcher: Matcher, words: int) -> None:
         """`words`: 32-bit words of a mask, one bit for each token of the vocabulary."""
         self._matcher, self._words = matcher, words
-        self._lost = False
+        self.lost = False
         """Whether the library failed here: every token counts as allowed, and no state follows."""
         self._after: dict[int, State | None] = {}
 
@@ -63,11 +65,11 @@ class State:
     def mask(self) -> np.ndarray:
         """(words,) int32: one bit per token, lowest first; set if the token is allowed."""
         mask = np.zeros(self._words, np.int32)
-        self._lost = True
+        self.lost = True
         with lost_drafts():
             self._matcher.fill(mask)
-            self._lost = False
-        if self._lost:
+            self.lost = False
+        if self.lost:
             mask.fill(-1)
         return mask
 
@@ -99,7 +101,7 @@ class State:
     def forced(self) -> str:
         """The characters that must follow, as far as the library knows."""
         with lost_drafts():
-            return "" if self._lost else self._matcher.forced
+            return "" if self.lost else self._matcher.forced
         return ""
 
     def allows(self, tokens: np.ndarray) -> np.ndarray:
@@ -113,7 +115,7 @@ class State:
         if token not in self._after:
             allowed, matcher = token < 32 * self._words and self.mask[token >> 5] >> (token & 31) & 1, None
             with lost_drafts():
-                matcher = self._matcher.after(token) if allowed and not self._lost else None
+                matcher = self._matcher.after(token) if allowed and not self.lost else None
             self._after[token] = None if matcher is None else State(matcher, self._words)
         return self._after[token]
 

@@ -1,7 +1,5 @@
-"""`constrain` makes a logits processor from a JSON schema, a regular expression or a grammar, through xgrammar
-(Dong et al., 2411.15100; the extra `grammar`).
-
-A grammar is compiled once, to masks of the tokens that may follow: milliseconds for a schema of ten fields.
+"""`constrain` makes a logits processor from a JSON schema, a regular expression or a grammar, through llguidance (the
+extra `grammar`). A schema of ten fields compiles in a millisecond.
 """
 
 from __future__ import annotations
@@ -13,11 +11,12 @@ from transformers import AutoTokenizer, LogitsProcessor, PreTrainedModel, PreTra
 
 from .._util.extras import lacking
 from ..grammar.adapters import GrammarProcessor
+from ..grammar.compile import compiled
+from ..grammar.vocabulary import vocabulary
 from ..model.info import model_info
-from .forms import compiled
 
-_compilers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""By model or tokenizer; each keeps what it has compiled."""
+_vocabularies: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""By model or tokenizer."""
 
 
 def constrain(
@@ -31,40 +30,25 @@ def constrain(
     """A logits processor for `model.generate(..., logits_processor=[...])` that holds one sequence to a form.
 
     `model` is a model, whose tokenizer is loaded from where the model came from, or a tokenizer. Give one of
-    `json_schema` (an object or its JSON), `regex`, and `grammar` (EBNF as of xgrammar). Make a new one for every
-    sequence. Raises ValueError for a form that cannot be compiled, a keyword of JSON Schema that would not be held to,
-    or not exactly one form; ImportError without xgrammar. Objects have no properties but those that a schema names,
-    unless it says `additionalProperties`.
+    `json_schema` (an object or its JSON), `regex` (for the whole output), and `grammar` (Lark, or GBNF as of
+    llama.cpp). Make a new one for every sequence. Raises ValueError for a form that cannot be compiled, for a keyword
+    of JSON Schema that cannot be held to, by its place in the schema, and unless exactly one form is given; ImportError
+    without llguidance. Objects have no properties but those that a schema names, unless it says `additionalProperties`.
     """
     given = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
     forms = {name: value for name, value in given.items() if value is not None}
     if len(forms) != 1:
         raise ValueError(f"give one of json_schema, regex and grammar, got {' and '.join(forms) or 'none'}")
-    if missing := lacking("grammar", "xgrammar"):
+    if missing := lacking("grammar", "llguidance"):
         raise ImportError(f"constrain {missing}")
-    if model not in _compilers:
-        _compilers[model] = _compiler(model)
-    ((name, form),) = forms.items()
-    return GrammarProcessor(compiled(_compilers[model], name, form))
+    if model not in _vocabularies:
+        _vocabularies[model] = _vocabulary(model)
+    ((kind, form),) = forms.items()
+    return GrammarProcessor(compiled(_vocabularies[model], kind, form))
 
 
-def _compiler(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
-    import xgrammar
-
+def _vocabulary(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
     if isinstance(model, PreTrainedModel):
-        tokenizer, words = AutoTokenizer.from_pretrained(model.name_or_path), model_info(model).vocab_size
-        stop = model.generation_config.eos_token_id
-    else:
-        tokenizer, words, stop = model, len(model), model.eos_token_id
-    return xgrammar.GrammarCompiler(tokenizer_info(tokenizer, words, stop))
-
-
-def tokenizer_info(tokenizer: PreTrainedTokenizerBase, words: int, stop: int | list[int] | None) -> Any:
-    """The tokenizer as xgrammar takes it, of a model of so many words; raises ValueError where no token ends a
-    sequence.
-    """
-    import xgrammar
-
-    if stop is None:
-        raise ValueError("the model has no end-of-sequence token; set its eos_token_id")
-    return xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=words, stop_token_ids=stop)
+        tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+        return vocabulary(tokenizer, model_info(model).vocab_size, model.generation_config.eos_token_id)
+    return vocabulary(model, len(model), model.eos_token_id)

@@ -28,7 +28,9 @@ _HOMES = {
 
 def check_installed() -> None:
     """Raise ValueError if a package of the extra `serving` is missing, with what to install."""
-    if missing := lacking("serving", "fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "xgrammar"):
+    if missing := lacking(
+        "serving", "fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "llguidance"
+    ):
         raise ValueError(f"serving {missing}")
 
 

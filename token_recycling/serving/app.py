@@ -32,6 +32,7 @@ from .api.messages import MessagesRequest, TokenCountRequest
 from .api.responses import ResponsesRequest
 from .engine import Engine, Job
 from .errors import ApiError, CancelledError, add_error_handlers, client_error
+from .grammars import unenforced_header
 from .keys import Key
 from .protocol import ChatRequest, CompletionRequest, StepsRequest
 from .protocol import Request as Body
@@ -109,7 +110,7 @@ def app_of(engine: Engine) -> FastAPI:
             allow_origins=engine.settings.allow_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", "x-unenforced-keywords"],
         )
     for router in (_openai_routes(engine), _own_routes(engine), playground.router(engine)):
         app.include_router(router)
@@ -202,6 +203,7 @@ async def _respond(
     headers = {"x-request-id": job.id}
     with _cancelled_on_disconnect(request, job):
         reply = await api.prepare(engine, body, job)
+        headers |= unenforced_header(job.unenforced)
         if api is steps:
             return EventStream(job, steps.events_of(engine, job, reply), headers)
         if not body.stream:

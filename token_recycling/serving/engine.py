@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from ..cuda_graphs import FAST, backend_for, capture_common, captured_or_eager
 from ..drafters._base import PREDICTED, Drafter
+from ..grammar.schema import Unenforced
 from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
 from ..hf.batched import DecodingThread
 from ..loop.hints import Hints
@@ -67,6 +68,8 @@ class Job:
         other requests; `on_end` is called once, after the last token or a cancellation.
         """
         self.id, self.key, self.isolated = f"{prefix}{uuid.uuid4().hex}", key, isolated
+        self.unenforced: list[Unenforced] = []
+        """Keywords of its schemas that its output is not held to."""
         self._new_drafter, self._timeout, self._on_end = new_drafter, timeout, on_end
         self.outputs: list[Output] = []
         self.stats = Stats()
@@ -213,7 +216,7 @@ class Engine:
         """Decodes all sequences in one batch; None where one is decoded at a time."""
         capture_common(self.target, self.pool.base, backend, self.slots.size)
         self.workers = WorkerPool(self.slots.size)
-        self.grammars = Grammars(loaded, settings.isolation, len(settings.keys), settings.grammar_seconds)
+        self.grammars = Grammars(loaded)
         self.metrics.drafters.set_function(lambda: len(self.pool))
         self.metrics.cached_bytes.set_function(lambda: self.prefixes.nbytes)
         self.metrics.generating.set_function(lambda: self.workers.running)

@@ -1,136 +1,128 @@
-"""Output formats through xgrammar: JSON, JSON of a schema, a regular expression, or tool calls.
+"""Grammars of the requests' output formats and tool calls, compiled with llguidance.
 
-A grammar is compiled once, to masks of the tokens that may follow (Dong et al., XGrammar, arXiv:2411.15100), after a
-trial in a process of its own (`compiling`); at every token a mask is filled in and applied, microseconds. It is a
-logits processor as all others, which drafts know (`grammar.adapters`).
+A schema of kilobytes compiles in a few milliseconds, and what takes longer ends at the limits of `grammar.compile`. So
+nothing is kept from one request for another: that would take memory, and the time would tell others' grammars.
 
-Grammars compile in threads of low priority, some of one API key at a time: neither free text nor another key waits for
-those that take long.
+Grammars compile in threads of low priority, which hold no lock of the interpreter meanwhile, some of one API key at a
+time: neither free text nor another key waits for those that take long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import logging
 import os
 import sys
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
-import torch
 from transformers import LogitsProcessor
 
 from .._util.text_stream import one_line
 from ..grammar.adapters import GrammarProcessor
-from ..hf.constrain import tokenizer_info
-from ..hf.forms import compiled
+from ..grammar.calls import compiled_calls
+from ..grammar.compile import Grammar, compiled
+from ..grammar.schema import Unenforced
+from ..grammar.vocabulary import special_tokens, vocabulary
 from ..model.info import model_info
 from ..model.loading import Loaded
-from .compiling import BYTES, GoneError, TooExpensiveError, Trials
-from .errors import ApiError, CancelledError, invalid
+from .errors import CancelledError, invalid
 from .protocol import Form
-from .settings import Isolation
 
-_KEPT = 100_000_000
-"""Bytes of compiled grammars that are kept in all."""
+logger = logging.getLogger("token_recycling.serving")
+
 _OF_A_KEY, _IN_ALL = 2, 8
 """Grammars that compile at once: of one API key, and in total."""
 _NICE = 10
 """How much the priority of a compiling thread is lowered."""
-_A_TOKEN = 0.02
-"""Processor seconds that a mask may take in the long run."""
+_MAX_WARNINGS = 200
+"""Keywords that are logged as unenforced: clients choose them, so that their number must be limited."""
+_MAX_HEADER = 1000
+"""Longest list of unenforced keywords in a header."""
 
 
 class Grammars:
-    """Compiles the grammars of one model's requests. The newest are kept for those who share a drafter, and none where
-    nobody does: one that is compiled already is fast, which would tell that somebody else asked for it.
-    """
+    """Compiles the grammars of one model's requests."""
 
-    def __init__(self, loaded: Loaded, isolation: Isolation, keys: int, seconds: float = 2.0) -> None:
-        """`seconds`: processor time in which a grammar must compile."""
-        self._loaded, self._isolation, self._seconds = loaded, isolation, seconds
-        self._most = _KEPT // max(1, keys if isolation is Isolation.per_key else 1)
-        self._kept: dict[str, OrderedDict[str, Any]] = {}
-        """Compiled grammars, or why they are refused, by names of API keys; the name is empty for what all share."""
-        self._places: dict[str, asyncio.Semaphore] = {}
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._slots: dict[str, asyncio.Semaphore] = {}
         self._threads = ThreadPoolExecutor(_IN_ALL, "grammar", initializer=_lower_priority)
-        self._trials = Trials(lambda: self._tokenizer.serialize_json(), seconds)
+        self._vocabulary_lock = threading.Lock()
+        self._warned: set[str] = set()
 
-    async def processor(
-        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False, isolated: bool = False
-    ) -> Callable[[], LogitsProcessor]:
-        """Makes processors for texts of that form, asked for in the `field` of a request with the API key of that name;
-        `gone`: whether its client has disconnected; `isolated`: nothing compiled is shared with other requests. Raises
-        ApiError, or CancelledError.
+    async def grammar(self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False) -> Grammar:
+        """Compile a form that the `field` of a request with the API key of that name asks for; `gone`: whether its
+        client has disconnected. Raises ApiError, or CancelledError.
         """
-        if not hasattr(os, "fork"):
-            raise ApiError(400, f"{field}: a {form[0]} needs a server on Linux or macOS", "unsupported", field)
-        try:
-            grammar = await self._compiled(form, key, gone, isolated)
-        except TooExpensiveError:
-            limits = f"{self._seconds:g} s of processor time (--grammar-seconds) and {BYTES // 1_000_000} MB of memory"
-            raise invalid(field, f"the {form[0]} does not compile within {limits}; make it smaller") from None
-        except TimeoutError as error:
-            raise ApiError(503, str(error), "overloaded", field, {"Retry-After": "5"}) from error
-        except ValueError as error:
-            raise invalid(field, one_line(error)) from error
-        except GoneError:
-            raise CancelledError from None
-        return lambda: _WithinTime(grammar, field, self._seconds)
+        async with self._slots.setdefault(key, asyncio.Semaphore(_OF_A_KEY)):
+            loop = asyncio.get_running_loop()
+            try:
+                grammar = await loop.run_in_executor(self._threads, self._compiled, form, gone)
+            except ValueError as error:
+                raise invalid(field, one_line(error)) from None
+        for lost in grammar.unenforced:
+            self._warn(lost)
+        return grammar
+
+    def _compiled(self, form: Form, gone: Callable[[], bool]) -> Grammar:
+        if gone():
+            raise CancelledError
+        with self._vocabulary_lock:
+            tokenizer, special = self._vocabulary
+        kind, definition, strict = form
+        if kind == "calls":
+            return compiled_calls(tokenizer, definition, special)
+        return compiled(tokenizer, kind, definition, strict)
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        """The tokenizer as xgrammar takes it; raises ValueError."""
-        model = self._loaded.model
-        return tokenizer_info(
-            self._loaded.tokenizer, model_info(model).vocab_size, model.generation_config.eos_token_id
-        )
+    def _vocabulary(self) -> tuple[Any, dict[str, int]]:
+        """The vocabulary as llguidance reads it, and the special tokens; raises ValueError."""
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        known = vocabulary(tokenizer, model_info(model).vocab_size, model.generation_config.eos_token_id)
+        return known, special_tokens(tokenizer, known)
 
-    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool], isolated: bool) -> Any:
-        loop, isolated = asyncio.get_running_loop(), isolated or self._isolation is Isolation.per_request
-        kept = OrderedDict[str, Any]()
-        if not isolated:
-            kept = self._kept.setdefault(key if self._isolation is Isolation.per_key else "", kept)
-        known = json.dumps(form)
-        if known not in kept:
-            async with self._places.setdefault(key, asyncio.Semaphore(_OF_A_KEY)):
-                if known not in kept:  # it was compiled meanwhile
-                    kept[known] = await loop.run_in_executor(self._threads, self._compile, form, gone)
-                    while sum(map(_size, kept.items())) > self._most and len(kept) > 1:
-                        kept.popitem(last=False)
-        kept.move_to_end(known)
-        if isinstance(kept[known], ValueError):
-            raise kept[known]
-        return kept[known]
-
-    def _compile(self, form: Form, gone: Callable[[], bool]) -> Any:
-        """Return the compiled grammar, or the ValueError for one that cannot be compiled; raises as `Trials.check`."""
-        import xgrammar
-
-        if gone():
-            raise GoneError
-        try:
-            self._trials.check(form, gone)
-            return compiled(xgrammar.GrammarCompiler(self._tokenizer, max_threads=1, cache_enabled=False), *form)
-        except ValueError as error:
-            return error
+    def _warn(self, lost: Unenforced) -> None:
+        """Log that a keyword is not enforced, once per keyword and process."""
+        if lost.keyword not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(lost.keyword)
+            logger.warning("a schema that is not strict has a keyword that is not enforced: %s", ascii(str(lost))[1:-1])
 
     def close(self) -> None:
-        """End the process that compiles; may be called again."""
+        """End the threads; may be called again."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._trials.close()
 
 
-def _size(kept: tuple[str, Any]) -> int:
-    """Return the bytes of a form and its grammar."""
-    form, grammar = kept
-    return len(form) + getattr(grammar, "memory_size_bytes", 0)
+class RequestGrammar(GrammarProcessor):
+    """Ends a request whose output cannot be completed."""
+
+    def __init__(self, grammar: Grammar, field: str) -> None:
+        super().__init__(grammar)
+        self._field = field
+
+    def dead_end(self) -> None:
+        raise invalid(
+            self._field,
+            "no complete output begins with the generated text, or the grammar is too complex to tell; make it simpler",
+        )
+
+
+def new_processor(grammar: Grammar, field: str) -> Callable[[], LogitsProcessor]:
+    """Return a function that makes processors for a grammar that the `field` of a request asks for."""
+    return lambda: RequestGrammar(grammar, field)
+
+
+def unenforced_header(unenforced: list[Unenforced]) -> dict[str, str]:
+    """Return the header of an answer that lists keywords of schemas that its output was not held to; {} for none."""
+    places = list(dict.fromkeys(ascii(lost.place)[1:-1] for lost in unenforced))
+    if not places:
+        return {}
+    shown = ", ".join(places)
+    return {"X-Unenforced-Keywords": shown if len(shown) <= _MAX_HEADER else f"{shown[:_MAX_HEADER]}..."}
 
 
 def _lower_priority() -> None:
@@ -138,25 +130,3 @@ def _lower_priority() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
-class _WithinTime(GrammarProcessor):
-    """Ends a text whose masks take too long, since what compiles at once may still take seconds a token, and one that
-    cannot be completed.
-    """
-
-    def __init__(self, grammar: Any, field: str, seconds: float) -> None:
-        super().__init__(grammar)
-        self._field, self._seconds, self._left = field, seconds, seconds
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        began = time.thread_time()
-        allowed = super().__call__(input_ids, scores)
-        self._left += _A_TOKEN - (time.thread_time() - began)
-        if self._left < 0:
-            limit = f"{self._seconds:g} s of processor time plus {_A_TOKEN} s per token"
-            raise invalid(self._field, f"the masks of this grammar take more than {limit}; make it simpler")
-        return allowed
-
-    def dead_end(self) -> None:
-        raise invalid(self._field, "the grammar has no complete output that begins with the generated text")

@@ -40,7 +40,9 @@ _MAX_WARNINGS = 200
 """Names of ignored fields that are remembered: clients choose them, so that their number must be limited."""
 
 Form: TypeAlias = tuple[str, Any, bool]
-"""A grammar to compile: its kind, its definition and whether it is strict, as `hf.forms.compiled` takes them."""
+"""A grammar to compile: its kind, its definition and whether it is strict, as `grammar.compile.compiled` takes them;
+or `calls`, with those of `grammar.calls`.
+"""
 Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: the remedy, and values that ask for the default behaviour."""
 _Text = Annotated[str, StringConstraints(min_length=1)]

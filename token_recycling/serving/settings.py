@@ -77,7 +77,6 @@ class Settings:
     max_requests: int = _limit(32, "Maximum running plus queued requests; further ones get 503.", 1)
     max_requests_per_key: int | None = _limit(None, "The same per API key; further ones get 429.", 1)
     max_body: float = _limit(2.0, "Maximum size of a request body in megabytes.", 0.001)
-    grammar_seconds: float = _limit(2.0, "Maximum processor time to compile a grammar, in seconds.", 0.1)
     timeout: float | None = _limit(None, "Maximum seconds per request, queueing included.", 0.001)
     max_connections: int = _limit(512, "Maximum open connections; further ones get 503.", 1)
     grace: float = _limit(10.0, "Seconds to let in-flight requests finish at shutdown; new ones get 503.", 0)

@@ -1,10 +1,9 @@
 """Tool calls: prompts that describe functions, and the grammars that constrain calls.
 
-xgrammar knows the delimiters that model families write around their calls (structural tags), and leaves reasoning
-before them unconstrained. A model whose chat template shows no functions, or whose calls cannot be read, gets prompted
-tools: a text at the head of the conversation lists the functions as JSON and describes a call in the delimiters of
-Hermes and Qwen. Earlier calls and their results become messages that every template shows. llama.cpp's generic handler
-does the same (`docs/function-calling.md` there).
+`grammar.calls` knows the delimiters that model families write around their calls. A model whose chat template shows no
+functions, or whose calls cannot be read, gets prompted tools: a text at the head of the conversation lists the
+functions as JSON and describes a call in the delimiters of Hermes and Qwen. Earlier calls and their results become
+messages that every template shows. llama.cpp's generic handler does the same (`docs/function-calling.md` there).
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from ..hf.forms import check_schema
+from ..grammar.calls import Calls, Function
 from ..model.loading import Loaded
-from .errors import ApiError, invalid
+from .errors import ApiError
 from .output import REASONING
 from .protocol import ChatRequest, Form, Message
 from .templates import CALL_MARKS, response_template, template_message
@@ -31,12 +30,9 @@ _RESULT = "<tool_response>\n{}\n</tool_response>"
 _EXAMPLE = '{"name": "NAME OF THE FUNCTION", "arguments": {"NAME": "VALUE"}}'
 _PROBE = {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}}
 _FAMILIES = {"gpt_oss": "harmony", "kimi_k2": "kimi", "deepseek_v3": "deepseek_v3_1", "glm4_moe": "glm_4_7"}
-"""xgrammar's names of families whose tokenizers bring a response template, by transformers' names of models."""
+"""Families of `grammar.calls` whose tokenizers bring a response template, by transformers' names of models."""
 _PROMPTED = "qwen_3"
-"""xgrammar's name of the delimiters that the prompt describes in words."""
-_ANY = {"type": "object", "additionalProperties": True}
-_MAX_SPACES = 1
-"""Spaces in a row between parts of JSON: where any number may follow, a model may repeat them for ever."""
+"""The family whose delimiters the prompt describes in words."""
 
 
 # Prompted tools
@@ -161,25 +157,33 @@ def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: b
     field = body.constrained_by or (body.form[0] if body.form and tools else None)
     if field is None or tools is None:
         return None
-    functions = [tool["function"] for tool in tools]
-    for function in functions:
-        try:
-            check_schema(function.get("parameters"), bool(function.get("strict")))
-        except ValueError as error:
-            raise invalid("tools", f"{function['name']}: {error}") from None
-    tag = _tag(loaded, body, functions, ids, prompted)
-    if body.form is not None and body.tool_mode == "auto":
-        *before, calls = tag["elements"] if tag["type"] == "sequence" else [tag]
-        either = {"type": "or", "elements": [_calls_alone(calls), _format_tag(body.form[1])]}
-        tag = {"type": "sequence", "elements": [*before, either]}
-    elif prompted and body.tool_mode == "required":
-        # A model that was told of calls in words continues at random after them.
-        tag = _calls_alone(tag)
-    return field, ("structural_tag", json.dumps({"type": "structural_tag", "format": tag}), True)
+    delimiters = _PROMPTED if prompted else family(loaded)
+    assert delimiters is not None, "functions of other families are told in words"
+    functions = [
+        Function(one["name"], one.get("parameters"), bool(one.get("strict")))
+        for one in (tool["function"] for tool in tools)
+    ]
+    calls = Calls(
+        delimiters,
+        functions,
+        body.tool_mode,
+        body.parallel_tool_calls is not False,
+        _thinking(loaded, ids, prompted),
+        body.form[1] if body.form else None,
+    )
+    return field, ("calls", calls, True)
+
+
+def _thinking(loaded: Loaded, ids: torch.Tensor, prompted: bool) -> Literal["none", "possible", "begun"]:
+    """Whether the output after a prompt may begin with reasoning."""
+    if loaded.tokenizer.decode(ids[0, -8:]).rstrip().endswith("<think>"):
+        return "begun"
+    thinks = (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
+    return "possible" if thinks or not prompted else "none"
 
 
 def family(loaded: Loaded) -> str | None:
-    """Return xgrammar's name of how the model writes calls; None where it has none, or they could not be read."""
+    """Return the name of how the model writes calls; None where it has none, or they could not be read."""
     template = response_template(loaded)
     calls = (template or {}).get("fields", {}).get("tool_calls")
     if calls is None:
@@ -187,56 +191,3 @@ def family(loaded: Loaded) -> str | None:
     if "<tool_call>" in str(calls.get("open_pattern")) + str(calls.get("open")):
         return {"json": "qwen_3", "xml-inline": "qwen_3_coder"}.get(calls.get("content"))
     return _FAMILIES.get(loaded.model.config.model_type)
-
-
-def _tag(
-    loaded: Loaded, body: ChatRequest, functions: list[dict[str, Any]], ids: torch.Tensor, prompted: bool
-) -> dict[str, Any]:
-    """Return the structural tag of an output with calls, as xgrammar's own function makes it for the family."""
-    import xgrammar
-
-    tools: list[Any] = [
-        {"type": "function", "function": {"name": one["name"], "parameters": one.get("parameters") or _ANY}}
-        for one in functions
-    ]
-    ends = loaded.tokenizer.decode(ids[0, -8:]).rstrip()
-    delimiters = _PROMPTED if prompted else family(loaded)
-    assert delimiters is not None, "functions of other families are told in words"
-    thinks = not prompted or (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
-    try:
-        tag = xgrammar.get_model_structural_tag(
-            delimiters,
-            tools=tools,
-            tool_choice=tools[0] if body.tool_mode == "named" else body.tool_mode,  # type: ignore[arg-type]
-            reasoning="enabled" if ends.endswith("<think>") else "auto" if thinks else "disabled",
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            max_whitespace_cnt=_MAX_SPACES,
-        )
-    except ValueError as error:
-        raise invalid("tools", str(error).splitlines()[0]) from error
-    return tag.model_dump()["format"]
-
-
-def _calls_alone(tag: dict[str, Any]) -> dict[str, Any]:
-    """Return the tag of one call or more without text between or after them."""
-    if tag["type"] != "triggered_tags":
-        return tag
-    return {
-        "type": "tags_with_separator",
-        "separator": "\n",
-        "tags": tag["tags"],
-        "at_least_one": True,
-        "stop_after_first": tag["stop_after_first"],
-    }
-
-
-def _format_tag(form: Form) -> dict[str, Any]:
-    """Return the structural tag of an output format."""
-    kind, definition, strict = form
-    if kind == "json_schema":
-        try:
-            check_schema(definition, strict)
-        except ValueError as error:
-            raise invalid("response_format", str(error)) from None
-        return {"type": "json_schema", "json_schema": definition, "max_whitespace_cnt": _MAX_SPACES}
-    return {"type": "regex", "pattern": definition} if kind == "regex" else {"type": "grammar", "grammar": definition}

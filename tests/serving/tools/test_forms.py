@@ -4,7 +4,6 @@ import asyncio
 import collections
 import json
 import threading
-import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,19 +13,7 @@ from support.serving import keys, serving, wait_for
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
-from token_recycling.serving.settings import Isolation
-
-
-def compiled_by(monkeypatch, size):
-    """Forms as they are compiled from now on, in a list; each takes so many bytes."""
-    compiled, grammar = [], types.SimpleNamespace(memory_size_bytes=size)
-
-    def compiling(self, form, gone):
-        compiled.append(form[1])
-        return grammar
-
-    monkeypatch.setattr(grammars.Grammars, "_compile", compiling)
-    return compiled
+from token_recycling.serving.errors import CancelledError
 
 
 def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model, tokenizer, monkeypatch):
@@ -37,15 +24,15 @@ def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model
             return usual(self, form, gone)
         running[form[1][0]] += 1
         release.wait(120)
-        return grammars.TooExpensiveError()
+        raise ValueError("too large")
 
-    usual = grammars.Grammars._compile
-    monkeypatch.setattr(grammars.Grammars, "_compile", compiling)
+    usual = grammars.Grammars._compiled
+    monkeypatch.setattr(grammars.Grammars, "_compiled", compiling)
     with serving(model, tokenizer, keys=keys("a", "b")) as server, ThreadPoolExecutor(24) as pool:
         try:
 
             def ask(key, pattern):
-                form = {"prompt": "a", "regex": pattern}
+                form = {"prompt": "a", "structured_outputs": {"regex": pattern}}
                 return server.post("/v1/completions", form, f"secret-{key}")
 
             asking = [pool.submit(ask, "a", f"a{number}") for number in range(20)]
@@ -57,25 +44,11 @@ def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model
         assert {one.result().status_code for one in asking} == {400}
 
 
-@pytest.mark.parametrize("isolation", Isolation)
-def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, monkeypatch, isolation):
-    """What is compiled already takes no time, which would tell that somebody asked for it."""
-    compiled = compiled_by(monkeypatch, 1)
-    found = grammars.Grammars(Loaded(model, tokenizer), isolation, keys=2)
-    for key in "aba":
-        asyncio.run(found.processor("response_format", ("regex", f"of {key}", True), key))
-    again = [] if isolation is not Isolation.per_request else ["of a"]
-    assert compiled == ["of a", "of b", *again]
-    asyncio.run(found.processor("response_format", ("regex", "of b", True), "a"))
-    assert (compiled[-1:] == ["of b"] and len(compiled) > 2) == (isolation is not Isolation.shared)
-
-
-def test_what_is_compiled_is_kept_up_to_a_size(model, tokenizer, monkeypatch):
-    compiled = compiled_by(monkeypatch, 40_000_000)
-    found = grammars.Grammars(Loaded(model, tokenizer), Isolation.shared, keys=1)
-    for pattern in "abcac":
-        asyncio.run(found.processor("response_format", ("regex", pattern, True)))
-    assert compiled == [*"abca"]
+def test_nothing_compiles_for_a_client_that_has_gone(model, tokenizer):
+    compiling = grammars.Grammars(Loaded(model, tokenizer))
+    with pytest.raises(CancelledError):
+        asyncio.run(compiling.grammar("response_format", ("regex", "a", True), gone=lambda: True))
+    compiling.close()
 
 
 SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}

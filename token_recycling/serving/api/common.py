@@ -24,6 +24,7 @@ from ...model.info import model_info
 from ..engine import Engine, Job
 from ..errors import ApiError, CancelledError, failure, invalid
 from ..generation import Generation
+from ..grammars import new_processor
 from ..output import Delta, Output, whole
 from ..protocol import Form, Request
 
@@ -261,4 +262,6 @@ async def _grammar(
         if value:
             why = f"cannot be combined with {field}: the output ends where its format ends; omit one of them"
             raise invalid(name, why)
-    return await engine.grammars.processor(field, form, job.key, lambda: job.cancelled, job.isolated)
+    grammar = await engine.grammars.grammar(field, form, job.key, lambda: job.cancelled)
+    job.unenforced += grammar.unenforced
+    return new_processor(grammar, field)

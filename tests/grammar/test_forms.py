@@ -1,0 +1,98 @@
+"""Regular expressions of JSON Schema in Rust's syntax, and grammars of llama.cpp and xgrammar as Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+
+import pytest
+from support.byte_grammars import admits, byte_tokenizer
+
+from token_recycling.grammar.compile import compiled
+from token_recycling.grammar.patterns import translated
+
+TOKENIZER = byte_tokenizer()
+CHARACTERS = [*"ab&[]:~-+,^_ .$<>/|(#A1B", "é", "٣", "\n", "\r", "\t", "\u2028", "\u00a0", "\ufeff", "\u0085"]
+PATTERNS = [
+    "^[^a&&b]$", "^[a&&b]$", "^[[:alpha:]]$", "^[^[a]b]$", "^[+--]$", "^[^+--]$", "^[a~~b]$", r"^\W$",
+    r"^[^\w]$", r"^\D$", r"^[^\d]$", r"^[\W_]$", r"^\S$", r"^[^\s]$", "^.$", r"^\s$", "^[]a]$", "^[^]a]$",
+    r"^[\]a]$", "^[a-]$", r"^[\w-]+$",
+    r"^\<a\>$", r"^\ a$", r"^a\-b$", r"^[a\-z]$", r"^[\[\]]$", r"^[\^a]$", "^[a^]$", r"^\$$", r"^\/$", "a|^b",
+    "^(a|b)$", r"^[A-Z]{2}$", r"^[\x41-\x43]$", r"^[\u0041-\u0043]$", r"^[\t]$", r"^[\b]$",
+    "^#a$", "^[--a]$", "^[(]$", "^(?:ab)?$",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_matches_nothing_more_than_pythons(pattern):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = re.compile(pattern)
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": pattern}, strict=True)
+    texts = ["", "cb]", "<a>", "a-b", "\b", *CHARACTERS, *(one + other for one in CHARACTERS for other in CHARACTERS)]
+    found = [text for text in texts if admits(grammar, json.dumps(text, ensure_ascii=False))]
+    assert found
+    assert all(map(expected.search, found))
+
+
+@pytest.mark.parametrize("pattern", ["a\\", "[a", "[^"])
+def test_a_pattern_without_end_is_refused(pattern):
+    with pytest.raises(ValueError, match=r"ends with|no end"):
+        translated(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "admitted", "refused"),
+    [("^a$", "a", "ba"), ("a|bc", "bc", "c"), (r"a\$", "a$", "a"), ("^(a|b)", "b", "ba"), ("[a-c]{3}x", "abcx", "abc")],
+)
+def test_a_regular_expression_is_of_whole_outputs(pattern, admitted, refused):
+    grammar = compiled(TOKENIZER, "regex", pattern)
+    assert admits(grammar, admitted)
+    assert not admits(grammar, refused)
+
+
+GRAMMARS = [
+    ('root ::= "only " [ab]', ["only a"], ["only c"]),
+    ('root ::= x "b"\nx ::= [a-z]+', ["aab", "bb"], ["b", "aa"]),
+    ('root ::= ("a" "b" "c") | "ab"', ["abc", "ab"], ["a"]),
+    ('root ::= "(" root ")" | x\nx ::= [a-z]* "q"', ["(q)", "((aqq))"], ["()", "(q"]),
+    ('root ::= "\\u00e9" [^"\\\\] "/" # a comment\n', ["éx/"], ['é"/']),
+    ("root ::= [^a-z]{2,3}\n", ["ABC", "AB"], ["A", "ABa"]),
+    ('root ::= "ab"* ("abc" | "b")?', ["ababc", ""], ["a"]),
+    ('root ::=\n  a-b |\n  "z"\na-b ::= "x"', ["x", "z"], ["a-b"]),
+    ('root ::= expr\nexpr ::= term ("+" term)*\nterm ::= [0-9]+ | "(" expr ")"', ["1+(2+3)"], ["1+", "(1"]),
+    ('start: "yes" | "no"', ["yes"], ["maybe"]),
+    ('root ::= "\\"\\n" . ', ['"\na'], ['"a']),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "admitted", "refused"), GRAMMARS, ids=lambda one: one if isinstance(one, str) else None
+)
+def test_a_grammar_admits_every_alternative(text, admitted, refused):
+    grammar = compiled(TOKENIZER, "grammar", text)
+    assert [admits(grammar, one) for one in (*admitted, *refused)] == [True] * len(admitted) + [False] * len(refused)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('x ::= "a"', "root"),
+        ("root ::= x", "x, which is not defined"),
+        ("root ::= (((", "no end"),
+        ("{bad", "cannot be"),
+        ("root ::= a\na ::= b\nb ::= a", "no output"),
+        ('root ::= "a"\nroot ::= "b"', "twice"),
+        ("root ::= *", "repeat"),
+        ('root ::= ""', "no output"),
+        ("(" * 300, "begin"),
+        ("root ::= " + "(" * 300 + '"a"' + ")" * 300, "nested"),
+        ("start: x", "compile"),
+        ("a" * 1_000_001, "1,000,000"),
+        ("root ::= []", "no character"),
+    ],
+)
+def test_a_grammar_that_cannot_be_read_is_refused(text, why):
+    with pytest.raises(ValueError, match=why):
+        compiled(TOKENIZER, "grammar", text)

@@ -1,0 +1,255 @@
+"""JSON schemas: a strict one admits valid outputs alone, or is refused by keyword and place; `jsonschema` judges."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.byte_grammars import admits, byte_tokenizer, random_output
+from support.strategies import fuzz
+
+from token_recycling.grammar.compile import compiled
+from token_recycling.grammar.schema import MAX_DEPTH, UnenforceableError, enforceable
+
+TOKENIZER = byte_tokenizer()
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 5, 6, 7, 10, 99, 100, 101, 0.5, 1.5, 2.5, -0.5, 9007199254740992,
+    "", "a", "b", "ab", "abc", "abcd", "foo", "é", "\n", "x" * 8, "2024-02-29", "2023-02-29", "1.2.3.4", "a@b.c",
+    "2024-01-31T10:00:00Z", [], [1], [1, 2], [1, 1], ["a"], ["a", 1], [None], [[1]], [1, "a", True], [1, 2, 3],
+    {}, {"a": 1}, {"a": "x"}, {"b": 1}, {"b": "x"}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": "x"}, {"a": None},
+    {"c": 1}, {"a": 1, "c": 2}, {"abc": 1}, {"abc": "x"}, {"x1": 1}, {"a": {"a": 1}}, {"a": {"b": "x"}}, {"a": [1, 2]},
+]  # fmt: skip
+INTEGER = {"$defs": {"i": {"type": "integer"}, "a/b c": {"type": "integer"}, "n": {"$anchor": "named", "const": 7}}}
+ENFORCED: list[dict[str, Any]] = [
+    {"type": "string"}, {"type": "integer"}, {"type": ["integer", "null"]}, {"type": ["number", "integer"]}, {},
+    {"pattern": "^a"}, {"maxLength": 3}, {"minLength": 2}, {"minimum": 100}, {"maximum": 1}, {"exclusiveMinimum": 5},
+    {"minimum": 5, "exclusiveMinimum": True}, {"exclusiveMinimum": True}, {"maximum": 5, "exclusiveMaximum": False},
+    {"minimum": 5, "anyOf": [{"type": "number"}], "exclusiveMinimum": True},
+    {"multipleOf": 5}, {"type": "number", "multipleOf": 0.5}, {"type": "integer", "maximum": 9223372036854775807},
+    {"format": "date"}, {"format": "date", "maxLength": 9}, {"type": "string", "format": "ipv4", "pattern": "^1"},
+    {"type": "integer", "format": "int32"}, {"format": "email"}, {"format": "date-time"},
+    {"type": "null", "format": "x"},
+    {"enum": [1, "a", None, {"a": 1}, [1]]}, {"enum": ["a", 1], "type": "string"}, {"const": {"a": [1, 2]}},
+    {**INTEGER, "$ref": "#/$defs/i", "minimum": 100}, {**INTEGER, "$ref": "#/$defs/a~1b%20c"},
+    {**INTEGER, "$ref": "#named"}, {**INTEGER, "$id": "http://e/root", "$ref": "root#/$defs/i"},
+    {"$defs": {"x": {"$id": "http://e/x", "type": "object", "properties": {"a": {"$ref": "#/$defs/y"}},
+     "$defs": {"y": {"type": "integer"}}}, "y": {"type": "string"}}, "$ref": "http://e/x"},
+    {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}}}}},
+    {"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {"a": {"type": "integer"}, "b": {}}},
+    {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}], "additionalProperties": False,
+     "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+    {"allOf": [{"minimum": 2}, {"maximum": 6}, {"type": "integer"}]}, {"allOf": [{"pattern": "a"}], "maxLength": 2},
+    {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+    {"oneOf": [{"$ref": "#/$defs/p"}, {"$ref": "#/$defs/q"}], "$defs": {
+        "p": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]},
+        "q": {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]}}},
+    {"oneOf": [{"type": "number", "maximum": 1}]}, {"not": {}}, {"not": {"type": "string"}},
+    {"not": {"required": ["a"]}, "type": "object"}, {"not": {"required": ["a", "b"]}},
+    {"items": {"type": "integer"}, "minItems": 1}, {"items": [{"type": "integer"}], "additionalItems": False},
+    {"prefixItems": [{"type": "integer"}], "additionalItems": False},
+    {"prefixItems": [{"type": "integer"}], "items": False},
+    {"items": [{"type": "integer"}], "anyOf": [{"type": "array"}], "additionalItems": False},
+    {"uniqueItems": False}, {"uniqueItems": True, "maxItems": 1}, {"unevaluatedItems": False, "prefixItems": [True]},
+    {"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, {"required": ["a"]},
+    {"patternProperties": {"^a": {"type": "integer"}}}, {"properties": {"a": False}},
+    {"properties": {"abc": {"type": "integer"}}, "patternProperties": {"^a": {"type": "string"}}},
+    {"type": "object", "propertyNames": {"pattern": "^a"}}, {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
+    {"propertyNames": {"$ref": "#/$defs/k"}, "$defs": {"k": {"enum": ["a"]}}}, {"propertyNames": False},
+    {"minProperties": 1}, {"maxProperties": 1}, {"properties": {"a": {}}, "unevaluatedProperties": False},
+    {"dependentRequired": {"a": ["b"]}}, {"dependencies": {"a": ["b"], "b": {"required": ["a"]}}},
+    {"dependentSchemas": {"a": {"properties": {"b": {"type": "string"}}}}}, {"if": {"type": "string"}},
+    {"minContains": 2}, {"type": "object", "properties": {"a": {}}, "required": ["a", "b"]},
+    {"$comment": 1, "title": 2, "default": {"not": {}}, "examples": 3, "x-any": {"not": 1}, "readOnly": True},
+    {"x-guidance": {"lenient": True}, "type": "integer"}, {"contentEncoding": "base64", "deprecated": True},
+]  # fmt: skip
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"a": {"not": {"const": 1}}}}, "#/properties/a/not"),
+    ({"if": {"type": "string"}, "then": {"maxLength": 1}}, "#/if"),
+    ({"uniqueItems": True}, "#/uniqueItems"),
+    ({"contains": {"type": "integer"}}, "#/contains"),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf"),
+    ({"oneOf": [True, {"type": "string"}]}, "#/oneOf"),
+    ({"minProperties": 2}, "#/minProperties"),
+    (
+        {"properties": {"a": {}, "b": {}}, "type": "object", "minProperties": 2, "additionalProperties": False},
+        "#/minProp",
+    ),
+    ({"propertyNames": {"minLength": 2}}, "#/propertyNames"),
+    ({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
+    ({"properties": {"a/b": {"pattern": "(?=x)"}}}, "#/properties/a~1b/pattern"),
+    ({"pattern": r"(a)\1"}, "#/pattern"),
+    ({"pattern": r"^a\b"}, "#/pattern"),
+    ({"patternProperties": {"^a": {"type": "string"}, "^ab": {}}}, "#/patternProperties"),
+    ({"format": "unknown"}, "#/format"),
+    ({"items": {"format": "phone"}}, "#/items/format"),
+    ({"$ref": "https://example.com/x"}, "#/$ref"),
+    ({"$ref": "file:///etc/passwd"}, "#/$ref"),
+    ({"$ref": "#/$defs/none"}, "#/$ref"),
+    ({"$dynamicRef": "#x"}, "#/$dynamicRef"),
+    ({"const": 9007199254740993}, "#/const"),
+    ({"enum": ["a", "\x00"]}, "#/enum"),
+    ({"type": "any"}, "#/type"),
+    ({"properties": {"a": {"type": "string", "required": True}, "b": {"required": True}}}, "#/properties/b/required"),
+    ({"minLength": "3"}, "#/minLength"),
+    ({"multipleOf": 0}, "#/multipleOf"),
+    (
+        {"$defs": {"t": {"properties": {"a": {"$ref": "#/$defs/t", "minProperties": 1}}}}, "$ref": "#/$defs/t"},
+        "#/$defs/t",
+    ),
+    ({"type": "string", "minLength": 5, "maxLength": 3}, "#"),
+]
+
+
+def judge(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(_newest(schema), format_checker=CHECKER)
+
+
+def _newest(schema: Any) -> Any:
+    """The same in the words of draft 2020-12: lists of items, booleans of limits and `dependencies` are older."""
+    if isinstance(schema, list):
+        return [_newest(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: one if name in ("enum", "const") else _newest(one) for name, one in schema.items()}
+    if isinstance(schema.get("items"), list):
+        first = schema.pop("items")
+        if "prefixItems" not in schema:
+            schema["prefixItems"] = first
+            schema["items"] = schema.pop("additionalItems", True)
+    schema.pop("additionalItems", None)
+    for name, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and name in schema:
+            schema[exclusive] = schema.pop(name)
+    if isinstance(schema.get("dependencies"), dict):
+        parts = schema.pop("dependencies").items()
+        kinds = {True: "dependentRequired", False: "dependentSchemas"}
+        more = [{kinds[isinstance(one, list)]: {name: one}} for name, one in parts]
+        schema["allOf"] = [*schema.get("allOf", []), *more]
+    return schema
+
+
+def check(schema: dict[str, Any], seed: int, outputs: int = 8) -> list[str]:
+    """What is wrong with the grammar of a strict schema: outputs that are not valid."""
+    grammar, validator, wrong = compiled(TOKENIZER, "json_schema", schema), judge(schema), []
+    for value in VALUES:
+        text = json.dumps(value, ensure_ascii=False)
+        if admits(grammar, text) and not validator.is_valid(value):
+            wrong.append(text)
+    draw = random.Random(seed)
+    for _ in range(outputs):
+        output = random_output(grammar, draw)
+        if output is not None and not validator.is_valid(json.loads(output)):
+            wrong.append(output.decode())
+    return wrong
+
+
+@pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:60])
+def test_a_strict_schema_admits_valid_outputs_alone(schema):
+    if judge(schema).is_valid(None) or any(map(judge(schema).is_valid, VALUES)):
+        assert check(schema, 1) == []
+    else:
+        with pytest.raises(ValueError, match="admits no"):
+            compiled(TOKENIZER, "json_schema", schema)
+
+
+def test_what_is_valid_is_admitted_but_for_the_order_of_names():
+    """No more is left out than documented: objects that strict closes, and names in another order."""
+    for schema in ENFORCED:
+        if judge(schema).is_valid(1):
+            grammar = compiled(TOKENIZER, "json_schema", schema, strict=False)
+            assert admits(grammar, "1"), schema
+
+
+@pytest.mark.parametrize(("schema", "place"), REFUSED, ids=lambda one: one if isinstance(one, str) else None)
+def test_what_cannot_be_enforced_is_refused_by_its_place(schema, place):
+    with pytest.raises(ValueError, match=r".") as refused:
+        compiled(TOKENIZER, "json_schema", schema)
+    assert place in str(refused.value)
+
+
+def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible():
+    schema = {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {"oneOf": [{"type": "integer"}, {"minimum": 3, "pattern": "(?=x)"}]},
+        "maxItems": 2,
+    }
+    grammar = compiled(TOKENIZER, "json_schema", schema, strict=False)
+    places = {lost.place for lost in grammar.unenforced}
+    assert places == {"#/uniqueItems", "#/items/oneOf", "#/items/oneOf/1/pattern"}
+    assert admits(grammar, "[1, 1]")
+    assert not admits(grammar, "[1, 1, 1]")
+
+
+@pytest.mark.parametrize("schema", [{"format": "phone"}, {"type": "string", "pattern": "^a", "format": "/^x/"}])
+def test_unknown_formats_are_annotations_unless_strict(schema):
+    assert admits(compiled(TOKENIZER, "json_schema", schema, strict=False), '"a"')
+    with pytest.raises(UnenforceableError):
+        compiled(TOKENIZER, "json_schema", schema)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "abc"])
+LEAVES = st.one_of(
+    st.sampled_from(ENFORCED[:30] + [one for one, _ in REFUSED[:12]]).map(
+        lambda schema: {name: one for name, one in schema.items() if name not in ("$defs", "$ref", "$id")}
+    ),
+    st.sampled_from([{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}, {"$ref": "#named"}]),
+    st.booleans(),
+)
+KEYWORDS = {
+    "properties": lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=3),
+    "patternProperties": lambda inner: st.dictionaries(st.sampled_from(["^a", "b$", "[0-9]"]), inner, max_size=2),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf"), lambda inner: st.lists(inner, min_size=1, max_size=3)),
+    **dict.fromkeys(("prefixItems",), lambda inner: st.lists(inner, min_size=1, max_size=2)),
+    **dict.fromkeys(
+        ("items", "additionalProperties", "not", "unevaluatedProperties", "additionalItems"), lambda inner: inner
+    ),
+    "dependentSchemas": lambda inner: st.dictionaries(NAMES, inner, max_size=1),
+    "dependentRequired": lambda inner: st.just({"a": ["b"]}),
+    "required": lambda inner: st.lists(NAMES, min_size=1, max_size=2, unique=True),
+    "type": lambda inner: st.sampled_from(["object", "array", "string", "integer", ["object", "null"]]),
+    "minimum": lambda inner: st.sampled_from([0, 2, 100]),
+    "maxLength": lambda inner: st.integers(0, 3),
+}
+
+
+def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    parts = st.lists(st.sampled_from(sorted(KEYWORDS)), min_size=1, max_size=3, unique=True)
+    return parts.flatmap(lambda names: st.fixed_dictionaries({name: KEYWORDS[name](inner) for name in names}))
+
+
+SCHEMAS = st.recursive(LEAVES, combined, max_leaves=8).filter(lambda schema: isinstance(schema, dict))
+
+
+@fuzz(150)
+@given(schema=SCHEMAS, x=LEAVES, y=SCHEMAS, seed=st.integers(0, 999))
+def test_combinations_of_keywords_admit_valid_outputs_alone(schema, x, y, seed):
+    schema = {**schema, "$defs": {"x": x, "y": y, "z": {"$anchor": "named", "type": "integer"}}}
+    refusal, wrong = "", list[str]()
+    try:
+        wrong = check(schema, seed)
+    except RecursionError:
+        pass  # the judge follows a reference to itself
+    except ValueError as error:
+        refusal = str(error)
+    assert not refusal or any(word in refusal for word in ("#", "admits no", "Unsatisfiable", "maxProperties"))
+    assert wrong == []
+
+
+def test_schemas_have_limits():
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(2 * MAX_DEPTH):
+        deep = {"items": deep}
+    with pytest.raises(ValueError, match="nested"):
+        compiled(TOKENIZER, "json_schema", deep)
+    with pytest.raises(ValueError, match="more than 50,000 parts"):
+        enforceable({"anyOf": [{"const": number} for number in range(60_000)]}, closed=False)
+    for schema in (3, [], "x"):
+        with pytest.raises(ValueError, match="must be an object"):
+            compiled(TOKENIZER, "json_schema", json.dumps(schema))

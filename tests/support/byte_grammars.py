@@ -1,0 +1,57 @@
+"""Grammars over a vocabulary of single bytes: whether one admits a text, and random outputs of it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from token_recycling.grammar.compile import Grammar
+
+END = 256
+
+
+class _Bytes:
+    """Tokens 0 to 255 are bytes, the next one ends a sequence, and further ones are special."""
+
+    eos_token_id, bos_token_id = END, None
+
+    def __init__(self, special: list[str]) -> None:
+        self.tokens = [bytes([byte]) for byte in range(256)] + [b"<end>", *(text.encode() for text in special)]
+        self.special_token_ids = list(range(END, len(self.tokens)))
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def byte_tokenizer(*special: str) -> LLTokenizer:
+    tokens = _Bytes(list(special))
+    return LLTokenizer(TokenizerWrapper(tokens), n_vocab=len(tokens.tokens), eos_token=END, slices=[])
+
+
+def admits(grammar: Grammar, text: str, special: tuple[str, ...] = ()) -> bool:
+    """Whether a text is an output; those of `special` stand for special tokens."""
+    tokens, position = list[int](), 0
+    while position < len(text):
+        mark = next((one for one in special if text.startswith(one, position)), None)
+        tokens += text[position].encode() if mark is None else [END + 1 + special.index(mark)]
+        position += 1 if mark is None else len(mark)
+    matcher = grammar.pristine.deep_copy()
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def random_output(grammar: Grammar, draw: random.Random, most: int = 200) -> bytes | None:
+    """An output of random tokens, which ends where it may; None if it did not end in time."""
+    matcher, output = grammar.pristine.deep_copy(), bytearray()
+    for _ in range(most):
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        (allowed,) = np.unpackbits(mask, bitorder="little")[: END + 1].nonzero()
+        if END in allowed and (len(allowed) == 1 or draw.random() < 0.4):
+            return bytes(output)
+        allowed = [int(token) for token in allowed if token != END]
+        closing = [token for token in allowed if chr(token) in '"]}']
+        token = draw.choice(closing if closing and draw.random() < 0.35 else allowed)
+        output.append(token)
+        assert matcher.consume_token(token)
+    return None

@@ -1,0 +1,353 @@
+"""Grammars of outputs with tool calls: the delimiters of model families, with the arguments as JSON of a schema.
+
+Each family writes its calls as its chat template shows them. Reasoning before them is free, and so is text, unless a
+call is required. A delimiter that is a special token of the tokenizer is matched as that token; no text and no string
+of JSON has one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from . import ebnf, patterns
+from .compile import OPTIONS, Grammar, compiled_text, supported
+from .schema import Schema, UnenforceableError, Unenforced
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]", "item_separator": ",", "key_separator": ":"}
+"""JSON with at most one space or line end between its parts: where any number may follow, a model may repeat them."""
+_THINK = "<think>", "</think>"
+
+
+class Family(NamedTuple):
+    """How a family writes calls; `{name}` is the name of a function."""
+
+    begin: str
+    end: str
+    separator: str = ""
+    """Between two calls."""
+    section: tuple[str, str] = ("", "")
+    """Around all calls."""
+    parameter: tuple[str, str] | None = None
+    """Around each argument, if arguments are no JSON object; strings stand without quotes."""
+
+    @property
+    def trigger(self) -> str:
+        """What begins the first call."""
+        return self.section[0] or self.begin.partition("{name}")[0].partition("\n")[0]
+
+
+FAMILIES: dict[str, Family | None] = {
+    "qwen_3": Family('<tool_call>\n{{"name": "{name}", "arguments": ', "}}\n</tool_call>", "\n"),
+    "qwen_3_coder": Family(
+        "<tool_call>\n<function={name}>\n",
+        "</function>\n</tool_call>",
+        "\n",
+        parameter=("<parameter={name}>\n", "\n</parameter>\n"),
+    ),
+    "kimi": Family(
+        "<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    "deepseek_v3_1": Family(  # with a full-width line and a lower block, as its tokenizer has them
+        "<\uff5ctool\u2581call\u2581begin\uff5c>{name}<\uff5ctool\u2581sep\uff5c>",
+        "<\uff5ctool\u2581call\u2581end\uff5c>",
+        section=("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"),
+    ),
+    "glm_4_7": Family(
+        "<tool_call>{name}\n",
+        "</tool_call>",
+        "\n",
+        parameter=("<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>\n"),
+    ),
+    "harmony": None,
+}
+"""By name; the messages of Harmony have a structure of their own (`_Writer.harmony`)."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that may be called."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    """The schema of its arguments; None or {} for none."""
+    strict: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of its arguments; raises ValueError where they are no object."""
+        schema = self.parameters or {"properties": {}, "additionalProperties": False}
+        kinds = schema.get("type")
+        if kinds not in (None, "object") and not (isinstance(kinds, list) and "object" in kinds):
+            raise ValueError(f"#/type: arguments are an object, got {kinds!r}")
+        return (
+            {**schema, "type": "object"} if kinds is None or (isinstance(kinds, list) and "object" in kinds) else schema
+        )
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What an output with tools may be."""
+
+    family: str
+    functions: Sequence[Function]
+    mode: str = "auto"
+    """`auto`, `required` or `named`: free text with calls, calls alone, or one call."""
+    parallel: bool = True
+    """Whether there may be several calls."""
+    thinking: Literal["none", "possible", "begun"] = "none"
+    """Whether the output may begin with reasoning, or the prompt has begun it."""
+    otherwise: tuple[str, Any, bool] | None = None
+    """The form of an output without calls, as of `compile.compiled`, in place of free text."""
+
+
+def compiled_calls(tokenizer: LLTokenizer, calls: Calls, special: Mapping[str, int]) -> Grammar:
+    """Compile the grammar of an output with tool calls; `special`: the special tokens of the tokenizer.
+
+    Raise ValueError for parameters that cannot be held to, with the name of the function and the place of the keyword.
+    """
+    writer = _Writer(tokenizer, calls, special)
+    return compiled_text(tokenizer, "tools", writer.lark(), writer.unenforced)
+
+
+class _Writer:
+    """Writes the grammar in Lark's syntax, rule by rule."""
+
+    def __init__(self, tokenizer: LLTokenizer, calls: Calls, special: Mapping[str, int]) -> None:
+        self._tokenizer, self._calls, self._special = tokenizer, calls, special
+        self._rules: list[str] = []
+        self._names = 0
+        self._schemas: dict[str, Schema] = {}
+        self.unenforced: list[Unenforced] = []
+        by_length = sorted(special, key=len, reverse=True)
+        self._delimiters = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
+
+    def lark(self) -> str:
+        """The whole grammar."""
+        family = FAMILIES[self._calls.family]
+        body = self._harmony() if family is None else self._body(family)
+        self._rules.insert(0, f"start: {body}")
+        return "\n".join(self._rules)
+
+    # The output
+
+    def _body(self, family: Family) -> str:
+        calls = self._calls
+        one = self._any(*(self._call(family, function) for function in calls.functions))
+        several = calls.parallel and calls.mode != "named"
+        more = f" ({self._text(family.separator)} {one})*" if several else ""
+        alone = f"{self._text(family.section[0])} {one}{more} {self._text(family.section[1])}"
+        if calls.otherwise is not None and calls.mode == "auto":
+            return f"{self._thought()} ({alone} | {self._form(*calls.otherwise)})"
+        if calls.mode != "auto":
+            return f"{self._thought()} {alone}"
+        return self._among_text(family, alone, several)
+
+    def _among_text(self, family: Family, alone: str, several: bool) -> str:
+        """Free text, in which each trigger begins calls."""
+        trigger = family.trigger
+        if trigger in self._special:
+            text = f"{self._free_text()}?"
+            return f"{self._thought()} ({text} {alone}){'*' if several and not family.section[0] else '?'} {text}"
+        head = self._rule(f"{self._free_text()} {json.dumps(trigger)}", "[lazy]")
+        if family.section[0]:
+            calls = alone.removeprefix(self._text(trigger))
+        else:
+            calls = self._any(*(self._call(family, one, len(trigger)) for one in self._calls.functions))
+        if several and not family.section[0]:
+            return f"{self._thought()} ({head} {calls})* {self._free_text()}?"
+        return f"{self._thought()} ({head} {calls} | {self._free_text(without=trigger)}?)"
+
+    def _free_text(self, without: str = "") -> str:
+        """A terminal of text; reasoning is none of it."""
+        excluded = [without] if without else []
+        if self._calls.thinking != "none" and _THINK[0] not in self._special:
+            excluded.append(_THINK[0])
+        return self._terminal(
+            " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_slashed(re.escape(one))}(?s:.*)/" for one in excluded)])
+        )
+
+    def _thought(self) -> str:
+        """Reasoning, as far as the output may begin with it."""
+        begin, end = (self._text(mark) for mark in _THINK)
+        special = _THINK[1] in self._special
+        thought = f"/(?s:.*)/? {end}" if special else self._rule(r"/(?s:.*)<\/think>/", "[lazy]")
+        match self._calls.thinking:
+            case "none":
+                return ""
+            case "begun":
+                return rf"{thought} /\n{{1,2}}/?"
+            case "possible":
+                return rf"({begin} {thought} /\n{{1,2}}/?)?"
+
+    def _harmony(self) -> str:
+        """Messages of the channels of Harmony; a call ends the output."""
+        calls = self._calls
+        begin, end = self._text("<|message|>"), self._text("<|end|>")
+        channel, constrain = self._text("<|channel|>"), self._text("<|constrain|>")
+        commentary = f'{channel} "commentary"'
+        made = []
+        for function in calls.functions:
+            to = json.dumps(f" to=functions.{function.name}")
+            heads = [
+                f'{commentary} {to} " "? {constrain} "json" {begin}',
+                f'{to} {commentary} " "? {constrain} "json" {begin}',
+                f'{to} {commentary} " json" {begin}',
+            ]
+            made.append(f"{self._any(*heads)} {self._arguments(function)} {self._text('<|call|>')}")
+        call = self._any(*made)
+        again = self._text("<|start|>") + ' "assistant"'
+        analysis = f'{channel} "analysis" {begin} /(?s:.*)/? {end} {again}'
+        ends = not self._text("<|call|>")
+        more = f"({again} {call})*" if calls.parallel and calls.mode != "named" and not ends else ""
+        final = ""
+        if calls.mode == "auto":
+            said = "/(?s:.*)/?" if calls.otherwise is None else self._form(*calls.otherwise)
+            final = f' | {channel} "final" {begin} {said} ({end})?'
+        return f"({analysis})* ({call} {more}{final})"
+
+    # Calls
+
+    def _call(self, family: Family, function: Function, skipped: int = 0) -> str:
+        """One call, without as many characters at its beginning."""
+        begin, end = family.begin, family.end
+        before, _, number = begin.partition("{number}")
+        before = before.format(name=function.name)[skipped:]
+        after = f"/[0-9]+/ {self._text(number)}" if number else ""
+        arguments = self._arguments(function) if family.parameter is None else self._parameters(family, function)
+        return f"{self._text(before)} {after} {arguments} {self._text(end.format())}"
+
+    def _arguments(self, function: Function) -> str:
+        return self._json(self._schema(function))
+
+    def _schema(self, function: Function) -> Schema:
+        if function.name not in self._schemas:
+            try:
+                schema, unenforced = supported(self._tokenizer, function.schema, function.strict, closed=True)
+            except ValueError as error:
+                raise ValueError(f"{function.name}: {error}") from None
+            self.unenforced += [one._replace(place=f"{function.name}{one.place}") for one in unenforced]
+            self._schemas[function.name] = schema
+        return self._schemas[function.name]
+
+    # Arguments without JSON
+
+    def _parameters(self, family: Family, function: Function) -> str:
+        """Each argument between its delimiters, in the order of the schema."""
+        assert family.parameter is not None
+        schema = self._schema(function)
+        own = schema if isinstance(schema, dict) else {}
+        for combined in ("allOf", "anyOf", "$ref", "patternProperties", "minProperties", "maxProperties"):
+            if combined in own:
+                self._lost(function, combined)
+        required = own.get("required", [])
+        properties = {**own.get("properties", {})}
+        for name in required:
+            properties.setdefault(name, True)
+        parts = []
+        for name, value in properties.items():
+            if value is not False:
+                begin, end = (text.format(name=name) for text in family.parameter)
+                argument = self._value(function, value, own.get("$defs", {}), end)
+                parts.append(f"({self._text(begin)} {argument}){'' if name in required else '?'}")
+        return " ".join(parts)
+
+    def _value(self, function: Function, schema: Schema, definitions: dict[str, Any], end: str) -> str:
+        """A value and the delimiter `end`: a string as it is, anything else as JSON."""
+        if schema is True:
+            return self._string(function, {}, end)
+        assert isinstance(schema, dict)
+        (only,) = schema if len(schema) == 1 else ("",)
+        if only == "$ref" and len(definitions) > self._names:
+            target = definitions[schema["$ref"].rpartition("/")[2]]
+            return self._value(function, target, definitions, end)
+        if only == "anyOf" or (only == "allOf" and len(schema["allOf"]) == 1):
+            options = [option for option in schema[only] if option is not False]
+            return self._any(*(self._value(function, option, definitions, end) for option in options))
+        if "enum" in schema or "const" in schema:
+            values = schema.get("enum", [schema.get("const")])
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            return f"{self._any(*map(json.dumps, texts))} {self._text(end)}"
+        kinds = schema.get("type", ["string", "null", "boolean", "number", "array", "object"])
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        parts = [self._string(function, schema, end)] if "string" in kinds else []
+        if others := [kind for kind in kinds if kind != "string"]:
+            value = self._json({**schema, "type": others, "$defs": definitions})
+            parts.append(f"{value} {self._text(end)}")
+        return self._any(*parts)
+
+    def _string(self, function: Function, schema: dict[str, Any], end: str) -> str:
+        """A string without quotes, which ends with the first `end`."""
+        for keyword in ("allOf", "format", "$ref"):
+            if keyword in schema:
+                self._lost(function, keyword)
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        text = f"/(?s:.{{{least},{most}}})/"
+        if "pattern" in schema:
+            text += f" & /{_slashed(patterns.searched(schema['pattern']))}/"
+        return self._rule(f"{self._terminal(text)} {json.dumps(end)}", "[lazy]")
+
+    def _lost(self, function: Function, keyword: str) -> None:
+        lost = Unenforced(f"#/{keyword}", "is not supported in the arguments of this model's calls, which are no JSON")
+        if function.strict:
+            raise ValueError(f"{function.name}: {UnenforceableError([lost])}")
+        named = lost._replace(place=f"{function.name}{lost.place}")
+        if named not in self.unenforced:
+            self.unenforced.append(named)
+
+    # Pieces
+
+    def _form(self, kind: str, form: Any, strict: bool) -> str:
+        """The form of an output without calls."""
+        if kind == "json_schema":
+            schema, unenforced = supported(self._tokenizer, form, strict)
+            self.unenforced += unenforced
+            return self._json(schema)
+        if kind == "regex":
+            return self._terminal(f"/{_slashed(patterns.whole(form))}/")
+        lines = ebnf.lark(form, prefix="form_").splitlines()
+        self._rules += lines
+        return "form_start"
+
+    def _json(self, schema: Schema) -> str:
+        body = {} if schema is True else schema
+        assert isinstance(body, dict)
+        return self._rule("%json " + json.dumps({**body, "x-guidance": {**_STYLE, **OPTIONS}}))
+
+    def _text(self, text: str) -> str:
+        """Text, with special tokens as such."""
+        parts, position = [], 0
+        for found in self._delimiters.finditer(text):
+            parts += [json.dumps(text[position : found.start()])] if found.start() > position else []
+            token = self._special[found[0]]
+            if token not in self._tokenizer.eos_tokens:  # one of these ends the output in any case
+                parts.append(f"<[{token}]>")
+            position = found.end()
+        parts += [json.dumps(text[position:])] if position < len(text) else []
+        return " ".join(parts)
+
+    def _any(self, *options: str) -> str:
+        return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+    def _rule(self, body: str, options: str = "") -> str:
+        self._names += 1
+        self._rules.append(f"part_{self._names}{options}: {body}")
+        return f"part_{self._names}"
+
+    def _terminal(self, body: str) -> str:
+        self._names += 1
+        self._rules.append(f"PART_{self._names}: {body}")
+        return f"PART_{self._names}"
+
+
+def _slashed(pattern: str) -> str:
+    r"""Return a regular expression as it stands between slashes."""
+    return re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)

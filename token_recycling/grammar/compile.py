@@ -1,0 +1,180 @@
+"""Compiles JSON schemas, regular expressions and grammars with llguidance (the extra `grammar`).
+
+llguidance parses with Earley's algorithm over derivatives of regular expressions, token by token, and computes the mask
+of the next token from a trie of the vocabulary: a schema compiles in a millisecond, a mask takes some ten microseconds
+(https://github.com/guidance-ai/llguidance). It bounds its own work (`LIMITS`), and releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .._util.text_stream import one_line
+from . import ebnf, patterns
+from .schema import Enforceable, Schema, UnenforceableError, Unenforced, enforceable
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+LIMITS = {
+    "max_items_in_row": 10_000,
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 10_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""Work and memory that llguidance may spend: to compile (0.1 s as a rule, 2 s at most), on a mask (some 15 ms), and on
+states of its lexer (one to two kB each).
+"""
+MAX_AMBIGUITY = 500
+"""Items in a row of the parser for grammars that users write: time grows with the third power of it."""
+MAX_CHARACTERS = 1_000_000
+"""Longest regular expression or grammar; schemas are limited by `schema.MAX_NODES`."""
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is written: where any whitespace may follow, a model may emit spaces for ever."""
+OPTIONS = {"json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}
+"""With the escape `\\u`, a name could be written so that it is not recognised as the one that it is."""
+_MAX_TRIALS = 64
+"""Schemas within one that are compiled alone to find the one at fault."""
+_UNSATISFIABLE = "Unsatisfiable schema"
+_BOUNDED = "too"
+"""In the errors of llguidance for what goes beyond its limits."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A compiled grammar. Any number of sequences may follow it."""
+
+    pristine: LLMatcher
+    """The matcher of an empty output; copied for each sequence."""
+    words: int
+    """32-bit words of a mask, one bit for each token of the vocabulary."""
+    stops: tuple[int, ...]
+    """The tokens that end a sequence."""
+    unenforced: list[Unenforced] = field(default_factory=list)
+    """Keywords of its schema that outputs are not held to."""
+
+
+def compiled(tokenizer: LLTokenizer, kind: str, form: Any, strict: bool = True) -> Grammar:
+    """Compile a form: a `json_schema` (an object, a boolean, or its JSON), a `regex`, or a `grammar` in the syntax of
+    Lark, GBNF or EBNF.
+
+    Raise ValueError for a form that cannot be compiled or has no output, and where it is `strict` for keywords of a
+    schema that would not be enforced; else they are listed.
+    """
+    from llguidance import LLMatcher
+
+    unenforced: list[Unenforced] = []
+    if kind == "json_schema":
+        schema, unenforced = supported(tokenizer, json.loads(form) if isinstance(form, str) else form, strict)
+        text = schema_grammar(schema)
+    elif len(form) > MAX_CHARACTERS:
+        raise ValueError(f"the {kind} must have at most {MAX_CHARACTERS:,} characters, got {len(form):,}")
+    elif kind == "regex":
+        text = LLMatcher.grammar_from_regex(patterns.whole(form))
+    else:
+        text = ebnf.lark(form)
+    return compiled_text(tokenizer, kind, text, unenforced)
+
+
+def compiled_text(tokenizer: LLTokenizer, kind: str, text: str, unenforced: list[Unenforced]) -> Grammar:
+    """Compile a grammar of llguidance, which enforces a form of that `kind` but for some keywords; raise ValueError."""
+    limits = {"max_items_in_row": MAX_AMBIGUITY} if kind == "grammar" else {}
+    matcher = _matcher(tokenizer, text, **limits)
+    grammar = Grammar(matcher, (tokenizer.vocab_size + 31) // 32, tuple(tokenizer.eos_tokens), unenforced)
+    first = matcher.deep_copy()
+    has_output = not matcher.is_error() and _has_output(grammar, first)
+    if first.is_error() and "NoExtension" not in first.get_error():
+        raise ValueError(f"cannot compile the {kind}: {_reason(first)}")
+    if not has_output:
+        raise ValueError(f"the {kind} admits no output but the empty one; check its references")
+    return grammar
+
+
+def supported(
+    tokenizer: LLTokenizer, schema: Any, strict: bool, closed: bool | None = None
+) -> tuple[Schema, list[Unenforced]]:
+    """Return a schema with only keywords that llguidance enforces, and the others.
+
+    `closed`: whether objects with `properties` have no others unless the schema says so; default where it is strict.
+    Raise ValueError for a schema that cannot be compiled or admits no value, and where it is `strict` for the others.
+    """
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"a schema must be an object or a boolean, got {type(schema).__name__}")
+    try:
+        found = enforceable(schema, strict if closed is None else closed)
+    except RecursionError:
+        raise ValueError("the schema is nested in too many levels") from None
+    if found.schema is False:
+        raise ValueError("#: admits no value")
+    mistakes = [lost for lost in found.unenforced if lost.mistaken]
+    if mistakes:
+        raise UnenforceableError(mistakes)
+    while not (strict and found.unenforced):
+        matcher = _matcher(tokenizer, schema_grammar(found.schema))
+        if not matcher.is_error():
+            return found.schema, found.unenforced
+        found.unenforced.append(_fault(tokenizer, found, _reason(matcher)))
+    raise UnenforceableError(found.unenforced)
+
+
+_OUTER = ("properties", "prefixItems", "items", "additionalProperties", "required", "allOf")
+"""Keywords that are kept as long as others can be blamed."""
+_SUSPECTS = ("pattern", "patternProperties", "multipleOf", "minProperties", "maxProperties")
+"""Keywords that are blamed first."""
+
+
+def _fault(tokenizer: LLTokenizer, found: Enforceable, reason: str) -> Unenforced:
+    """Drop the keyword for which a schema does not compile, and say why; raise ValueError where none alone is at fault,
+    and for a schema that admits no value.
+    """
+    nodes = sorted(found.nodes, key=lambda entry: not entry[1].keys() & {*_SUSPECTS})
+    for place, node in nodes[:_MAX_TRIALS] if _BOUNDED not in reason else ():
+        matcher = _matcher(tokenizer, schema_grammar({**node, "$defs": found.definitions}))
+        if not matcher.is_error():
+            continue
+        why = _reason(matcher)
+        if why.startswith(_UNSATISFIABLE):
+            raise ValueError(f"{place}: admits no value{why.removeprefix(_UNSATISFIABLE)}")
+        for keyword in sorted(node.keys() - {"type"}, key=_OUTER.__contains__):
+            without = {name: value for name, value in node.items() if name != keyword}
+            other = _matcher(tokenizer, schema_grammar({**without, "$defs": found.definitions}))
+            if not other.is_error() or _reason(other) != why:
+                del node[keyword]
+                return Unenforced(f"{place}/{keyword}", why)
+        break
+    raise ValueError(f"cannot compile the json_schema: {reason}")
+
+
+def schema_grammar(schema: Schema, **style: Any) -> str:
+    """Return llguidance's grammar of a schema as `supported` gives it; `style` as in `STYLE`."""
+    from llguidance import LLMatcher
+
+    text = json.dumps({} if schema is True else schema)
+    options: Any = {**OPTIONS, **(style or STYLE)}
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides=options)
+    except ValueError as error:  # of the parser of JSON
+        raise ValueError(f"the schema cannot be read: {error}; nest fewer schemas") from None
+
+
+def _matcher(tokenizer: LLTokenizer, text: str, **limits: Any) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    return LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**{**LIMITS, **limits}))
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return one_line(matcher.get_error().partition("<state>")[0])
+
+
+def _has_output(grammar: Grammar, matcher: LLMatcher) -> bool:
+    """Whether a token may follow at the beginning that does not end the sequence."""
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    for token in grammar.stops:
+        allowed &= ~(1 << token)
+    return bool(allowed)

@@ -1,0 +1,36 @@
+"""Formats of strings as keywords of JSON Schema that llguidance enforces.
+
+Its own formats stand where they admit only valid strings. Dates know leap years here, and times have the seconds and
+the capital letters that every validator takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+"""Months and days of any year."""
+_DATE = rf"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_CLOCK})"
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "date-time": {"pattern": f"^{_DATE}T{_TIME}$"},
+    "json-pointer": {"pattern": "^(?:/(?:[^~/]|~[01])*)*$"},
+    "hostname": {"format": "hostname", "maxLength": 253},
+    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri", "uuid")},
+}
+"""The keywords of each known format."""
+INTEGERS = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+}
+"""The least and the largest number of formats of integers (OpenAPI)."""

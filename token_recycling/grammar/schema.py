@@ -1,0 +1,804 @@
+"""JSON schemas as llguidance enforces them: rewritten to keywords that it holds outputs to exactly.
+
+llguidance 1.9 names most keywords that it does not enforce, but not all: it reads some as another draft does
+(`additionalItems` beside `prefixItems`), loses some between `anyOf` and their companions, rounds numbers beyond 2**53,
+and takes repeated names for different properties. So a schema is walked from its root along its references, and what is
+left of it has only keywords of draft 2020-12 whose meaning here was compared with `jsonschema`'s
+(tests/grammar/test_schema.py). Several keywords are expressed by others: `dependentRequired` by `anyOf`, `oneOf` of
+disjoint branches by `anyOf`, formats by patterns.
+
+Everything else is listed as `Unenforced`, with the place of the keyword and the reason. Annotations and unknown
+keywords mean nothing to a validator, and nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urldefrag, urljoin
+
+from .formats import FORMATS, INTEGERS
+from .patterns import translated
+
+Schema = dict[str, Any] | bool
+
+MAX_DEPTH, MAX_NODES = 100, 50_000
+"""Most levels that schemas are nested, and schemas in one; each costs some microseconds."""
+_MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
+"""Most names and patterns of one object: time grows with their square."""
+_MAX_COMPARISONS = 2_000
+"""Most pairs of branches of `oneOf` that are compared."""
+_LARGEST = 2**53
+"""Larger numbers lose digits in llguidance, which computes in float64."""
+_TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+_OPEN = {"type": "object", "additionalProperties": True}
+
+
+class Unenforced(NamedTuple):
+    """A keyword that outputs are not held to."""
+
+    place: str
+    """JSON pointer to the keyword, as a fragment."""
+    why: str
+    mistaken: bool = False
+    """Whether no schema has such a keyword: its value is of the wrong kind, or refers to nothing."""
+
+    @property
+    def keyword(self) -> str:
+        """Return its name."""
+        return self.place.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.why}"
+
+
+class UnenforceableError(ValueError):
+    """A schema with keywords that cannot be enforced, where they must be, or with mistakes."""
+
+    def __init__(self, unenforced: Sequence[Unenforced]) -> None:
+        shown = "; ".join(map(str, unenforced[:5])) + ("; ..." if len(unenforced) > 5 else "")
+        fix = "correct the schema" if unenforced[0].mistaken else "leave these keywords out, or ask without strict"
+        super().__init__(f"{shown}; {fix}")
+        self.unenforced = unenforced
+
+
+@dataclass
+class Enforceable:
+    """A schema with only keywords that can be enforced."""
+
+    schema: Schema
+    unenforced: list[Unenforced]
+    """The others."""
+    nodes: list[tuple[str, dict[str, Any]]]
+    """Every schema within it, the innermost first, with its place in the original."""
+
+    @property
+    def definitions(self) -> dict[str, Any]:
+        """The schemas that others refer to, by name."""
+        return self.schema.get("$defs", {}) if isinstance(self.schema, dict) else {}
+
+
+def enforceable(schema: Schema, closed: bool) -> Enforceable:
+    """Return the schema as far as it can be enforced.
+
+    If `closed`, objects with `properties` have no others unless the schema says so. Raise ValueError for a schema that
+    is none, or is too large.
+    """
+    walk = _Walk(schema, closed)
+    root = walk.subschema(schema, "#", "#", closed)
+    walk.definitions()
+    if isinstance(root, dict) and walk.defs:
+        root = {**root, "$defs": walk.defs}
+    return Enforceable(root, walk.unenforced, walk.nodes)
+
+
+# The kinds of values that keywords are about
+
+_IGNORED_WITHOUT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
+_UNSUPPORTED = (
+    "contains", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
+"""Keywords with schemas for the same value."""
+
+
+@dataclass
+class _Walk:
+    """One pass over the schemas of a document that its root refers to."""
+
+    document: Schema
+    closing: bool
+    """Whether objects are closed where they may be."""
+    unenforced: list[Unenforced] = field(default_factory=list)
+    defs: dict[str, Schema] = field(default_factory=dict)
+    """Schemas that others refer to, by new names."""
+    nodes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Every schema, the innermost first, with its place."""
+
+    def __post_init__(self) -> None:
+        self._names: dict[tuple[str, bool], str] = {}
+        """For each place that is referred to, and whether its objects are closed, its name."""
+        self._pending: list[tuple[str, str, bool]] = []
+        self._nodes = 0
+        self._anchors: dict[str, tuple[str, str]] | None = None
+        self._comparisons = _MAX_COMPARISONS
+
+    def definitions(self) -> None:
+        """Fill in the schemas that others refer to."""
+        while self._pending:
+            place, resource, closed = self._pending.pop()
+            schema = _at(self.document, place)
+            self.defs[self._names[place, closed]] = self.subschema(schema, place, resource, closed)
+
+    def note(self, place: str, keyword: str, why: str, mistaken: bool = False) -> None:
+        """List a keyword as unenforced, once."""
+        entry = Unenforced(f"{place}/{_escaped(keyword)}", why, mistaken)
+        if entry not in self.unenforced[-50:]:
+            self.unenforced.append(entry)
+
+    def subschema(self, schema: Any, place: str, resource: str, closed: bool) -> Schema:
+        """Return one schema as it can be enforced; `resource`: the place of the schema whose base URI it has; `closed`:
+        whether its objects may be closed.
+        """
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise ValueError(f"{place}: a schema must be an object or a boolean, got {_shown(schema)}")
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise ValueError(f"the schema has more than {MAX_NODES:,} parts; make it smaller")
+        if place.count("/") > MAX_DEPTH:
+            raise ValueError(f"{place[:80]}...: schemas are nested in more than {MAX_DEPTH} levels; nest fewer")
+        if place != "#" and _is_resource(schema):
+            resource = place
+        return _Node(self, schema, place, resource, closed).result()
+
+    def reference(self, reference: Any, place: str, resource: str, closed: bool) -> Schema | None:
+        """Return a reference to the schema that `$ref` names; None if there is none."""
+        target = self.resolved(reference, resource)
+        if target is None:
+            if isinstance(reference, str):
+                external = bool(urldefrag(reference).url)
+                why = "refers to another document" if external else "refers to nothing in the schema"
+                self.note(place, "$ref", f"{_shown(reference)} {why}", mistaken=True)
+            else:
+                self.note(place, "$ref", f"must be a string, got {_shown(reference)}", mistaken=True)
+            return None
+        name = self._names.get((target[0], closed))
+        if name is None:
+            name = self._names[target[0], closed] = str(len(self._names))
+            self._pending.append((*target, closed))
+        return {"$ref": f"#/$defs/{name}"}
+
+    def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
+        """Return the place that a reference within a resource names, and its resource; None if there is none."""
+        if not isinstance(reference, str):
+            return None
+        url, fragment = urldefrag(reference)
+        if url:
+            base = self.anchors.get(urljoin(_id(self.document), url))
+            if base is None:
+                return None
+            resource = base[0]
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            return self.anchors.get(f"{resource} {fragment}")
+        place = resource + fragment
+        found = _at(self.document, place)
+        if not isinstance(found, dict | bool):
+            return None
+        parts, above = place.split("/"), self.document
+        for number in range(1, len(parts)):
+            above = _at(self.document, "/".join(parts[: number + 1]))
+            if isinstance(above, dict) and _is_resource(above):
+                resource = "/".join(parts[: number + 1])
+        return place, resource
+
+    @property
+    def anchors(self) -> dict[str, tuple[str, str]]:
+        """Places with `$id` by their URL, and with `$anchor` by their resource and name, each with its resource."""
+        if self._anchors is None:
+            self._anchors = {}
+            base = _id(self.document)
+            if base:
+                self._anchors[urldefrag(base).url] = ("#", "#")
+            left: list[tuple[Any, str, str, str]] = [(self.document, "#", "#", base)]
+            while left:
+                value, place, resource, base = left.pop()
+                if isinstance(value, list):
+                    left.extend((one, f"{place}/{number}", resource, base) for number, one in enumerate(value))
+                if not isinstance(value, dict):
+                    continue
+                if place != "#" and _is_resource(value):
+                    resource, base = place, urljoin(base, _id(value))
+                    self._anchors[urldefrag(base).url] = (place, place)
+                for name in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(value.get(name), str):
+                        self._anchors[f"{resource} {value[name]}"] = (place, resource)
+                if _id(value).startswith("#"):
+                    self._anchors[f"{resource} {_id(value)[1:]}"] = (place, resource)
+                left.extend(
+                    (one, f"{place}/{_escaped(name)}", resource, base)
+                    for name, one in value.items()
+                    if name not in ("enum", "const", "default", "examples")
+                )
+        return self._anchors
+
+    def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
+        """Whether it is certain that no value is valid under both schemas."""
+        self._comparisons -= 1
+        if self._comparisons < 0 or depth > 4 or any(place != "#" for _, place in self.anchors.values()):
+            return False
+        if one is False or other is False:
+            return True
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        ours, theirs = self._conjuncts(one, resource), self._conjuncts(other, resource)
+        if not _kinds(ours) & _kinds(theirs):
+            return True
+        some, others = _values(ours), _values(theirs)
+        if some is not None and others is not None and not any(_equal(a, b) for a in some for b in others):
+            return True
+        for branches, opposite in ((ours, other), (theirs, one)):
+            for part in branches:
+                options = part.get("anyOf", part.get("oneOf")) or [True]
+                if all(self.disjoint(option, opposite, resource, depth + 1) for option in options):
+                    return True
+        if _kinds(ours) != {"object"} or _kinds(theirs) != {"object"}:
+            return False
+        required = {name for part in (*ours, *theirs) for name in _names(part.get("required"))}
+        return any(
+            self.disjoint(mine, yours, resource, depth + 1)
+            for name in required
+            for mine in _properties(ours, name)
+            for yours in _properties(theirs, name)
+        )
+
+    def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
+        """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""
+        parts, left, seen = list[dict[str, Any]](), [(schema, resource)], set[str]()
+        while left and len(parts) < 20:
+            part, resource = left.pop()
+            if not isinstance(part, dict):
+                continue
+            parts.append(part)
+            if isinstance(part.get("allOf"), list):
+                left.extend((one, resource) for one in part["allOf"])
+            target = self.resolved(part.get("$ref"), resource)
+            if target is not None and target[0] not in seen:
+                seen.add(target[0])
+                left.append((_at(self.document, target[0]), target[1]))
+        return parts
+
+
+class _Node:
+    """One schema, and what of it can be enforced: one schema of its own keywords, and others for the same value."""
+
+    def __init__(self, walk: _Walk, schema: dict[str, Any], place: str, resource: str, closed: bool) -> None:
+        self._walk, self._schema, self._place, self._resource = walk, schema, place, resource
+        self._closed = closed
+        self._own: dict[str, Any] = {}
+        """Its keywords about values themselves."""
+        self._others: list[Schema] = []
+        """Schemas for the same value."""
+        self._kinds = set(_TYPES)
+
+    def result(self) -> Schema:
+        schema = self._schema
+        composed = [name for name in _IN_PLACE if name in schema]
+        self._type()
+        self._values()
+        self._numbers()
+        self._strings()
+        if "array" in self._kinds:
+            self._array(composed)
+        self._unique()
+        if "object" in self._kinds:
+            self._object(composed)
+        self._in_place()
+        own, others = self._own, [other for other in self._others if other is not True]
+        if own:
+            self._walk.nodes.append((self._place, own))
+        if not others:
+            return own or True
+        if not own:
+            return others[0] if len(others) == 1 else {"allOf": others}
+        if next(iter(schema)) in _IN_PLACE:
+            return {"allOf": [*others, own]}
+        own["allOf"] = others
+        return own
+
+    def _note(self, keyword: str, why: str, mistaken: bool = False) -> None:
+        self._walk.note(self._place, keyword, why, mistaken)
+
+    def _child(self, schema: Any, *names: str | int, closed: bool = True) -> Schema:
+        place = "/".join([self._place, *(_escaped(str(name)) for name in names)])
+        return self._walk.subschema(schema, place, self._resource, closed and self._walk.closing)
+
+    def _get(self, keyword: str, valid: Callable[[Any], bool], what: str) -> Any:
+        """Return the value of a keyword; None if it is missing, or is none of those that are valid, which is noted."""
+        value = self._schema.get(keyword)
+        if keyword not in self._schema or valid(value):
+            return value
+        self._note(keyword, f"must be {what}, got {_shown(value)}", mistaken=True)
+        return None
+
+    # Values
+
+    def _type(self) -> None:
+        kinds = self._schema.get("type")
+        if "type" not in self._schema:
+            return
+        named = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(named, list) or not named or not all(kind in _TYPES for kind in named):
+            self._note(
+                "type", f"must be one of {', '.join(_TYPES)}, or a list of them, got {_shown(kinds)}", mistaken=True
+            )
+            return
+        self._kinds = {*named}
+        if "number" in self._kinds:
+            self._kinds.discard("integer")
+        names = [name for name in dict.fromkeys(named) if name in self._kinds]
+        self._own["type"] = names[0] if len(names) == 1 else names
+
+    def _values(self) -> None:
+        if "const" in self._schema:
+            if (why := _unwritable(self._schema["const"])) is None:
+                self._own["const"] = self._schema["const"]
+            else:
+                self._note("const", why)
+        values = self._get("enum", lambda value: isinstance(value, list), "a list")
+        if values is not None:
+            reasons = [why for value in values if (why := _unwritable(value)) is not None]
+            if reasons:
+                self._note("enum", reasons[0])
+            else:
+                self._own["enum"] = values
+
+    def _numbers(self) -> None:
+        if not self._kinds & {"number", "integer"}:
+            return
+        low = self._bound("minimum", "exclusiveMinimum")
+        high = self._bound("maximum", "exclusiveMaximum")
+        if self._kinds & {"integer", "number", "string"} == {"integer"} and self._schema.get("format") in INTEGERS:
+            least, most = INTEGERS[self._schema["format"]]
+            low, high = [*low, ("minimum", least)], [*high, ("maximum", most)]
+        for bounds, outer, upward in ((low, max, True), (high, min, False)):
+            by_name: dict[str, float] = {}
+            for name, value in bounds:
+                value = _rounded(value, upward)
+                by_name[name] = outer(by_name.get(name, value), value)
+            self._own.update(by_name)
+        step = self._get("multipleOf", lambda value: _is_number(value) and value > 0, "a number above 0")
+        if step is not None:
+            if (why := _unwritable(step)) is None:
+                self._own["multipleOf"] = step
+            else:
+                self._note("multipleOf", why)
+
+    def _bound(self, name: str, exclusive: str) -> list[tuple[str, float]]:
+        """Return the limits of one side; `exclusive` may be a boolean, as in draft 4."""
+        value = self._get(name, _is_number, "a number")
+        other = self._get(exclusive, lambda value: isinstance(value, bool) or _is_number(value), "a number")
+        bounds = []
+        if isinstance(other, bool):
+            name = exclusive if other else name
+        elif other is not None:
+            bounds.append((exclusive, other))
+        if value is not None:
+            bounds.append((name, value))
+        return bounds
+
+    def _strings(self) -> None:
+        if "string" not in self._kinds:
+            return
+        for name in ("minLength", "maxLength"):
+            if (value := self._count(name)) is not None:
+                self._own[name] = value
+        pattern = self._get("pattern", lambda value: isinstance(value, str), "a string")
+        if pattern is not None and (rust := self._translated("pattern", pattern)) is not None:
+            self._own["pattern"] = rust
+        name = self._get("format", lambda value: isinstance(value, str), "a string")
+        if name is None:
+            return
+        if name not in FORMATS:
+            self._note("format", f"{_shown(name)} is not known")
+        elif "pattern" in self._own:
+            self._others.append(FORMATS[name])
+        else:
+            merged = {**FORMATS[name]}
+            if "maxLength" in merged:
+                merged["maxLength"] = min(merged["maxLength"], self._own.get("maxLength", merged["maxLength"]))
+            self._own.update(merged)
+
+    def _translated(self, keyword: str, pattern: str) -> str | None:
+        try:
+            return translated(pattern)
+        except ValueError as error:
+            self._note(keyword, f"{_shown(pattern)}: {error}")
+            return None
+
+    def _count(self, keyword: str) -> int | None:
+        def valid(value: Any) -> bool:
+            return _is_number(value) and value >= 0 and value == int(value) and value < 2**32
+
+        value = self._get(keyword, valid, "a whole number below 2**32")
+        return None if value is None else int(value)
+
+    # Arrays
+
+    def _array(self, composed: list[str]) -> None:
+        schema = self._schema
+        items, first = schema.get("items"), self._get("prefixItems", lambda value: isinstance(value, list), "a list")
+        rest: tuple[Any, str] | None = None
+        if isinstance(items, list):
+            if first is None:
+                self._own["prefixItems"] = [self._child(one, "items", number) for number, one in enumerate(items)]
+            else:
+                self._note("items", "must be a schema beside prefixItems, got a list")
+            if "additionalItems" in schema:
+                rest = schema["additionalItems"], "additionalItems"
+        elif "items" in schema:
+            rest = items, "items"
+        if first is not None:
+            self._own["prefixItems"] = [self._child(one, "prefixItems", number) for number, one in enumerate(first)]
+        if schema.get("unevaluatedItems", True) not in (True, {}):
+            if composed or "contains" in schema:
+                self._note("unevaluatedItems", "is not supported beside keywords that are about the same array")
+            elif rest is None:
+                rest = schema["unevaluatedItems"], "unevaluatedItems"
+        if rest is not None:
+            self._own["items"] = self._child(*rest)
+        for name in ("minItems", "maxItems"):
+            if (value := self._count(name)) is not None:
+                self._own[name] = value
+        if self._own.get("minItems", 0) > 0 and self._own.get("items") is False:
+            self._own["maxItems"] = min(self._own.get("maxItems", 2**32), len(self._own.get("prefixItems", ())))
+
+    def _unique(self) -> None:
+        """Note what compares items, in any schema: it may be for arrays, whatever its type says."""
+        if self._get("uniqueItems", lambda value: isinstance(value, bool), "a boolean"):
+            most = self._own.get("maxItems", math.inf)
+            if self._own.get("items") is False:
+                most = min(most, len(self._own.get("prefixItems", ())))
+            if most > 1:
+                self._note("uniqueItems", "is not supported")
+        schema = self._schema
+        if "contains" in schema and not (schema.get("minContains") == 0 and "maxContains" not in schema):
+            self._note("contains", "is not supported")
+
+    # Objects
+
+    def _object(self, composed: list[str]) -> None:
+        schema, own = self._schema, self._own
+        properties, patterns = self._named("properties"), self._named("patternProperties")
+        required = self._get(
+            "required",
+            lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+            "a list of names",
+        )
+        if properties is not None:
+            own["properties"] = {}
+            for name, one in properties.items():
+                if (why := _unwritable(name)) is not None:
+                    self._note("properties", why)
+                own["properties"][name] = self._child(one, "properties", name)
+        if patterns is not None:
+            own["patternProperties"] = {}
+            for pattern, one in patterns.items():
+                rust = self._translated("patternProperties", pattern)
+                if rust is not None:
+                    own["patternProperties"][rust] = self._child(one, "patternProperties", pattern)
+        if required:
+            reasons = [why for name in required if (why := _unwritable(name)) is not None]
+            if reasons:
+                self._note("required", reasons[0])
+            else:
+                own["required"] = list(dict.fromkeys(required))
+        if "additionalProperties" in schema:
+            own["additionalProperties"] = self._child(schema["additionalProperties"], "additionalProperties")
+        elif schema.get("unevaluatedProperties", True) not in (True, {}):
+            if composed:
+                self._note("unevaluatedProperties", "is not supported beside keywords that are about the same object")
+            else:
+                rest = self._child(schema["unevaluatedProperties"], "unevaluatedProperties")
+                own["additionalProperties"] = rest
+        elif self._may_be_closed(composed):
+            own["additionalProperties"] = False
+            for name in own.get("required", ()):
+                own["properties"].setdefault(name, True)
+        if schema.get("propertyNames", True) not in (True, {}):
+            self._property_names()
+        for name in ("minProperties", "maxProperties"):
+            if (value := self._count(name)) is not None:
+                own[name] = value
+        self._count_of_properties()
+
+    def _named(self, keyword: str) -> dict[str, Any] | None:
+        """Return the schemas of a keyword by name."""
+        schemas = self._get(keyword, lambda value: isinstance(value, dict), "an object")
+        if schemas is not None and len(schemas) > _MAX_NAMES[keyword]:
+            raise ValueError(
+                f"{self._place}/{keyword}: at most {_MAX_NAMES[keyword]:,} are supported, got {len(schemas):,}"
+            )
+        return schemas
+
+    def _may_be_closed(self, composed: list[str]) -> bool:
+        """Whether its objects, which may have any further properties, need none."""
+        names = self._schema.keys() & {"properties", "patternProperties", "propertyNames"}
+        return (
+            self._closed
+            and names == {"properties"}
+            and all(_only_requires(self._schema[keyword], self._schema["properties"]) for keyword in composed)
+        )
+
+    def _property_names(self) -> None:
+        """Express the names that properties may have by `patternProperties` or `properties`."""
+        names, own = self._schema["propertyNames"], self._own
+        target = self._walk.resolved(names["$ref"], self._resource) if _keys(names) == {"$ref"} else None
+        if target is not None:
+            names = _at(self._walk.document, target[0])
+        keys = _keys(names) - {"type"}
+        if names is False:
+            own["maxProperties"] = 0
+        elif isinstance(names, dict) and names.get("type", "string") == "string" and not keys:
+            return
+        elif not isinstance(names, dict) or "patternProperties" in own or "properties" in own:
+            self._note("propertyNames", "is not supported beside properties and patternProperties")
+        elif keys == {"pattern"} and isinstance(names["pattern"], str):
+            rust = self._translated("propertyNames", names["pattern"])
+            if rust is not None:
+                own["patternProperties"] = {rust: own.get("additionalProperties", True)}
+                own["additionalProperties"] = False
+        elif keys == {"enum"} and all(isinstance(name, str) for name in names["enum"]):
+            rest = own.get("additionalProperties", True)
+            own["properties"] = dict.fromkeys(names["enum"], rest)
+            own["additionalProperties"] = False
+        else:
+            self._note("propertyNames", "is supported with a pattern or an enum alone")
+
+    def _count_of_properties(self) -> None:
+        """Leave out a least number of properties where names could be repeated to reach it."""
+        own = self._own
+        least = own.get("minProperties", 0) - len(own.get("required", ()))
+        if least <= 0:
+            own.pop("minProperties", None)
+        elif least > 1 and (own.get("additionalProperties") is not False or own.get("patternProperties")):
+            del own["minProperties"]
+            self._note("minProperties", "above 1 is not supported where names are not listed: one could be repeated")
+
+    # Schemas for the same value
+
+    def _in_place(self) -> None:
+        schema = self._schema
+        for name in schema:
+            if name == "$ref":
+                alone = len(_keys(schema)) == 1
+                target = self._walk.reference(schema["$ref"], self._place, self._resource, self._closed and alone)
+                if target is not None:
+                    self._others.append(target)
+            elif name in ("allOf", "anyOf", "oneOf"):
+                self._branches(name)
+            elif name in ("dependentRequired", "dependentSchemas", "dependencies"):
+                self._dependent(name)
+            elif name == "not":
+                self._not()
+            elif name == "if" and schema.keys() & {"then", "else"}:
+                self._note("if", "is not supported")
+            elif name in ("$dynamicRef", "$recursiveRef"):
+                self._note(name, "is not supported")
+
+    def _branches(self, keyword: str) -> None:
+        options = self._get(keyword, lambda value: isinstance(value, list) and len(value) > 0, "a list of schemas")
+        if options is None:
+            return
+        alone = _keys(self._schema) == {keyword}
+        closed = self._closed and alone and (keyword != "allOf" or len(options) == 1)
+        branches = [self._child(one, keyword, number, closed=closed) for number, one in enumerate(options)]
+        if keyword == "allOf":
+            self._others.extend(branches)
+            return
+        if keyword == "oneOf" and not self._exclusive(options):
+            self._note("oneOf", "is supported where no value can be valid under two of its schemas")
+        self._others.append({"anyOf": branches})
+
+    def _exclusive(self, options: Sequence[Any]) -> bool:
+        walk, resource = self._walk, self._resource
+        return len(options) ** 2 < 2 * _MAX_COMPARISONS and all(
+            walk.disjoint(one, other, resource) for number, one in enumerate(options) for other in options[:number]
+        )
+
+    def _dependent(self, keyword: str) -> None:
+        """Express each dependency: the property is missing, or what depends on it holds."""
+        entries = self._get(keyword, lambda value: isinstance(value, dict), "an object")
+        for name, one in (entries or {}).items():
+            if isinstance(one, list):
+                holds: Schema = {"required": [other for other in one if isinstance(other, str)]} if one else True
+            else:
+                holds = self._child(one, keyword, name, closed=False)
+            if holds is not True:
+                self._others.append({"anyOf": [{"properties": {name: False}}, holds]})
+
+    def _not(self) -> None:
+        """Express what can be: names that are not required, and types."""
+        denied = self._schema["not"]
+        if denied is False:
+            return
+        if denied is True or denied == {}:
+            self._others.append(False)
+            return
+        keys = _keys(denied)
+        if keys == {"required"} or (keys == {"required", "type"} and denied.get("type") == "object"):
+            names = _names(denied["required"])
+            if names and "object" in self._kinds:
+                missing = [{"properties": {name: False}} for name in names]
+                lacking: Schema = missing[0] if len(missing) == 1 else {"anyOf": missing}
+                if keys == {"required"} and self._kinds != {"object"}:
+                    self._others.append({"type": "object"})
+                self._others.append(lacking)
+                return
+        if keys == {"type"}:
+            kinds = [denied["type"]] if isinstance(denied["type"], str) else denied["type"]
+            if isinstance(kinds, list) and all(kind in _TYPES and kind != "integer" for kind in kinds):
+                left = [kind for kind in _TYPES if kind not in (*kinds, "integer")]
+                self._others.append({"type": left} if left else False)
+                return
+        self._note("not", "is not supported")
+
+
+# Parts of schemas
+
+
+def _keys(schema: Any) -> set[str]:
+    """Return the keywords of a schema that are no annotations."""
+    if not isinstance(schema, dict):
+        return set()
+    return {name for name in schema if name in _KEYWORDS}
+
+
+_KEYWORDS = frozenset(
+    (*_IN_PLACE, *_IGNORED_WITHOUT, *_UNSUPPORTED, "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum",
+     "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "format", "items", "prefixItems",
+     "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems", "properties", "patternProperties",
+     "additionalProperties", "unevaluatedProperties", "propertyNames", "required", "minProperties", "maxProperties")
+)  # fmt: skip
+
+
+def _only_requires(composition: Any, properties: Any) -> bool:
+    """Whether the schemas of `anyOf` and the like say only which of the properties are required."""
+    branches = composition if isinstance(composition, list) else [composition]
+    return all(
+        _keys(branch) <= {"required"} and {*_names(branch.get("required"))} <= {*properties} for branch in branches
+    )
+
+
+def _id(schema: Any) -> str:
+    name = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _is_resource(schema: dict[str, Any]) -> bool:
+    """Whether references within a schema are relative to it."""
+    name = schema.get("$id")
+    return isinstance(name, str) and not name.startswith("#")
+
+
+def _names(value: Any) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _properties(parts: Iterable[dict[str, Any]], name: str) -> Iterator[Any]:
+    for part in parts:
+        properties = part.get("properties")
+        if isinstance(properties, dict) and name in properties:
+            yield properties[name]
+
+
+def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
+    """Return a list that has all values of a schema, given what holds for it; None if it names none."""
+    for part in parts:
+        if "const" in part:
+            return [part["const"]]
+        if isinstance(part.get("enum"), list) and len(part["enum"]) < 100:
+            return part["enum"]
+    return None
+
+
+def _kinds(parts: Iterable[dict[str, Any]]) -> set[str]:
+    """Return the types of the values of a schema, given what holds for it; a number for an integer."""
+    kinds = {*_TYPES} - {"integer"}
+    for part in parts:
+        named = part.get("type")
+        named = [named] if isinstance(named, str) else named
+        if isinstance(named, list):
+            kinds &= {"number" if kind == "integer" else kind for kind in named if isinstance(kind, str)}
+        values = _values([part])
+        if values is not None:
+            kinds &= {_kind(value) for value in values}
+    return kinds
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = {dict: "object", list: "array", str: "string", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; 1 is no true."""
+    if _kind(one) != _kind(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    return bool(one == other)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _rounded(value: float, upward: bool) -> float:
+    """Return a bound that float64 can express, no weaker than `value`."""
+    nearest = float(value)
+    if isinstance(value, float) or nearest == value:
+        return value
+    if upward and nearest < value:
+        nearest = math.nextafter(nearest, math.inf)
+    elif not upward and nearest > value:
+        nearest = math.nextafter(nearest, -math.inf)
+    return nearest
+
+
+def _unwritable(value: Any) -> str | None:
+    """Return why a value cannot be written exactly; None if it can."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, str):
+            bad = next((character for character in one if character < " " and character not in "\b\t\n\f\r"), None)
+            if bad is not None or "\x7f" in one or any("\ud800" <= character <= "\udfff" for character in one):
+                return f"{_shown(one)} has control characters or halves of surrogate pairs"
+        elif _is_number(one) and abs(one) > _LARGEST:
+            return f"{_shown(one)} has more digits than are kept; numbers up to 2**53 are supported"
+        elif isinstance(one, int | float) and not isinstance(one, bool) and not _finite(one):
+            return f"{_shown(one)} is no number of JSON"
+    return None
+
+
+def _at(document: Any, place: str) -> Any:
+    """Return what stands at a place; None if there is nothing."""
+    value = document
+    for part in place.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
