@@ -42,4 +42,4 @@ def test_a_stream_enters_few_modules_and_two_generators(monkeypatch):
         sys.setprofile(None)
     generators.discard("lifespan")
     assert generators == {"events_of", "generate"}
-    assert len(entered - {"serving/compiling.py"}) <= 12, sorted(entered)
+    assert len(entered) <= 12, sorted(entered)
