@@ -1,0 +1,91 @@
+"""Values that are falsy and mean something: token 0 as end, pad and prompt, a seed of 0, empty lists, no new token.
+
+The reference is plain `generate` on a copy of the model, for outputs that end, and for those that must not.
+"""
+
+import copy
+
+import pytest
+import torch
+from support import tiny
+
+import token_recycling as tr
+
+NEW = 24
+ENDS = [0, [0], [0, 5], [5, 0], torch.tensor([0])]
+
+
+def favouring(token, seed):
+    """A random model that often says `token`: outputs end by it, sooner or later."""
+    model = tiny.llama(seed=seed)
+    weights = model.get_output_embeddings().weight
+    with torch.no_grad():
+        weights[token] += (
+            0.7 * weights.std() * torch.randn(weights.shape[1], generator=torch.Generator().manual_seed(1))
+        )
+    return model
+
+
+@pytest.mark.parametrize("end", ENDS, ids=str)
+@pytest.mark.parametrize("fast", [False, "auto"])
+def test_an_output_ends_with_token_0_where_that_is_the_end(end, fast):
+    ended = 0
+    for seed in range(6):
+        model = favouring(0, seed)
+        accelerated = tr.accelerate(copy.deepcopy(model), fast=fast)
+        how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": end, "pad_token_id": 0}
+        prompts = torch.cat([tiny.prompt(seed + row, 9) for row in range(3)])
+        for ids in (prompts[:1], prompts):
+            outputs, reference = (which.generate(ids, **how).tolist() for which in (accelerated, model))
+            assert outputs == reference
+        ended += sum(0 in output[9:-1] for output in reference)
+    assert ended, "no output ended before its length"
+
+
+@pytest.mark.parametrize("end", [None, 63], ids=str)
+def test_token_0_is_a_token_like_others_where_it_is_no_end(end):
+    said = 0
+    for seed in range(4):
+        model = favouring(0, seed)
+        accelerated = tr.accelerate(copy.deepcopy(model))
+        how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": end, "pad_token_id": 1}
+        ids = torch.tensor([[0, 0, 7, 0], [0, 0, 0, 0]])
+        outputs, reference = (
+            which.generate(ids, attention_mask=torch.ones_like(ids), **how).tolist() for which in (accelerated, model)
+        )
+        assert outputs == reference
+        said += sum(0 in output[4:-1] for output in reference)
+    assert said, "token 0 was never said"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"stop_strings": []},
+        {"bad_words_ids": None, "suppress_tokens": []},
+        {"min_new_tokens": 0},
+        {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "do_sample": True},
+        {"temperature": 0.0, "do_sample": False},
+        {"begin_suppress_tokens": [0]},
+        {"forced_eos_token_id": 0},
+        {"forced_bos_token_id": 0},
+        {"suppress_tokens": [0]},
+        {"sequence_bias": {(0,): 9.0}},
+        {"stopping_criteria": [], "logits_processor": []},
+    ],
+    ids=str,
+)
+def test_empty_and_zero_arguments_mean_what_they_mean_for_generate(arguments):
+    model = favouring(0, 2)
+    accelerated = tr.accelerate(copy.deepcopy(model))
+    ids = tiny.prompt(3, 7)
+    how = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **arguments}
+    outputs = []
+    for which in (accelerated, model):
+        torch.manual_seed(0)
+        try:
+            outputs.append(which.generate(ids, **how).tolist())
+        except ValueError as error:
+            outputs.append([type(error)])
+    assert outputs[0] == outputs[1]

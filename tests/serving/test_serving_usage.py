@@ -1,0 +1,85 @@
+"""Usage is that of the request, and choices and requests share nothing that ends or shapes their outputs.
+
+The references are the tokenizer for prompts, and requests of one choice, one at a time, for outputs.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support import tiny
+from support.serving import PROMPT, serving
+from support.speaking import chatty, speaking_llama
+
+PROMPTS = [[PROMPT], [PROMPT, "import os"], [PROMPT, PROMPT, "while True:"]]
+SHAPED = {
+    "stops": {"stop": ["e", "\n"]},
+    "a stop of several tokens": {"stop": ["on a", "ret"]},
+    "a regular expression": {"extra_body": {"structured_outputs": {"regex": "(ab|c|de ){2,9}"}}},
+    "a choice": {"extra_body": {"structured_outputs": {"choice": ["alpha beta", "alpha", "gamma delta"]}}},
+    "an end": {"extra_body": {"min_tokens": 3}, "stop": ["i"]},
+}
+
+SAMPLED = {"temperature": 1.2, "seed": 11, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Of a model that can end an output, so that outputs may have a form."""
+    model = speaking_llama()
+    model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+    with serving(model, chatty(tiny.tokenizer())) as running:
+        yield running
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("prompts", PROMPTS, ids=len)
+def test_prompts_count_once_whatever_the_choices_and_outputs_all(server, tokenizer, prompts, n):
+    expected = sum(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    asked = {"prompt": prompts, "n": n, **SAMPLED, "logprobs": 0}
+    answer = server.complete(**asked)
+    written = sum(len(choice.logprobs.tokens) for choice in answer.choices)
+    *_, last = server.complete(**asked, stream=True, stream_options={"include_usage": True})
+    for usage in (answer.usage, last.usage):
+        assert (usage.prompt_tokens, usage.completion_tokens) == (expected, written)
+        assert usage.total_tokens == expected + written
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+        assert 0 <= (cached or 0) < expected
+
+
+@pytest.mark.parametrize("shape", SHAPED.values(), ids=SHAPED)
+def test_choices_of_one_request_are_those_of_requests_of_one_choice(server, shape):
+    asked = {"prompt": [PROMPT, "import os"], **SAMPLED, **shape}
+    together = [(choice.text, choice.finish_reason) for choice in server.complete(**asked, n=3).choices]
+    alone = []
+    for place in range(6):
+        one = {**asked, "prompt": asked["prompt"][place // 3], "seed": SAMPLED["seed"] + place % 3}
+        (choice,) = server.complete(**one).choices
+        alone.append((choice.text, choice.finish_reason))
+    assert together == alone
+    assert len(set(together)) > 1
+
+
+def test_requests_at_once_are_shaped_each_by_its_own(server):
+    asked = [{"prompt": PROMPT, **SAMPLED, "seed": seed, **shape} for seed in (0, 3) for shape in SHAPED.values()]
+    alone = [server.complete(**one).choices[0].text for one in asked]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        together = list(threads.map(lambda one: server.complete(**one).choices[0].text, asked))
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"seed": 0},
+        {"seed": 0, "stop": []},
+        {"seed": 0, "n": 2},
+        {"temperature": 0, "seed": 0},
+        {"temperature": 0, "stop": []},
+    ],
+    ids=str,
+)
+def test_a_seed_of_0_is_a_seed_and_an_empty_list_stops_nothing(server, zero):
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.2, **zero}
+    outputs = [[choice.text for choice in server.complete(**asked).choices] for _ in range(3)]
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert server.complete(**asked).choices[0].finish_reason == "length"
