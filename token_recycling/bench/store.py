@@ -2,7 +2,24 @@
 
 An interrupted run resumes if everything is as it was: settings, data, model, machine and versions. The rows of one
 item, a prompt or a batch, are written together when all its methods are measured; an item of which only a part reached
-the disk is measured again. So rows are neither lost nor doubled nor mixed. docs/benchmarks.md lists the keys of a row.
+the disk is measured again. So rows are neither lost nor doubled nor mixed.
+
+Keys of a row; those that do not apply are null:
+
+- `mode`: `generate`, `replay` or `batch`
+- `method`, `label`, `prompt`, `category`, `batch`: method as given, display name, unique prompt name, task, batch
+  size
+- `prompt_tokens`, `tokens`, `first_tokens`, `steps`, `mat`: over all turns, or all sequences of a batch
+- `loop_tokens`, `loop_steps`, `repeated_4grams`: in repeating stretches; share of 4-grams seen before
+- `seconds`, `prefill_seconds`, `total_seconds`, `processor_seconds`: decoding, prefill, whole call, processor time;
+  one per repeat
+- `turns`, `last_prefill_seconds`: turns of a conversation; time to first token of the last one, one per repeat
+- `parts`, `drafted`, `discarded`: seconds by part of a step; tokens
+- `lengths`, `nodes`: histograms of steps by emitted tokens, and by tree nodes with the root
+- `tried`, `accepted`: `[depth, rank, count]`: nodes whose parent was accepted, and accepted nodes
+- `identical`, `divergence`: `turn`, `place`, `expected` and `got` token, `margin` of their logits
+- `failure`, `temperature`, `max_new_tokens`, `seed`, `environment`: error, settings, machine, versions, model, dtype,
+  commit
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From `rows.jsonl` to figures: methods measured under the same conditions, and what speedups refer to.
 
-docs/benchmarks.md lists the keys of a row and the formulas. Tokens, steps and seconds are summed over rows before they
-are divided, so that a long output counts for more than a short one. Rows of failed runs are left out. A figure that the
-rows do not give is NaN, never zero.
+`store` lists the keys of a row, docs/benchmarks.md the formulas. Tokens, steps and seconds are summed over rows before
+they are divided, so that a long output counts for more than a short one. Rows of failed runs are left out. A figure
+that the rows do not give is NaN, never zero.
 """
 
 from __future__ import annotations
