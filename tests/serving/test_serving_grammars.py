@@ -1,0 +1,89 @@
+"""Grammars that a stranger may send: bounded in time and memory, beside chats that go on and a server that answers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+
+import httpx2
+import psutil
+import pytest
+from support.openai_answers import completion
+from support.serving import serving
+
+PAIRS = {f"d{number}": {"allOf": [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(30)}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "all": {"items": {"$ref": "#/$defs/node"}}}}
+LAUGHS = "\n".join(f"r{number} ::= r{number + 1} r{number + 1} r{number + 1}" for number in range(25))
+BOMBS = {
+    "recursion": {"json": {"$defs": {"node": NODE}, "$ref": "#/$defs/node"}},
+    "an enum": {"json": {"enum": [f"value {number * 7919 % 1_000_003}" for number in range(60_000)]}},
+    "repeats": {"regex": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"},
+    "masks that grow": {"regex": "(([a-z]{0,100}){0,100}){0,100}"},
+    "properties": {"json": {"properties": {f"property_{number}": {"type": "string"} for number in range(1900)}}},
+    "optional properties": {"json": {"properties": {f"p{number}": {"enum": ["x", number]} for number in range(300)}}},
+    "doubled references": {"json": {"$ref": "#/$defs/d0", "$defs": {**PAIRS, "d30": {"type": "object"}}}},
+    "a product": {"json": {"allOf": [{"anyOf": [{"pattern": f"{a}{b}"} for a in "abcdefgh"]} for b in range(9)]}},
+    "branches": {"json": {"oneOf": [{"properties": {"k": {"const": n}}, "required": ["k"]} for n in range(500)]}},
+    "automata": {"regex": "(a|b)*a(a|b){20}"},
+    "ambiguity": {"grammar": 'root ::= root root | "a" | root root root'},
+    "ambiguity of Lark": {"grammar": "start: a\na: a a | a a a | /a/"},
+    "laughs": {"grammar": f"root ::= r0\n{LAUGHS}\nr25 ::= [a-b]"},
+    "no end": {"grammar": 'root ::= "a" root'},
+    "conjunctions": {"grammar": "start: A\nA: " + " & ".join(f"/.*[a-z]{{{n},}}.*/" for n in range(1, 14))},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(shipped):
+    with serving(*shipped) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_or_bounded_and_others_are_answered(server, name):
+    """Processor time of this process, which is the server too; nothing here depends on how busy the machine is."""
+    body, answers = {"prompt": "a", "structured_outputs": BOMBS[name], "max_tokens": 60, "temperature": 0}, []
+    before = time.process_time()
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx2.post(f"{server.url}/v1/completions", json=body, timeout=300))
+    )
+    asking.start()
+    assert completion(server, prompt="b", max_tokens=4, temperature=0).choices[0].text
+    assert httpx2.get(f"{server.url}/health", timeout=60).status_code == 200
+    asking.join()
+    assert answers[0].status_code in (200, 400), answers[0].text
+    assert time.process_time() - before < 15
+    if answers[0].status_code == 400:
+        assert len(answers[0].json()["error"]["message"]) < 1000
+
+
+def test_refused_requests_leave_nothing_behind(server):
+    """Neither the message nor the schema is kept, nor a traceback of it."""
+    process, sizes = psutil.Process(), []
+    for turn in range(2):
+        for number in range(150):
+            schema = {"properties": {f"p{turn}_{number}": {"not": {"const": 1}}, "more": {"description": "x" * 20_000}}}
+            form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+            answer = server.post("/v1/completions", {"prompt": "a", "response_format": form, "max_tokens": 1})
+            assert answer.status_code == 400
+            assert f"#/properties/p{turn}_{number}/not" in answer.json()["error"]["message"]
+        gc.collect()
+        sizes.append(process.memory_info().rss)
+    assert sizes[1] - sizes[0] < 5_000_000
+
+
+def test_what_is_not_enforced_is_listed_in_a_header(server, caplog):
+    schema = {"type": "array", "uniqueItems": True, "maxItems": 2, "items": {"type": "boolean"}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for stream in (False, True):
+        body = {"prompt": "a", "response_format": form, "max_tokens": 20, "stream": stream}
+        answer = server.post("/v1/completions", body)
+        assert answer.headers["x-unenforced-keywords"] == "#/uniqueItems"
+    warnings = [record for record in caplog.records if "not enforced" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "x-unenforced-keywords" not in server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).headers
+    strict = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [True]}, "strict": True}}
+    text = completion(server, prompt="a", response_format=strict, max_tokens=20).choices[0].text
+    assert json.loads(text) is True
