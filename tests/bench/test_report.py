@@ -202,6 +202,22 @@ def test_the_picture_of_jobs_is_a_file_of_the_report(tmp_path):
     assert "<svg" in (tmp_path / "jobs.svg").read_text(encoding="utf-8")
 
 
+def test_a_method_with_wrong_outputs_has_no_tick():
+    rows = [
+        row(
+            method, f"{job}/1", category=job, total_seconds=[taken], identical=None if method == "generate" else not far
+        )
+        | {"nodes": {"9": 5} if taken == 1 else None}
+        | ({"divergence": {"margin": 15.0}} if far else {})
+        for job in ("chat", "tools")
+        for method, taken in (("generate", 4.0), ("plain", 2.0), ("recycling", 1.0), ("suffix", 3.0))
+        for far in (method == "suffix" and job == "tools",)
+    ]
+    (axes,) = job_plot(summarize(rows)).drawing.axes
+    ticks = [line for line in axes.lines if line.get_marker() == "|"]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in ticks] == [(pytest.approx(4 / 3), 0)]
+
+
 # Files and the command
 
 

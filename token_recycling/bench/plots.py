@@ -205,14 +205,14 @@ def jobs(shares: Mapping[str, JobShares], ticks: Mapping[str, str]) -> Plot:
     of some other methods, by name and label. Readable in 400 pixels and on dark pages, which is why it has a ground.
     """
     figure, (axes,) = canvas(0.75 + 0.3 * len(shares))
-    markers = dict(zip(ticks, "|d", strict=False))
+    markers, labelled = dict(zip(ticks, "|d", strict=False)), dict[str, bool]()
     for row, job in enumerate(shares.values()):
         axes.barh(row, job.plain, color=LIGHT, height=0.62)
         if job.drafted > job.plain:
             axes.barh(row, job.drafted - job.plain, left=job.plain, color=DARK, height=0.62)
         axes.text(max(job.plain, job.drafted) + 0.05, row, f"{job.drafted:.2f}x", va="center", fontsize=10)
         for method, speedup in job.others.items():
-            label = ticks[method] if row == 0 else None
+            label, labelled[method] = (None if method in labelled else ticks[method]), True
             size, width = (15, 2.5) if markers[method] == "|" else (5, 1)
             look: dict[str, Any] = {"linestyle": "none", "markersize": size, "markeredgewidth": width}
             axes.plot(speedup, row, color="black", marker=markers[method], label=label, **look)

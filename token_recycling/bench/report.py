@@ -485,7 +485,11 @@ def job_plot(summary: Summary) -> Plot | None:
     for category in comparison.categories:
         speedups = {method: _speedup(comparison, method, category) for method in (REPLAY_BASELINE, drafter, *ticks)}
         if all(speedups[method] is not None for method in (REPLAY_BASELINE, drafter)):
-            others = {method: value for method in ticks if (value := speedups[method]) is not None}
+            others = {
+                method: value
+                for method in ticks
+                if (value := speedups[method]) is not None and category not in _wrong(comparison, method)
+            }
             shares[heading(category)] = JobShares(speedups[REPLAY_BASELINE], speedups[drafter], others)  # type: ignore[arg-type]
     return plots.jobs(shares, ticks) if shares else None
 
