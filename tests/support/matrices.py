@@ -7,6 +7,7 @@ import pytest
 
 from token_recycling import Tree
 from token_recycling.costs.budget import NO_COSTS
+from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
 from token_recycling.recycling.nodes import GrowingTree
@@ -53,6 +54,12 @@ class Grower:
         for node in range(1, nodes):
             paths.append((*paths[self.growing.parents[node]], int(self.growing.tokens[node])))
         return paths[1:]
+
+    def count(self, nodes: int, chosen: list[int] | np.ndarray) -> None:
+        """Counts what the target chose after the root of the tree that grew last."""
+        tree = self.growing
+        arrays = tree.tokens, tree.parents, tree.candidates, tree.cells, tree.known
+        count_chosen(*arrays, nodes, np.asarray(chosen), self.matrix.calibration)
 
     def children(self, node: int = 0) -> dict[int, float]:
         """What may follow a node, and how likely that was thought."""

@@ -43,6 +43,8 @@ def _digest() -> str:
 
 
 _SOURCES = _digest()
+_OPTIONS = {"no_cfunc_wrapper": True, "error_model": "numpy"}
+"""Of numba, for all functions: nothing is compiled that no caller needs."""
 
 
 def compiled(function: Callable | None = None, *, allocates: bool = True, **options: Any) -> Any:
@@ -52,7 +54,7 @@ def compiled(function: Callable | None = None, *, allocates: bool = True, **opti
     if function is None:
         return lambda function: compiled(function, allocates=allocates, **options)
     function.__qualname__ += f"-{_SOURCES}"  # names the cached files
-    how = {"no_cfunc_wrapper": True, "_nrt": allocates, **options}
+    how = {**_OPTIONS, "_nrt": allocates, **options}
     try:
         return njit(cache=True, **how)(function)
     except RuntimeError:  # numba finds no folder to write to
@@ -64,7 +66,7 @@ def compiled_part(function: Callable | None = None, *, allocates: bool = False, 
     """Compile a function as a part of its callers. Called from Python it runs uncompiled."""
     if function is None:
         return lambda function: compiled_part(function, allocates=allocates, **options)
-    return register_jitable(no_cfunc_wrapper=True, _nrt=allocates, **options)(function)
+    return register_jitable(**_OPTIONS, _nrt=allocates, **options)(function)
 
 
 class _Compiling(event.Listener, threading.local):

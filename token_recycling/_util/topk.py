@@ -7,7 +7,7 @@ and only the k candidates are copied to the host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,8 @@ def top_candidates(
         logits = logits.detach().float().numpy()
     rows = np.arange(len(logits)) if rows is None else rows
     ids, probabilities = np.empty((len(rows), k), np.int32), np.empty((len(rows), k), np.float32)
-    _top(np.ascontiguousarray(logits, np.float32), rows, ids, probabilities)
+    logits = np.ascontiguousarray(logits, np.float32)
+    _top(logits, rows, ids, probabilities, _Workspace.empty(logits.shape[1], k))
     return ids, probabilities
 
 
@@ -99,13 +100,15 @@ def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 @compiled_part
-def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> None:
-    """Puts a value larger than the last of `best` (descending) where it belongs, after those equal to it."""
+def _insert(best: np.ndarray, places: np.ndarray, row: int, value: float, place: int) -> None:
+    """Puts a value larger than the last of `best` (k,), descending, where it belongs, after those equal to it, and its
+    place into the same column of `places` (n, k).
+    """
     at = len(best) - 1
     while at > 0 and value > best[at - 1]:
-        best[at], places[at] = best[at - 1], places[at - 1]
+        best[at], places[row, at] = best[at - 1], places[row, at - 1]
         at -= 1
-    best[at], places[at] = value, place
+    best[at], places[row, at] = value, place
 
 
 @compiled_part
@@ -124,28 +127,53 @@ def exceeded(logits: np.ndarray, row: int, least: float) -> bool:
     return larger > 0
 
 
-@compiled_part(allocates=True, fastmath={"reassoc", "contract", "nsz", "nnan"})
-def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
+class _Workspace(NamedTuple):
+    """Arrays of one search; they are made outside compiled code, which compiles faster without."""
+
+    peaks: np.ndarray  # (whole groups,) float32: their largest logits
+    highest: np.ndarray  # (k,) float32: the largest of these
+    groups: np.ndarray  # (1, k) int32: their groups
+    best: np.ndarray  # (k,) float32: the largest logits
+    part: np.ndarray  # (_GROUP,) float32
+    powers: np.ndarray  # (_GROUP,) int32
+    scales: np.ndarray  # (_GROUP,) float32: the same memory
+
+    @classmethod
+    def empty(cls, vocab_size: int, k: int) -> _Workspace:
+        powers = np.empty(_GROUP, np.int32)
+        highest, best = np.empty((2, k), np.float32)
+        return cls(
+            np.empty(vocab_size // _GROUP, np.float32),
+            highest,
+            np.empty((1, k), np.int32),
+            best,
+            np.empty(_GROUP, np.float32),
+            powers,
+            powers.view(np.float32),
+        )
+
+
+@compiled_part(fastmath={"reassoc", "contract", "nsz", "nnan"})
+def _survey(logits: np.ndarray, row: int, work: _Workspace) -> float:
     """Fills in the largest logit of every whole group of one row; returns the logarithm of the sum of exponentials.
 
     The exponential is written out, since a loop that calls a function for it is not vectorised.
     """
-    part, powers = np.empty(_GROUP, np.float32), np.empty(_GROUP, np.int32)
-    scales = powers.view(np.float32)
+    peaks, part, powers, scales = work.peaks, work.part, work.powers, work.scales
     highest = np.float32(-np.inf)
     for group in range(len(peaks)):
-        peak = logits[group * _GROUP]
+        peak = logits[row, group * _GROUP]
         for place in range(1, _GROUP):
-            peak = max(peak, logits[group * _GROUP + place])
+            peak = max(peak, logits[row, group * _GROUP + place])
         peaks[group] = peak
         highest = max(highest, peak)
-    rest = range(len(peaks) * _GROUP, len(logits))
+    rest = range(len(peaks) * _GROUP, logits.shape[1])
     for place in rest:
-        highest = max(highest, logits[place])
+        highest = max(highest, logits[row, place])
     total = np.float32(0)
     for group in range(len(peaks)):
         for place in range(_GROUP):
-            exponent = max((logits[group * _GROUP + place] - highest) * _LOG2E, _LOWEST)
+            exponent = max((logits[row, group * _GROUP + place] - highest) * _LOG2E, _LOWEST)
             whole = np.int32(exponent - _HALF)  # rounds to nearest, since exponents are negative
             x = exponent - np.float32(whole)
             part[place] = _ONE + x * (_SERIES[0] + x * (_SERIES[1] + x * (_SERIES[2] + x * _SERIES[3])))
@@ -153,28 +181,27 @@ def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
         for place in range(_GROUP):
             total += part[place] * scales[place]
     for place in rest:
-        total += np.exp(logits[place] - highest)
+        total += np.exp(logits[row, place] - highest)
     return highest + np.log(total)
 
 
-@compiled
-def _top(logits: np.ndarray, rows: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
-    n, vocab_size = len(rows), logits.shape[1]
-    k, groups = ids.shape[1], vocab_size // _GROUP
-    peaks = np.empty(groups, np.float32)
-    highest, best, spare = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.int32)
-    for node in range(n):
-        normaliser = _survey(logits[rows[node]], peaks)
+@compiled(allocates=False)
+def _top(logits: np.ndarray, rows: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, work: _Workspace) -> None:
+    vocab_size, k, groups = logits.shape[1], ids.shape[1], len(work.peaks)
+    peaks, highest, best = work.peaks, work.highest, work.best
+    for node in range(len(rows)):
+        row = rows[node]
+        normaliser = _survey(logits, row, work)
         for place in range(k):
             highest[place], best[place], ids[node, place] = -np.inf, -np.inf, 0
         for group in range(groups):
-            if peaks[group] > highest[-1]:
-                _insert(highest, spare, peaks[group], group)
+            if peaks[group] > highest[k - 1]:
+                _insert(highest, work.groups, 0, peaks[group], group)
         for group in range(groups + 1):
-            if group < groups and peaks[group] < highest[-1]:
+            if group < groups and peaks[group] < highest[k - 1]:
                 continue
             for token in range(group * _GROUP, min((group + 1) * _GROUP, vocab_size)):
-                if logits[rows[node], token] > best[-1]:
-                    _insert(best, ids[node], logits[rows[node], token], token)
+                if logits[row, token] > best[k - 1]:
+                    _insert(best, ids, node, logits[row, token], token)
         for place in range(k):
             probabilities[node, place] = np.exp(best[place] - normaliser)

@@ -18,7 +18,8 @@ from .._util.compiled import compiled, compiled_part
 from ..costs.budget import may_pay
 from .calibration import count
 from .copying import Copying, begin_draft, follow, follows_from
-from .mixture import Sources
+from .mixture import Mixture, Sources
+from .ngrams import Rows
 from .nodes import GrowingTree, attach, consider, keep_allowed, put_below
 from .suffix_index import IndexArrays, append_one
 
@@ -39,10 +40,21 @@ class Shape(NamedTuple):
 
 
 @compiled(allocates=False)
-def read(index: IndexArrays, copying: Copying, tokens: np.ndarray, indexed: int) -> None:
-    """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and follow what they were copied
-    from.
+def read(
+    index_tokens: np.ndarray,
+    index_before: np.ndarray,
+    index_newest: np.ndarray,
+    index_added: np.ndarray,
+    copying_state: np.ndarray,
+    copying_rules: np.ndarray,
+    tokens: np.ndarray,
+    indexed: int,
+) -> None:
+    """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and follow what they were copied from.
+    The arrays are those of an `IndexArrays` and of a `Copying`: see `grow`.
     """
+    index = IndexArrays(index_tokens, index_before, index_newest, index_added)
+    copying = Copying(copying_state, copying_rules)
     for place in range(len(tokens)):
         if indexed + place >= follows_from(copying):
             follow(copying, index, tokens[place])
@@ -51,24 +63,44 @@ def read(index: IndexArrays, copying: Copying, tokens: np.ndarray, indexed: int)
 
 @compiled(allocates=False)
 def grow(
-    tree: GrowingTree,
-    sources: Sources,
-    shape: Shape,
-    rejections: np.ndarray,
-    all_rejections: np.ndarray,
-    max_depth: int,
-    grown: int,
-    least: float,
-    costs: np.ndarray,
-    ratio: float,
-) -> tuple[int, int, float]:
+    tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, ranks: np.ndarray, values: np.ndarray,
+    recent: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray, cells: np.ndarray, known: np.ndarray,
+    drafted: np.ndarray, places: np.ndarray,
+    orders: int, mixed_recent: np.ndarray, alternative: np.ndarray, mixed_tokens: np.ndarray, shares: np.ndarray,
+    matches: np.ndarray, copied: np.ndarray, mixed_cells: np.ndarray, mixed_probabilities: np.ndarray,
+    match_places: np.ndarray, lengths: np.ndarray, longest: np.ndarray,
+    row_candidates: np.ndarray, row_shares: np.ndarray, row_keys: np.ndarray,
+    index_tokens: np.ndarray, index_before: np.ndarray, index_newest: np.ndarray, index_added: np.ndarray,
+    history_tokens: np.ndarray, history_before: np.ndarray, history_newest: np.ndarray, history_added: np.ndarray,
+    calibration: np.ndarray, copying_state: np.ndarray, copying_rules: np.ndarray,
+    template_parents: np.ndarray, template_ranks: np.ndarray, filled: np.ndarray, most: int, children: int,
+    corrected: bool,
+    rejections: np.ndarray, all_rejections: np.ndarray, max_depth: int, grown: int, least: float,
+    costs: np.ndarray, ratio: float,
+) -> tuple[int, int, float]:  # fmt: skip
     """Add nodes to a draft of `grown` nodes, 0 for a new one, while more may pay. Return how many nodes pay, the root
     included, how many have grown, and the gain of the best candidate that was not added; 0 without one.
 
-    `rejections`, `all_rejections`: see `count_rejections`. No node gains `least` or less. `costs` (m,) float64: time of
-    verifying 1, 2, ... nodes, in any unit; empty where every node pays. `ratio`: accepted / predicted tokens of earlier
-    drafts, which scales gains.
+    The arrays are those of a `GrowingTree`, `Mixture`, `Rows`, two `IndexArrays`, the calibration, a `Copying` and a
+    `Shape`, one by one: numba takes six microseconds more for tuples of them. `rejections`, `all_rejections`: see
+    `count_rejections`. No node gains `least` or less. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any
+    unit; empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
     """
+    tree = GrowingTree(
+        tokens, parents, depths, ranks, values, recent, candidates, probabilities, cells, known, drafted, places
+    )
+    sources = Sources(
+        Rows(row_candidates, row_shares, row_keys),
+        IndexArrays(index_tokens, index_before, index_newest, index_added),
+        IndexArrays(history_tokens, history_before, history_newest, history_added),
+        calibration,
+        Copying(copying_state, copying_rules),
+        Mixture(
+            orders, mixed_recent, alternative, mixed_tokens, shares, matches, copied, mixed_cells, mixed_probabilities,
+            match_places, lengths, longest,
+        ),
+    )  # fmt: skip
+    shape = Shape(template_parents, template_ranks, filled, most, children, corrected)
     if not grown:
         tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
         if len(sources.sequence.tokens):
@@ -105,7 +137,7 @@ def put(
     """Add a token below a node of a draft, as its node number `node`, and find its candidates within `mask` (see
     `keep_allowed`); none if the mask is empty.
     """
-    put_below(tree, node, parent, token, probability, sources)
+    put_below(tree, node, parent, token, np.float32(probability), sources)
     tree.ranks[node] = tree.drafted[parent]
     tree.drafted[parent] += 1
     tree.known[node], tree.drafted[node] = 0, 0
@@ -151,18 +183,27 @@ def _next_of_template(tree: GrowingTree, newest: int, shape: Shape, max_depth: i
 
 
 @compiled(allocates=False)
-def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
+def count_chosen(
+    tokens: np.ndarray,
+    parents: np.ndarray,
+    candidates: np.ndarray,
+    cells: np.ndarray,
+    known: np.ndarray,
+    nodes: int,
+    chosen: np.ndarray,
+    calibration: np.ndarray,
+) -> None:
     """Count which kinds of candidates were right along `chosen`, the tokens after the root of a draft of `nodes`
-    nodes.
+    nodes. The first five arrays are those of a `GrowingTree`.
     """
     node = 0
     for place in range(len(chosen)):
         token = chosen[place]
-        for rank in range(tree.known[node]):
-            count(calibration, tree.cells[node, rank], tree.candidates[node, rank] == token)
+        for rank in range(known[node]):
+            count(calibration, cells[node, rank], candidates[node, rank] == token)
         parent, node = node, -1
         for child in range(parent + 1, nodes):
-            if tree.parents[child] == parent and tree.tokens[child] == token:
+            if parents[child] == parent and tokens[child] == token:
                 node = child
                 break
         if node < 0:
@@ -171,7 +212,12 @@ def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration:
 
 @compiled(allocates=False)
 def count_rejections(
-    tree: GrowingTree, nodes: int, chosen: np.ndarray, rejections: np.ndarray, all_rejections: np.ndarray
+    tokens: np.ndarray,
+    probabilities: np.ndarray,
+    nodes: int,
+    chosen: np.ndarray,
+    rejections: np.ndarray,
+    all_rejections: np.ndarray,
 ) -> None:
     """Count the verified tokens of a chain of `nodes` nodes, whether one was rejected, and the expectation, where
     `chosen` are the tokens after the root: (3,) float64 each, of its sequence and of all.
@@ -179,8 +225,8 @@ def count_rejections(
     verified, rejected, expected = 0.0, 0.0, 0.0
     for place in range(min(len(chosen), nodes - 1)):
         verified += 1
-        expected += 1 - tree.probabilities[place, 0]
-        if tree.tokens[place + 1] != chosen[place]:
+        expected += 1 - probabilities[place, 0]
+        if tokens[place + 1] != chosen[place]:
             rejected = 1.0
             break
     _decay_and_add(rejections, _OF_SEQUENCE, verified, rejected, expected)

@@ -133,13 +133,17 @@ class NgramMatrix:
 
     def predicts(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """Return for each n-gram (n, orders) whether its row has `chosen` (n,) first, bool (n,); -1: unknown."""
-        return predicts(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
+        result = np.zeros(len(ngrams), np.bool_)
+        predicts(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64), result)
+        return result
 
     def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
         """Return the n-grams (m,) int64 of (n, orders) whose rows do not have the argmax of logits (n, vocabulary)
         first.
         """
-        return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
+        result = np.zeros(len(ngrams), np.bool_)
+        surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32), result)
+        return np.flatnonzero(result)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Write a safetensors file; see `AdjacencyMatrix.save`."""
@@ -196,23 +200,20 @@ def overwrite(rows: Rows, ngrams: np.ndarray, candidates: np.ndarray, probabilit
                 rows.shares[row, 0] = 1
 
 
-@compiled
-def predicts(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """See `NgramMatrix.predicts`."""
-    found = np.zeros(len(ngrams), np.bool_)
+@compiled(allocates=False)
+def predicts(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray, result: np.ndarray) -> None:
+    """Fill in the `result` of `NgramMatrix.predicts`."""
     for node in range(len(ngrams)):
-        row = find_row(rows, ngrams[node], ngrams.shape[1]) if chosen[node] >= 0 else np.int64(-1)
-        found[node] = row >= 0 and rows.candidates[row, 0] == chosen[node]
-    return found
+        if chosen[node] >= 0:
+            row = find_row(rows, ngrams[node], ngrams.shape[1])
+            result[node] = row >= 0 and rows.candidates[row, 0] == chosen[node]
 
 
-@compiled
-def surprising(rows: Rows, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """See `NgramMatrix.surprised_by`."""
-    found, count = np.empty(len(ngrams), np.int64), 0
+@compiled(allocates=False)
+def surprising(rows: Rows, ngrams: np.ndarray, logits: np.ndarray, result: np.ndarray) -> None:
+    """Fill in for each n-gram whether its row does not have the argmax of its logits first; see
+    `NgramMatrix.surprised_by`.
+    """
     for node in range(len(ngrams)):
         row = find_row(rows, ngrams[node], ngrams.shape[1])
-        if row < 0 or exceeded(logits, node, logits[node, rows.candidates[row, 0]]):
-            found[count] = node
-            count += 1
-    return found[:count]
+        result[node] = row < 0 or exceeded(logits, node, logits[node, rows.candidates[row, 0]])

@@ -170,7 +170,10 @@ class Recycler:
         if self._grown:
             self._count(written)
             if self._shape.corrected:
-                count_rejections(self._tree, self._grown, written, self._rejections, self.matrix.rejections)
+                tree, rejections = self._tree, self._rejections
+                count_rejections(
+                    tree.tokens, tree.probabilities, self._grown, written, rejections, self.matrix.rejections
+                )
         self._search_in(written)
         newest = tokens[-LONGEST:]
         self._tree.recent[: len(newest)] = newest[::-1]
@@ -180,7 +183,7 @@ class Recycler:
         """Add tokens to the index, if the sequence is searched."""
         if self._searched:
             self._index.reserve(len(written))
-            read(self._index.arrays, self._copying, written, self._read)
+            read(*self._index.arrays, *self._copying, written, self._read)
         self._read += len(written)
 
     def _grow(
@@ -189,12 +192,18 @@ class Recycler:
         """Grow the draft by nodes that gain more than `least` each. Return how many nodes pay, and the gain of the best
         one that was not added.
         """
+        matrix = self.matrix
         paying, self._grown, gain = grow(
-            self._tree,
-            self._sources(),
-            self._shape,
+            *self._tree,
+            *self._mixture,
+            *matrix.rows,
+            *self._index.arrays,
+            *matrix.history.arrays,
+            matrix.calibration,
+            *self._copying,
+            *self._shape,
             self._rejections,
-            self.matrix.rejections,
+            matrix.rejections,
             max_depth,
             self._grown,
             least,
@@ -239,7 +248,17 @@ class Recycler:
     def _count(self, written: np.ndarray) -> None:
         """Count which kinds of candidates were right in the last draft."""
         if self.learns:
-            count_chosen(self._tree, self._grown, written, self.matrix.calibration)
+            tree, calibration = self._tree, self.matrix.calibration
+            count_chosen(
+                tree.tokens,
+                tree.parents,
+                tree.candidates,
+                tree.cells,
+                tree.known,
+                self._grown,
+                written,
+                calibration,
+            )
 
     def _record(self, written: Sequence[int], ends: bool) -> None:
         if self.learns:
