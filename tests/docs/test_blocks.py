@@ -14,7 +14,7 @@ from support.pages_of_docs import PAGES, ROOT, blocks, name
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from token_recycling.cli.app import app
-from token_recycling.drafters._declared import check_spec
+from token_recycling.drafters._registry import check_spec
 
 MODEL = ROOT / "models" / "target"
 

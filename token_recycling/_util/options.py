@@ -43,7 +43,7 @@ def read_options(
     text that is no such value, and TypeError for a value of another type.
     """
     written, given, known = written or {}, given or {}, options_of(kind)
-    check_known(owner, {**written, **given}, known, getattr(kind, "removed", {}))
+    check_known(owner, {**written, **given}, known)
     missing = [name for name in known if is_required(known[name]) and name not in {**written, **given}]
     if missing:
         listed = ",".join(f"{name}=VALUE" for name in missing)
@@ -58,13 +58,9 @@ def read_options(
     return {**{name: from_text(owner, name, text, hints[name]) for name, text in written.items()}, **given}
 
 
-def check_known(
-    owner: str, names: Iterable[str], known: Iterable[str], removed: Mapping[str, str] | None = None
-) -> None:
-    """Raise ValueError for the first name that is not known; `removed` says of former options what to use instead."""
+def check_known(owner: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ValueError for the first name that is not known."""
     for name in names:
-        if removed and name in removed:
-            raise ValueError(f"{owner} no longer has the option {name!r}: {removed[name]}")
         if name not in known:
             raise ValueError(f"{owner} has no option {name!r}; its options: {', '.join(known) or 'none'}")
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from .._util.files import cache_folder, replacing, sha256
 from .._util.options import options_of, read_options
-from ..drafters._declared import check_spec
+from ..drafters._registry import check_spec
 
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 """The categories of MT-bench: a set with all of them counts them as one, as Spec-Bench does."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from ..drafters._declared import check_spec
-from ..drafters._registry import drafter_names
+from ..drafters._registry import check_spec, drafter_names
 
 if TYPE_CHECKING:
     from ..model.loading import Loaded
@@ -24,7 +23,7 @@ def completed_drafters(typed: str) -> list[str]:
 
 
 def checked_drafter(spec: str) -> str:
-    """Return a drafter spec whose name and options are right, as far as known without importing torch."""
+    """Return a drafter spec whose name and options are right."""
     check_spec(spec)
     return spec
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,10 +57,18 @@ def drafter_class(name: str) -> type[Drafter]:
     return found
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError, with all names, for an unknown drafter."""
+def check_name(name: str, what: str = "drafter", others: Sequence[str] = ()) -> None:
+    """Raise ValueError, with all names, for an unknown drafter; `others`: further names to list."""
     if name not in drafter_names():
-        raise ValueError(f"unknown drafter {name!r}; known are {', '.join(drafter_names())}")
+        raise ValueError(f"unknown {what} {name!r}; known are {', '.join([*others, *drafter_names()])}")
+
+
+def check_spec(spec: str, what: str = "drafter", others: Sequence[str] = ()) -> None:
+    """Raise ValueError for an unknown drafter, or for written options that it does not have. See `check_name`."""
+    name, _, text = spec.partition(":")
+    check_name(name, what, others)
+    if text:
+        _read_options(drafter_class(name), text, {})
 
 
 def _of_another_package(name: str) -> type[Drafter]:
@@ -105,6 +114,10 @@ def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = F
     if not isinstance(spec, str):
         raise TypeError(f"drafter must be a name or a Drafter, got {type(spec).__name__}")
     name, _, text = spec.partition(":")
-    found = drafter_class(name)
-    written = written_options(name, text, found.unnamed, options_of(found))
-    return found(**read_options(found, name, written, options))
+    kind = drafter_class(name)
+    return kind(**_read_options(kind, text, options))
+
+
+def _read_options(kind: type[Drafter], text: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a drafter class, from what was written after its name and from values."""
+    return read_options(kind, kind.name, written_options(kind.name, text, kind.unnamed, options_of(kind)), options)

@@ -46,10 +46,6 @@ class LayerSkip(CausalDrafter):
     k: ClassVar[int] = 1  # type: ignore[misc]
     theta_sib: ClassVar[float] = 0.0  # type: ignore[misc]
     tau: ClassVar[int] = 1  # type: ignore[misc]
-    removed: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("mode", "k", "theta_sib", "tau"),
-        "it drafts one branch; limit it by depth and theta_prob, or draft trees with draft_model",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

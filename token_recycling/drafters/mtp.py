@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from ..trees.templates import root_only
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._pruning import prune
 from ._shared.placed import placed_copy
-from ._shared.states import REMOVED, PendingStates, StatesDrafter, StatesSequence
+from ._shared.states import PendingStates, StatesDrafter, StatesSequence
 
 _OWN = "own"
 _PIECE = 512
@@ -38,8 +38,6 @@ _PIECE = 512
 @dataclass
 class Mtp(StatesDrafter[MtpModel]):
     """Drafts with the MTP layers of the target."""
-
-    removed: ClassVar[dict[str, str]] = REMOVED
 
     layers: str | MtpModel = _OWN
     """own: use the target checkpoint's MTP layers; in Python also a MtpModel."""

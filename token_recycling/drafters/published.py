@@ -10,7 +10,7 @@ Cost per step: one gather per tree layer, one top-k over the logits of all nodes
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, get_args
+from typing import get_args
 
 import torch
 
@@ -28,10 +28,6 @@ from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 @dataclass
 class Published(Drafter):
     """Drafts from the adjacency matrix."""
-
-    removed: ClassVar[dict[str, str]] = {
-        "learns_prompt": "the paper learns from drafts alone; keep what was learned in a matrix file, or leave it out",
-    }
 
     k: int = 8
     """Candidates kept after every token."""

@@ -25,7 +25,6 @@ from .._base import Drafter, SequenceDrafter
 from .placed import Placed
 
 Module = TypeVar("Module")
-REMOVED = {"learn": "learning while decoding did not raise acceptance; leave it out, or train a head for such text"}
 """Former options of heads and layers, and what to use instead."""
 
 

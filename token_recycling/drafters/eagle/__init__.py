@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from ...trees.tree import Tree
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
 from .._shared.placed import placed_copy
-from .._shared.states import REMOVED, StatesDrafter, StatesSequence
+from .._shared.states import StatesDrafter, StatesSequence
 from .._shared.training.saved import TrainedPartError, check_model
 from .formats import load_head
 from .reader import HeadReader, PlacedHead
@@ -41,8 +40,6 @@ _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000
 @dataclass
 class Eagle(StatesDrafter[PlacedHead]):
     """Drafts with an EAGLE head: a tree grown by the head's probabilities, or a fixed one."""
-
-    removed: ClassVar[dict[str, str]] = REMOVED
 
     head: str | Path
     """Folder of a head for this target: from `token-recycling train eagle`, or one of EAGLE-1, -2 or -3."""

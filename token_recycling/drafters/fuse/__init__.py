@@ -39,10 +39,6 @@ class Fuse(Drafter):
     """Drafts with several drafters at once: the most probable nodes of all."""
 
     unnamed: ClassVar[str] = "parts"
-    removed: ClassVar[dict[str, str]] = {
-        "asks": "every part drafts at every step; leave it out, and leave out parts that are too slow"
-    }
-
     parts: str | Sequence[str | Drafter]
     """The drafters, such as recycling+draft_model(model=FOLDER,nodes=16), with options in parentheses; in Python also a
     list of drafters.

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -44,17 +43,6 @@ first draft that does not pay. Trained drafters and drafts within grammars start
 @dataclass
 class Recycling(Drafter, Options):
     """Drafts from a matrix of contexts and from the sequence itself."""
-
-    removed: ClassVar[dict[str, str]] = {
-        "past": "it is called history",
-        "states": "it saved no time; train an EAGLE head (drafter eagle), or leave it out",
-        "learning": "it was a part of states; leave it out",
-        "learns_prompt": "it gained 1%; teach the model's own text instead (warmed=true), or leave it out",
-        "primed": "it gained 1%; use warmed=true",
-        "remembers": "it gained 1%; leave it out",
-        "favours": "it gained 1%; leave it out",
-        "draws": "sampled drafts were not faster; leave it out, or use sampled=true of draft_model",
-    }
 
     tree: str | int | Tree = "auto"
     """auto (at each step as many nodes as pay), a number of nodes grown best first, or a template: paper, chain:N,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,10 +31,6 @@ _LEAST = 2
 @dataclass
 class Rest(Drafter):
     """Drafts the most frequent continuations of the last tokens in a datastore of past text."""
-
-    removed: ClassVar[dict[str, str]] = {
-        "min_matching_ngram_size": f"matches have {_LEAST} tokens or more, as in the paper; leave it out"
-    }
 
     datastore: str | Path
     """File made by `token-recycling datastore build`."""
