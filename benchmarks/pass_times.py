@@ -22,7 +22,6 @@ from token_recycling.model.prefill import prefill
 from token_recycling.model.self_test import ready
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
-from token_recycling.trees.templates import chain, root_only
 
 SIZES = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
 
@@ -50,7 +49,7 @@ def pass_seconds(target: TreeModel, length: int, rounds: int) -> np.ndarray:
         kept, times = TreeCache(cache), np.empty((rounds, len(SIZES)))
         for turn in range(rounds):
             for place, size in enumerate(SIZES):
-                draft = Draft(chain(size - 1) if size > 1 else root_only(), torch.zeros(size, dtype=torch.long))
+                draft = Draft.chain(np.zeros(size))
                 began = time.process_time()
                 target.forward(target.inputs.of([draft], [length - 1], length - 1), cache)
                 times[turn, place] = time.process_time() - began

@@ -35,9 +35,9 @@ def main() -> None:
 
     assert best is not None, "stream yields one step or more"
     print(f"\nThe tree of the step with most tokens, {len(best.tokens)}; * marks the accepted nodes:\n")
-    marks = ["* " if node in best.accepted else "" for node in range(len(best.draft.tree))]
-    words = [quoted(tokenizer, token) for token in best.draft.tokens.tolist()]
-    print(best.draft.tree.drawn([mark + word for mark, word in zip(marks, words, strict=True)]))
+    for node, path in enumerate(best.draft.lineages):
+        mark = "*" if node in best.accepted else " "
+        print(f"{mark} {'  ' * (len(path) - 1)}{quoted(tokenizer, best.draft.tokens[node])}")
     print(f"\nand after the last accepted node the model said {quoted(tokenizer, best.tokens[-1])}")
 
 

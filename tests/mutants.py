@@ -227,8 +227,8 @@ MUTANTS = [
     Mutant(
         "siblings-at-different-positions",
         "nodes of one depth have the positions of their slots",
-        '"position_ids": (draft.tree.on(self._device).depths + held)[None],',
-        '"position_ids": (torch.arange(len(draft.tree), device=self._device) + held)[None],',
+        '"position_ids": (self._sent(draft.depths) + held)[None],',
+        '"position_ids": (torch.arange(len(draft), device=self._device) + held)[None],',
         "model/test_architectures.py model",
     ),
     Mutant(

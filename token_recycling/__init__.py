@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .recycling.matrix import AdjacencyMatrix
     from .recycling.matrix_file import MatrixFileError, fingerprint
     from .trees.draft import Context, Draft, Step
-    from .trees.tree import Tree
+    from .trees.templates import Template
 
 __version__ = "0.1.0"
 if not {"sglang", "vllm"} & {*sys.modules}:  # engines pin versions of their own, and nothing here runs transformers
@@ -51,7 +51,7 @@ __all__ = [
     "SequenceDrafter",
     "Stats",
     "Step",
-    "Tree",
+    "Template",
     "UnsupportedModelError",
     "accelerate",
     "accelerated",
@@ -90,7 +90,7 @@ _MODULES = {
     "recycling.matrix": ("AdjacencyMatrix",),
     "recycling.matrix_file": ("MatrixFileError", "fingerprint"),
     "trees.draft": ("Context", "Draft", "Step"),
-    "trees.tree": ("Tree",),
+    "trees.templates": ("Template",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -9,7 +9,7 @@ import torch
 from support.commandline import PROMPT, run, run_json
 from transformers import RwkvConfig, T5Config
 
-from token_recycling import AdjacencyMatrix, Tree, __version__, drafter_names, fingerprint
+from token_recycling import AdjacencyMatrix, Template, __version__, drafter_names, fingerprint
 from token_recycling.bench import measure, methods
 from token_recycling.bench.data import OWN_METHODS
 from token_recycling.model import prepacking
@@ -65,7 +65,7 @@ def test_drafters_are_listed_from_their_classes():
 
 def test_a_template_given_as_paths(tiny_model_dir):
     found = run_json("generate", tiny_model_dir, PROMPT, "--drafter", "recycling:tree=0 1 00", "--max-new-tokens", 10)
-    assert repr(Tree.from_paths([(0,), (1,), (0, 0)])) in found["stats"]["drafter"]
+    assert repr(Template.from_paths([(0,), (1,), (0, 0)])) in found["stats"]["drafter"]
 
 
 # The program

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 def test_cuda_itself_finds_no_wait_in_a_pass(model):
     target = TreeModel(model.cuda())
-    passes, tree = passes_of(target), tr.Tree.from_paths([(0,), (1,), (0, 0)])
-    trees = send([tr.Draft(tree, torch.arange(len(tree)))], [0], 8, target.device)
+    passes, tree = passes_of(target), tr.Template.from_paths([(0,), (1,), (0, 0)])
+    trees = send([tr.Draft(torch.arange(len(tree)), tree.parents)], [0], 8, target.device)
     with torch.no_grad():
         passes.begin(target, TreeCache(target.new_cache()), [0], 64)
         for mode in ("default", "error"):  # the first run loads and compiles

@@ -26,7 +26,7 @@ class Repeating(tr.Drafter):
     """Drafts the token before the last one."""
 
     def draft(self, context):
-        return tr.Draft(tr.Tree((-1, 0), (0, 0)), context.tokens[-2:].flip(0))
+        return tr.Draft.chain(context.tokens[-2:].flip(0))
 
     @property
     def traits(self):
@@ -153,7 +153,7 @@ def test_masks_of_a_prompt_with_a_draft_are_aligned():
     with PretendCard():
         target = TreeModel(llama().to(CARD))
         for length in (3, 8, 13):
-            draft = tr.Draft(tr.Tree.from_paths([(0,), (1,)]), torch.arange(3))
+            draft = tr.Draft(range(3), [-1, 0, 0])
             mask = target.inputs.of_prompt(torch.arange(length, device=CARD), draft, 5)["attention_mask"]
             assert mask.stride(2) % 8 == mask.storage_offset() == 0
             assert mask.shape[3] == 5 + length + 3

@@ -1,5 +1,6 @@
 """The parts of a step in tensors of fixed shapes, each against its eager counterpart or numbers worked out by hand."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +11,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as warpers
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from token_recycling import Draft, Tree
+from token_recycling import Draft, Template
 from token_recycling._util.topk import grouped_topk
 from token_recycling.cuda_graphs.passes import CapturedPasses
 from token_recycling.loop.accept import TreeSteps, accept_walk
@@ -21,6 +22,7 @@ from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import ROWS, TreeModel, band_of, batch_of, rows_of, tree_masks
 from token_recycling.trees.packed import PADDING, send
+from token_recycling.trees.shapes import ancestors
 
 CPU = torch.device("cpu")
 
@@ -40,23 +42,23 @@ def test_buckets_hold_what_is_needed():
 
 @given(st.lists(strategies.drafts(), min_size=1, max_size=3), st.integers(0, 5))
 def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, more):
-    n = max(len(draft.tree) for draft in drafts) + more
+    n = max(len(draft) for draft in drafts) + more
     trees = send(drafts, range(5, 5 + len(drafts)), n, CPU)
     assert trees.lengths.tolist() == list(range(5, 5 + len(drafts)))
     for row, draft in enumerate(drafts):
-        own, shape = len(draft.tree), draft.tree.on(CPU)
+        own = len(draft)
         assert trees.tokens[row].tolist() == [*draft.tokens.tolist(), *[PADDING] * (n - own)]
-        assert torch.equal(trees.parents[row, :own], shape.parents)
-        assert torch.equal(trees.depths[row], torch.nn.functional.pad(shape.depths, (0, n - own)))
-        assert torch.equal(trees.ancestors[row, :own, :own], shape.ancestors)
+        assert trees.parents[row, :own].tolist() == [0, *draft.parents[1:].tolist()]
+        assert trees.depths[row].tolist() == [*draft.depths.tolist(), *[0] * (n - own)]
+        assert torch.equal(trees.ancestors[row, :own, :own], torch.from_numpy(ancestors(draft.parents)))
         assert torch.equal(trees.ancestors[row, own:], torch.eye(n, dtype=torch.bool)[own:])
         assert not trees.ancestors[row, :own, own:].any()
 
 
 @pytest.mark.parametrize("length", [0, 3, 9])
 def test_masks_are_those_of_eager_passes_with_nothing_behind(model, length):
-    tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
-    drafts = [Draft(tree, torch.zeros(len(tree), dtype=torch.long))]
+    tree, target = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
+    drafts = [Draft(np.zeros(len(tree)), tree.parents)]
     wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
     trees = send(drafts, [length], len(tree), CPU)
     made = tree_masks({"full": Reach()}, trees, 24, torch.float32)
@@ -65,7 +67,7 @@ def test_masks_are_those_of_eager_passes_with_nothing_behind(model, length):
 
 
 def test_windows_are_counted_in_positions():
-    drafts = [Draft(Tree.from_paths([(0,), (1,), (0, 0)]), torch.zeros(4, dtype=torch.long))]
+    drafts = [Draft(np.zeros(4), [-1, 0, 0, 1])]
     made = tree_masks({"sliding": Reach("sliding", 3)}, send(drafts, [5], 4, CPU), 12, torch.float32)
     seen = (made[0, 0] == 0).nonzero().tolist()
     # The root is at position 5 and sees 3 to 5; nodes 1 and 2 are at 6, node 3 at 7.
@@ -77,11 +79,11 @@ def test_windows_are_counted_in_positions():
 def test_acceptance_of_a_batch_is_that_of_each_walk(drafts, seed):
     """Whatever trees are filled up to; candidates are those of each draft's own logits."""
     numbers = torch.Generator().manual_seed(seed)
-    n = max(len(draft.tree) for draft in drafts) + seed % 6
+    n = max(len(draft) for draft in drafts) + seed % 6
     logits = torch.rand(len(drafts), n, 16, generator=numbers)
     found = TreeSteps(drafts, logits, send(drafts, [0] * len(drafts), n, CPU), logits.argmax(dim=-1), k=2)
     for row, draft in enumerate(drafts):
-        own = logits[row, : len(draft.tree)]
+        own = logits[row, : len(draft)]
         wanted = accept_walk(draft, own, lambda token: False, lambda scores: int(scores.argmax()))
         step = found.step(row, lambda token: False)
         assert (step.accepted, step.tokens) == (wanted.accepted, wanted.tokens)
@@ -97,14 +99,14 @@ PROCESSORS = [[], [warpers.TemperatureLogitsWarper(0.7), warpers.TopKLogitsWarpe
 @given(strategies.drafts(distinct_siblings=True), st.sampled_from(PROCESSORS), st.integers(0, 2**32 - 1))
 def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed):
     """The same tokens of the same random numbers, of which those behind the path are given back."""
-    logits = 3 * torch.rand(1, len(draft.tree), 16, generator=torch.Generator().manual_seed(seed))
-    trees, steps, states = send([draft], [0], len(draft.tree), CPU), [], []
+    logits = 3 * torch.rand(1, len(draft), 16, generator=torch.Generator().manual_seed(seed))
+    trees, steps, states = send([draft], [0], len(draft), CPU), [], []
     for at_once in (True, False):
         numbers = torch.Generator().manual_seed(seed)
         sequence = Sequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
         selector = TokenSelector(sequence, LogitsProcessorList(processors), sample=True, generator=numbers)
         if at_once:
-            choices = selector.every_node(logits[0], trees, draft.tree.depth)
+            choices = selector.every_node(logits[0], trees, draft.depth)
             steps.append(TreeSteps([draft], logits, trees, choices[None]).step(0, lambda token: token == 7))
             selector.sampled(len(steps[0].tokens))
         else:
@@ -116,7 +118,7 @@ def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed):
 
 
 def test_sampling_without_a_distribution_fails_where_it_is_reached():
-    draft, logits = Draft(Tree.from_paths([(0,)]), torch.tensor([1, 2])), torch.zeros(1, 2, 4)
+    draft, logits = Draft.chain([1, 2]), torch.zeros(1, 2, 4)
     logits[0, 1] = torch.nan
     trees = send([draft], [0], 2, CPU)
     sequence = Sequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
@@ -135,12 +137,14 @@ def test_sampling_without_a_distribution_fails_where_it_is_reached():
 @given(strategies.drafts(vocab_size=9), st.integers(0, 2**32 - 1))
 def test_a_penalty_is_that_of_transformers_at_every_node(draft, seed):
     numbers = torch.Generator().manual_seed(seed)
-    n, before = len(draft.tree), torch.randint(0, 9, (5,), generator=numbers)
+    n, before = len(draft), torch.randint(0, 9, (5,), generator=numbers)
     logits = torch.randn(1, n, 9, generator=numbers)
     penalty = warpers.RepetitionPenaltyLogitsProcessor(1.7)
-    made = penalised(penalty, logits[0], torch.cat([before, draft.tokens[:1]]), send([draft], [5], n, CPU))
-    for node, lineage in enumerate(draft.tree.lineages):
-        path = torch.cat([before, draft.tokens[list(lineage)]])
+    made = penalised(
+        penalty, logits[0], torch.cat([before, torch.from_numpy(draft.tokens[:1])]), send([draft], [5], n, CPU)
+    )
+    for node, lineage in enumerate(draft.lineages):
+        path = torch.cat([before, torch.from_numpy(draft.tokens[list(lineage)])])
         assert torch.equal(made[node], penalty(path[None], logits[:, node])[0])
 
 

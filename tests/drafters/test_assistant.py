@@ -92,8 +92,8 @@ def test_nothing_is_drafted_where_nothing_can_be_read(target):
     ids = torch.tensor([[WORDS.eos_token_id] * 3])
     drafter = Assistant(other, nodes=6, tokenizer=WORDS, assistant_tokenizer=words)
     steps = list(tr.stream(target, ids, drafter, max_new_tokens=16))
-    assert len(steps[0].draft.tree) == 1
-    assert any(len(step.draft.tree) > 1 for step in steps)
+    assert len(steps[0].draft) == 1
+    assert any(len(step.draft) > 1 for step in steps)
     assert [t for step in steps for t in step.tokens] == target.generate(ids, max_new_tokens=16)[0, 3:].tolist()
 
 

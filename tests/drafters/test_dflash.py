@@ -38,7 +38,7 @@ def test_every_block_is_what_an_assistant_says_that_reads_everything_anew():
     model = tiny.llama(1)
     assistant, prompt, nodes, k = assistants.dflash(model), tiny.prompt(2, 9), 7, 4
     steps = drafted_steps(model, DFlash(assistant, tree=nodes, k=k), prompt, max_new_tokens=40)
-    assert len(steps[0][1].draft.tree) == 1, "no state is known before the first pass"
+    assert len(steps[0][1].draft) == 1, "no state is known before the first pass"
     for text, step in steps[1:]:
         room = 40 - (len(text) - 9) - 1
         if room:
@@ -74,7 +74,7 @@ def test_auto_drafts_as_many_nodes_as_pay(counting, monkeypatch):
     for seconds, least, most in (((1.0, 90.0), 1, 1), ((1.0, 1.001, 1.002, 1.003), 3, 4)):
         fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
         steps = list(tr.stream(counting, torch.tensor([[1, 2, 3]]), DFlash(assistant), max_new_tokens=24))
-        sizes = [len(step.draft.tree) for step in steps[1:-1]]
+        sizes = [len(step.draft) for step in steps[1:-1]]
         assert least <= max(sizes) <= most
 
 

@@ -14,7 +14,7 @@ def nested(graph):
     draft = graph.unrolled(99)
 
     def written(node):
-        below = " ".join(map(written, draft.tree.children[node]))
+        below = " ".join(map(written, draft.children[node]))
         return f"{'*' * (node in graph.copied)}{int(draft.tokens[node])}{f'({below})' if below else ''}"
 
     return written(0)
@@ -87,7 +87,7 @@ def test_drawn_children_are_noted_and_all_verified():
         (layer,) = reader.layers
         assert layer == [max(graph.tokens[1:3], key=lambda token: float(reader.rows[0, token]))]
         draft = graph.unrolled(5)
-        assert len(draft.tree) == len(graph) == 5
+        assert len(draft) == len(graph) == 5
         assert sorted(draft.sampled_from) == [1, 2, 3, 4]
         torch.testing.assert_close(draft.sampled_from[1], reader.rows[0])
         torch.testing.assert_close(draft.sampled_from[4], reader.rows[reader.layers[0][0]])
@@ -129,13 +129,13 @@ def test_every_graph_is_acyclic_and_unrolls_to_a_tree(table, rules, drawn, seed)
 
     visit(0, ())
     draft = graph.unrolled(rules.nodes)
-    assert len(draft.tree) <= rules.nodes + 1
-    for siblings in draft.tree.children:
+    assert len(draft) <= rules.nodes + 1
+    for siblings in draft.children:
         assert len({int(draft.tokens[child]) for child in siblings}) == len(siblings)
-        ranks = [draft.tree.ranks[child] for child in siblings]
+        ranks = [draft.ranks[child] for child in siblings]
         assert ranks == sorted(ranks)
     if drawn:
-        assert len(draft.tree) - len(graph.copied) == len(graph)
+        assert len(draft) - len(graph.copied) == len(graph)
     elif not rules.tau:
         ours = sorted(draft.probabilities, reverse=True)
         assert ours == pytest.approx(sorted(graph.probabilities, reverse=True)[: len(ours)])

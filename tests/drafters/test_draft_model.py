@@ -40,7 +40,7 @@ def test_every_node_is_what_a_model_says_that_reads_everything_anew(mode):
     drafter = tr.make_drafter("draft_model", model=draft, mode=mode, **options)
     for seed in range(4):
         for text, step in runs.drafted_steps(model, drafter, tiny.prompt(seed, 6, 8), max_new_tokens=30, stats=stats):
-            for path, children in zip(runs.paths_of(step.draft), step.draft.tree.children, strict=True):
+            for path, children in zip(runs.paths_of(step.draft), step.draft.children, strict=True):
                 if children and len(path) < 2:
                     most_probable = draft(torch.tensor([[*text, *path]])).logits[0, -1].topk(4).indices.tolist()
                     drafted = step.draft.tokens[list(children)].tolist()
@@ -54,7 +54,7 @@ def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model):
     ids = tiny.prompt(0, 12)
     text, sizes = ids[0].tolist(), {}
     for step in tr.stream(model, ids, drafter, max_new_tokens=24):
-        sizes[len(text)] = len(step.draft.tree)
+        sizes[len(text)] = len(step.draft)
         text += step.tokens
     assert text == model.generate(ids, max_new_tokens=24)[0].tolist()
     assert sizes[12] == 5
@@ -121,7 +121,7 @@ def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn():
     drafter = tr.make_drafter("draft_model", model=tiny.llama(), sampled=True, mode="sequence", depth=4, nodes=4)
     length, sizes = 20, {}
     for step in tr.stream(model, tiny.prompt(0, 20), drafter, max_new_tokens=12, do_sample=True):
-        sizes[length] = len(step.draft.tree)
+        sizes[length] = len(step.draft)
         length += len(step.tokens)
     assert all(size == (5 if length - 1 + 5 <= 32 else 1) for length, size in sizes.items() if length < 28)
     assert sizes[20] == 5

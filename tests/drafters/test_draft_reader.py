@@ -76,7 +76,7 @@ def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
     del model.config.max_position_embeddings
     drafter, text = tr.make_drafter("draft_model", model=model, mode="sequence", depth=10), torch.tensor([1, 2, 3])
     drafting = runs.begun(drafter, text, TreeModel(target))
-    assert drafting.draft(tr.Context(text, remaining=50)).tree.depth == 10
+    assert drafting.draft(tr.Context(text, remaining=50)).depth == 10
 
 
 @torch.no_grad()

@@ -19,7 +19,6 @@ import token_recycling as tr
 from token_recycling import Context, Draft, Drafter
 from token_recycling.drafters import _listing as listing
 from token_recycling.drafters._registry import ENTRY_POINTS
-from token_recycling.trees.templates import chain
 
 
 def install(monkeypatch, *named):
@@ -70,7 +69,7 @@ class Drawing(Drafter):
 
 
 def astray(context):
-    return Draft(chain(1), (context.tokens[-1] + torch.tensor([1, 2])) % 64)
+    return Draft.chain((context.tokens[-1] + torch.tensor([1, 2])) % 64)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_a_drafter_is_told_what_it_needs(length):
             waited = length > 32 and len(calls) == 1
             assert context.remaining == (1 if waited else 6 - (len(context.tokens) - length))
             calls.append(("draft", context.tokens.tolist()))
-            return Draft(chain(1), torch.cat([context.root, context.root]))
+            return Draft.chain(torch.cat([context.root, context.root]))
 
         def observe(self, step):
             calls.append(("observe", step.tokens))

@@ -60,14 +60,13 @@ def test_every_node_is_what_a_head_says_that_reads_everything_anew(config, deep,
     folder, tensors = head_in(tmp_path, config)
     drafter = Eagle(folder, tree="0 1 2 3 4 5 6 7 00 01 10 11 000 100")
     steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=24)
-    assert len(steps[0][1].draft.tree) == 1, "no state is known before the first pass"
+    assert len(steps[0][1].draft) == 1, "no state is known before the first pass"
     assert any(len(step.accepted) > 1 for _, step in steps), "something is accepted"
     for text, step in steps[1:]:
-        tree = step.draft.tree
-        for path, children in zip(paths_of(step.draft), tree.children, strict=True):
+        for path, children in zip(paths_of(step.draft), step.draft.children, strict=True):
             best = wanted_logits(deep, config, tensors, text, path).topk(8).indices.tolist() if children else []
             for child in children:
-                assert int(step.draft.tokens[child]) == best[tree.ranks[child]]
+                assert int(step.draft.tokens[child]) == best[step.draft.ranks[child]]
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
@@ -115,9 +114,9 @@ def test_drafting_and_verification_end_where_they_do_not_pay(counting, tmp_path,
 
 def assert_read_from(begin, drafts, model, tensors):
     """All drafts of one token are those of a head that reads each text from a place on."""
-    assert sum(len(draft.tree) > 1 for _, draft in drafts) > 2
+    assert sum(len(draft) > 1 for _, draft in drafts) > 2
     for text, draft in drafts:
-        if len(draft.tree) > 1:
+        if len(draft) > 1:
             logits = wanted_logits(model, EAGLE_3, tensors, text, [], begin)
             assert int(draft.tokens[1]) == int(logits.argmax())
 
@@ -165,7 +164,7 @@ def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path
     for row, padding in enumerate((0, 2)):
         drafts = noted[row]
         assert drafts[0][0] == texts[row][0].tolist()
-        assert len(drafts[0][1].tree) == 2
+        assert len(drafts[0][1]) == 2
         assert_read_from(max(0, held - padding), drafts, deep, tensors)
 
 
@@ -179,7 +178,7 @@ def test_parts_of_a_fusion_have_the_states_of_their_own(deep, tmp_path):
     parts = [Eagle(three, tree="0 1"), "suffix", Eagle(one, tree="0 1")]
     steps = drafted_steps(deep, tr.make_drafter("fuse", parts=parts, nodes=30), tiny.prompt(2, 9), max_new_tokens=9)
     for text, step in steps[1:-1]:
-        drafted = {int(step.draft.tokens[node]) for node in step.draft.tree.children[0]}
+        drafted = {int(step.draft.tokens[node]) for node in step.draft.children[0]}
         for config, tensors in ((EAGLE_1, of_one), (EAGLE_3, of_three)):
             assert drafted > set(wanted_logits(deep, config, tensors, text, []).topk(2).indices.tolist())
 

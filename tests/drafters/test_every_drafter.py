@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 import token_recycling as tr
-from token_recycling.trees.templates import chain, paper, root_only
+from token_recycling.trees.templates import Template, chain, paper
 
 
 def generated(model, drafter):
@@ -99,7 +99,7 @@ GRID = [
 
 def drafter_for(name, model, folder):
     if name == "garbage":
-        return Garbage([chain(3), paper(), root_only()], vocab_size=model.config.vocab_size)
+        return Garbage([chain(3), paper(), Template([-1], [0])], vocab_size=model.config.vocab_size)
     if name in VARIANTS:
         others = {"model": tiny.related(model)} if name.startswith("draft_model") else {}
         return tr.make_drafter(name.split()[0], **others, **VARIANTS[name])
@@ -125,7 +125,7 @@ def test_after_a_prompt_that_is_read_alone(name, tmp_path):
     drafter = example(name, model, tmp_path)
     next(tr.stream(model, tiny.prompt(1, 9), drafter, max_new_tokens=20))
     steps = list(tr.stream(model, ids, drafter, max_new_tokens=20, stats=stats))
-    assert len(steps[0].draft.tree) == 1
+    assert len(steps[0].draft) == 1
     wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 40:]
     assert [token for step in steps for token in step.tokens] == wanted.tolist()
     assert stats.drafter.startswith(name)

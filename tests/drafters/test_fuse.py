@@ -74,7 +74,7 @@ class Scripted(Drafter):
 
     def draft(self, context):
         tokens = (int(context.root) + torch.tensor([0, *self.ahead])) % 16
-        return Draft(parse_paths(self.paths), tokens)
+        return Draft(tokens, parse_paths(self.paths).parents)
 
     def observe(self, step):
         self.steps.append(step)

@@ -20,7 +20,7 @@ def test_a_window_of_three_steps_and_what_it_put_in_the_pool(counting):
     """
     options = {"window": 2, "ngram_size": 3, "guesses": 2, "max_new_tokens": 24}
     steps = list(tr.stream(counting, torch.tensor([3]), "lookahead", **options))
-    drafted = [(step.draft.tokens.tolist(), step.draft.tree.parents) for step in steps[:3]]
+    drafted = [(step.draft.tokens.tolist(), step.draft.parents.tolist()) for step in steps[:3]]
     assert drafted[0] == ([3, 3, 3], (-1, 0, 1))
     # 3 is column 1 of level 0; the first 4 is column 0 of level 1, the second, below 3, column 1.
     assert drafted[1] == ([4, 3, 4, 4], (-1, 0, 0, 1))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
 from support.runs import check_perfect, fix_costs
+from support.strategies import rank_paths
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations, continuations
@@ -41,7 +42,7 @@ def counting_heads(folder, model, heads=3):
 def drafted(drafter, model, text):
     """The rank paths and the tokens that are drafted after a text whose last token the model says itself."""
     _, step = islice(tr.stream(model, torch.tensor([text[:-1]]), drafter, max_new_tokens=50), 2)
-    return " ".join("".join(map(str, path)) for path in step.draft.tree.paths[1:]), step.draft.tokens.tolist()
+    return " ".join("".join(map(str, path)) for path in rank_paths(step.draft)[1:]), step.draft.tokens.tolist()
 
 
 # trees

@@ -19,14 +19,14 @@ from token_recycling.drafters._pruning import prune
 from token_recycling.drafters.fuse import merge as fusing
 from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, kept_first, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
-from token_recycling.trees.templates import parse_paths, root_only
+from token_recycling.trees.templates import parse_paths
 
 ROOT = 5
 
 
-def draft(paths, tokens, confidence=None, **more):
-    stated = None if confidence is None else np.array([1, *confidence], np.float32)
-    return Draft(parse_paths(paths), torch.tensor([ROOT, *tokens]), confidence=stated, **more)  # type: ignore[arg-type]
+def draft(paths, tokens, probabilities=None, **more):
+    stated = None if probabilities is None else [1, *probabilities]
+    return Draft([ROOT, *tokens], parse_paths(paths).parents, stated, **more)  # type: ignore[arg-type]
 
 
 def paths(tree_of):
@@ -52,7 +52,7 @@ def test_two_drafts_are_merged_by_hand():
     merged = merge_drafts([ONE, TWO])
     assert paths(merged) == [(7,), (8,), (7, 9), (8, 6), (8, 9)]
     assert merged.draft.tokens[0] == ROOT
-    assert merged.draft.tree.depths == (0, 1, 1, 2, 2, 2)
+    assert merged.draft.depths.tolist() == [0, 1, 1, 2, 2, 2]
     assert merged.ranks.tolist() == [[0, 0], [0, -1], [1, 0], [0, -1], [-1, 0], [-1, 1]]
     assert merged.confidences[1:].tolist() == pytest.approx(
         np.array([[0.6, 0], [0.2, 0.5], [0.5, 0], [0, 0.7], [0, 0.1]])
@@ -78,10 +78,10 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
     fused = chosen_of(merged, values, most)
     kept = fused.places_in(merged.draft)
     assert fused.probabilities == pytest.approx(values[kept], abs=1e-6)
-    assert len(fused.tree) == min(most, len(every)) + 1
+    assert len(fused) == min(most, len(every)) + 1
     assert set(paths(fused)) <= every
-    assert [fused.tree.children[node] for node in range(len(kept))] == [
-        tuple(np.flatnonzero(np.array(fused.tree.parents) == node)) for node in range(len(kept))
+    assert [fused.children[node] for node in range(len(kept))] == [
+        tuple(np.flatnonzero(np.array(fused.parents) == node)) for node in range(len(kept))
     ]
     left = np.setdiff1d(np.arange(len(values)), kept)
     assert not len(left) or values[left].max() <= values[kept].min() + 1e-6
@@ -93,7 +93,7 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
 
 def test_siblings_share_what_is_certain():
     sure = draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0])
-    merged = merge_drafts([sure, Draft(root_only(), torch.tensor([ROOT]))])
+    merged = merge_drafts([sure, Draft.chain([ROOT])])
     assert FuseCalibration.empty(2).values_of(merged).values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
 
 
@@ -114,7 +114,7 @@ def test_who_is_right_is_learned():
 
 
 def test_as_many_are_kept_as_pay():
-    star = Draft.of([-1, 0, 0, 0, 0], range(5), [1, 0.9, 0.8, 0.1, 0.05])
+    star = Draft.of(range(5), [-1, 0, 0, 0, 0], [1, 0.9, 0.8, 0.1, 0.05])
     flat, steep = np.array([1.0, 1.05, 1.1, 1.15, 1.2]), np.array([1.0, 3, 5, 7, 9])
 
     def kept(times, first=ROOT_NODE):
@@ -134,12 +134,12 @@ def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
     parents = [-1]
     for _ in shares:
         parents.append(int(draws.integers(0, len(parents))))
-    whole = Draft.of(parents, range(len(parents)), [1, *shares])
+    whole = Draft.of(range(len(parents)), parents, [1, *shares])
     (kept,) = prune([whole], NO_COSTS, most)
-    above, values = whole.tree.parents, whole.probabilities
+    above, values = whole.parents.tolist(), whole.values
     closed = [
         sum(values[node] for node in nodes)
-        for nodes in combinations(range(1, len(values)), len(kept.tree) - 1)
+        for nodes in combinations(range(1, len(values)), len(kept) - 1)
         if all(above[node] in (0, *nodes) for node in nodes)
     ]
     assert kept.probabilities[1:].sum() == pytest.approx(max(closed))
@@ -147,13 +147,13 @@ def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
 
 def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
     """The others have as many nodes as the largest of these, at least."""
-    sure = Draft.of([-1, 0, 1, 2], range(4), [1, 0.9, 0.9, 0.9])
-    silent = Draft.of([-1, 0, 0], range(3))
-    sampled = Draft.of([-1, 0], range(2), [1, 0.1], sampled_from={1: torch.full((9,), 1 / 9)})
+    sure = Draft.of(range(4), [-1, 0, 1, 2], [1, 0.9, 0.9, 0.9])
+    silent = Draft.of(range(3), [-1, 0, 0])
+    sampled = Draft.of(range(2), [-1, 0], [1, 0.1], sampled_from={1: torch.full((9,), 1 / 9)})
     dear = np.array([1.0, 9, 99, 999])
-    assert [len(one.tree) for one in prune([sure, silent, sampled], dear)] == [3, 3, 2]
-    assert [len(one.tree) for one in prune([sure, sampled], dear)] == [2, 2]
-    assert [len(one.tree) for one in prune([sure], dear)] == [1]
+    assert [len(one) for one in prune([sure, silent, sampled], dear)] == [3, 3, 2]
+    assert [len(one) for one in prune([sure, sampled], dear)] == [2, 2]
+    assert [len(one) for one in prune([sure], dear)] == [1]
 
 
 # What was drawn
@@ -189,11 +189,11 @@ def chosen(text, taken=None):
         way = ways[parent]
         used = {ways[node][-1] for node in range(1, len(ways)) if tree.parents[node] == parent}
         if taken is not None and parent == 0:
-            used |= {taken.tokens[child].item() for child in taken.tree.children[0]}
+            used |= {taken.tokens[child].item() for child in taken.children[0]}
         left = [token for token in range(3) if token not in used] or [0]
         tokens.append(max(left, key=lambda token, way=way: float(P[way][token])))
         ways.append((*way, tokens[-1]))
-    return Draft(tree, torch.tensor(tokens), confidence=np.array([1, 0.9, 0.8, 0.7, 0.9], np.float32))
+    return Draft(tokens, tree.parents, [1, 0.9, 0.8, 0.7, 0.9])
 
 
 def fused(drafts_made, most):

@@ -21,7 +21,7 @@ def drafted(text, prompt=None, name="prompt_lookup", **options):
     drafter = tr.make_drafter(name, **options)
     tokens = torch.tensor(text)
     draft = runs.begun(drafter, tokens[: prompt or len(text)], TreeModel(MODEL)).draft(Context(tokens, 1000))
-    assert draft.tree.parents == tuple(range(-1, len(draft.tree) - 1))
+    assert draft.parents.tolist() == [*range(-1, len(draft) - 1)]
     assert draft.tokens[0] == text[-1]
     return draft.tokens[1:].tolist()
 

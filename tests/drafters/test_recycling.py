@@ -68,7 +68,7 @@ def rise(monkeypatch):
 def sizes(model, drafter, tokens, **how):
     """Drafted nodes, step by step."""
     steps = tr.stream(model, torch.tensor([0]), drafter, max_new_tokens=tokens, **how)
-    return [len(step.draft.tree) - 1 for step in steps]
+    return [len(step.draft) - 1 for step in steps]
 
 
 @pytest.mark.measured

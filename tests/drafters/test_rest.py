@@ -49,16 +49,16 @@ def test_the_tree_holds_the_most_frequent_prefixes(store):
     """Counted: 3 and 6 and 6 7 three times, 3 4 twice, 3 5 and 8 and 8 9 once."""
     draft = drafted(Rest(store, nodes=4), [9, 1, 2])
     assert draft.tokens.tolist() == [2, 3, 6, 7, 4]
-    assert draft.tree.parents == (-1, 0, 0, 2, 1)
-    assert draft.tree.ranks == (0, 0, 1, 0, 0)
-    assert len(drafted(Rest(store), [9, 1, 2]).tree) == 8
+    assert draft.parents.tolist() == [-1, 0, 0, 2, 1]
+    assert draft.ranks.tolist() == [0, 0, 1, 0, 0]
+    assert len(drafted(Rest(store), [9, 1, 2])) == 8
     # 0 1 2 stands once: of the longest suffix what followed it is all that is drafted, and so is what stands last.
     assert drafted(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]
-    assert len(drafted(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2]).tree) == 8
+    assert len(drafted(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2])) == 8
     assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
-    assert len(drafted(Rest(store), [5, 5, 2]).tree) == 1
-    assert drafted(Rest(store, num_tokens=1), [1, 2]).tree.depth == 1
-    assert drafted(Rest(store), [1, 2], room=1).tree.depth == 1
+    assert len(drafted(Rest(store), [5, 5, 2])) == 1
+    assert drafted(Rest(store, num_tokens=1), [1, 2]).depth == 1
+    assert drafted(Rest(store), [1, 2], room=1).depth == 1
 
 
 # whose ids these are

@@ -46,13 +46,13 @@ def test_drafting_stops_when_a_rejection_is_more_likely_than_the_threshold(count
 def test_bounds_on_the_length(counting):
     head = believing(counting, {4: 0.1})
     for least in (1, 2, 5):
-        assert len(drafts(counting, 3, head=head, min_length=least)[0].draft.tree) == 1 + least
+        assert len(drafts(counting, 3, head=head, min_length=least)[0].draft) == 1 + least
     for most in (1, 3, 7):
         step, stats = drafts(counting, 3, head=believing(counting, {}), min_length=1, max_length=most)
-        assert len(step.draft.tree) == 1 + most
+        assert len(step.draft) == 1 + most
         assert stats.drafter_statistics["draft_forwards"] == most  # nobody asks about the last token
         assert stats.drafter_statistics["stopped_by_head"] == 0
-    assert len(drafts(counting, 3, head=head, max_length=20, threshold=1.0)[0].draft.tree) == 13  # the end of the text
+    assert len(drafts(counting, 3, head=head, max_length=20, threshold=1.0)[0].draft) == 13  # the end of the text
 
 
 # files

@@ -1,6 +1,5 @@
 """Texts that are held to a grammar: the same as `generate`'s with the same processor, and in fewer steps."""
 
-import numpy as np
 import pytest
 import torch
 from support import tiny
@@ -13,7 +12,7 @@ from token_recycling.grammar.constraint import Constraint
 from token_recycling.grammar.grow import GrammarStatistics
 from token_recycling.grammar.state import State
 from token_recycling.trees.draft import Draft
-from token_recycling.trees.tree import Tree
+from token_recycling.trees.templates import Template
 
 PROMPT = torch.tensor([[3, 17, 42, 5, 9, 3, 17]])
 CHAIN = [{one + 1: one + 1} for one in range(40)] + [{0: 40}]
@@ -58,24 +57,25 @@ def test_what_is_forced_is_drafted_at_once(drafter):
 
 def test_forbidden_nodes_give_way_to_forced_ones():
     automaton = [{1: 1, 2: 1}, {7: 2}, {8: 3}, {9: 0}]
-    tree = Tree((-1, 0, 0, 0, 1, 2), (0, 0, 1, 2, 0, 0))
-    draft = Draft(tree, torch.tensor([5, 1, 3, 2, 6, 1]), confidence=np.array([1, 0.5, 0.3, 0.2, 0.5, 0.5], np.float32))
+    tree = Template((-1, 0, 0, 0, 1, 2), (0, 0, 1, 2, 0, 0))
+    draft = Draft([5, 1, 3, 2, 6, 1], tree.parents, [1, 0.5, 0.3, 0.2, 0.5, 0.5])
     fitted = Constraint(state_of(automaton), 1).fitted(draft, state_of(automaton), max_depth=9)
-    places = {tuple(fitted.tokens[list(fitted.tree.lineages[node])].tolist()) for node in range(len(fitted.tree))}
+    places = {tuple(fitted.tokens[list(fitted.lineages[node])].tolist()) for node in range(len(fitted))}
     assert {(5, 1, 7, 8, 9), (5, 2, 7)} <= places
     assert not any(3 in path or 6 in path for path in places)
-    assert fitted.tree.depth < 9
+    assert fitted.depth < 9
 
 
 def test_nodes_that_are_drawn_or_needed_stay():
     automaton = [{1: 1}, {7: 0}]
-    tree, tokens, state = Tree((-1, 0, 0), (0, 0, 1)), torch.tensor([5, 1, 3]), state_of([{1: 1}, {7: 0}])
-    drawn = Draft(tree, tokens, sampled_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
+    tree, tokens, state = Template((-1, 0, 0), (0, 0, 1)), torch.tensor([5, 1, 3]), state_of([{1: 1}, {7: 0}])
+    drawn = Draft(tokens, tree.parents, sampled_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
     assert Constraint(state, 1).fitted(drawn, state, max_depth=9) is drawn
-    needed = Constraint(state, 1).fitted(Draft(tree, tokens, needed=frozenset({2})), state, max_depth=9)
+    needed = Constraint(state, 1).fitted(Draft(tokens, tree.parents, needed=frozenset({2})), state, max_depth=9)
     assert needed.tokens.tolist() == [5, 1, 3]
     assert needed.needed == {2}
-    assert Constraint(state_of(automaton), 1).fitted(Draft(tree, tokens), state, max_depth=2).tokens.tolist() == [5, 1]
+    cut = Constraint(state_of(automaton), 1).fitted(Draft(tokens, tree.parents), state, max_depth=2)
+    assert cut.tokens.tolist() == [5, 1]
 
 
 def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another_was_taken():

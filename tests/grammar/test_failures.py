@@ -164,7 +164,7 @@ def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
             logits_processor=[LogitsProcessor(compiled)],
             reproducible=reproducible,
         )
-        return [(step.draft.tree.parents, step.draft.tokens.tolist(), step.tokens) for step in steps]
+        return [(step.draft.parents.tolist(), step.draft.tokens.tolist(), step.tokens) for step in steps]
 
     assert (drafted(slow=True) == drafted(slow=False)) == reproducible
 

@@ -225,7 +225,7 @@ def walking(chosen):
     def walk(draft, logits, append, choose, row=0):
         accepted, emitted = [0], []
         while True:
-            children = list(draft.tree.children[accepted[-1]])
+            children = list(draft.children[accepted[-1]])
             child = chosen(draft, children, logits[accepted[-1]])
             emitted.append(choose(logits[accepted[-1]]) if child is None else int(draft.tokens[child]))
             finished = append(emitted[-1])

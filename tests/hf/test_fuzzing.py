@@ -95,7 +95,7 @@ class Case:
     """A model, what accelerates it, and calls."""
 
     family: str
-    drafter: str | tuple[int, tuple[tr.Tree, ...]]
+    drafter: str | tuple[int, tuple[tr.Template, ...]]
     """A spec, a name of `EXAMPLES`, or the seed and the shapes of random drafts."""
     calls: list[Call] = field(default_factory=list)
     surface: str = "generate"

@@ -19,7 +19,7 @@ def drafted(model, ids, drafter, **options):
     """Of every step the tree, its tokens, and the logits, to the bit."""
     torch.manual_seed(1)
     steps = tr.stream(model, ids, drafter, max_new_tokens=24, **options)
-    return [(step.draft.tree.parents, step.draft.tokens.tolist(), step.logits.tolist()) for step in steps]
+    return [(step.draft.parents.tolist(), step.draft.tokens.tolist(), step.logits.tolist()) for step in steps]
 
 
 @pytest.mark.parametrize("name", NAMES)

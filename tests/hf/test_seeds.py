@@ -13,7 +13,6 @@ import token_recycling as tr
 from token_recycling import Context, Draft, Drafter
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.hf.batched import DecodingThread
-from token_recycling.trees.templates import root_only
 
 SAMPLING = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 16, "pad_token_id": 0}
 CALLS = {
@@ -83,7 +82,7 @@ class Wasteful(Drafter):
     def draft(self, context: Context) -> Draft:
         torch.rand(self.numbers, generator=context.generator)
         self.numbers += 1
-        return Draft(root_only(), context.root)
+        return Draft.chain(context.root)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -28,11 +28,11 @@ def logits_for(choices, vocab_size=10):
 
 
 def draft(paths, tokens):
-    return Draft(parse_paths(paths), torch.tensor(tokens))
+    return Draft(tokens, parse_paths(paths).parents)
 
 
 def accept_greedy(draft, logits, append):
-    trees = send([draft], [0], len(draft.tree), logits.device)
+    trees = send([draft], [0], len(draft), logits.device)
     return TreeSteps([draft], logits[None], trees, logits.argmax(dim=-1)[None]).step(0, append)
 
 
@@ -59,13 +59,13 @@ def test_siblings_of_the_end_are_still_learned_from(accept):
 
 def random_logits(draft, seed):
     size = int(draft.tokens.max()) + 2
-    return torch.randn(len(draft.tree), min(size, 5), generator=torch.Generator().manual_seed(seed))
+    return torch.randn(len(draft), min(size, 5), generator=torch.Generator().manual_seed(seed))
 
 
 def by_text(draft, logits):
     """The same logits at nodes that stand after the same tokens, as a model gives them."""
     first = {}
-    texts = [tuple(draft.tokens[list(lineage)].tolist()) for lineage in draft.tree.lineages]
+    texts = [tuple(draft.tokens[list(lineage)].tolist()) for lineage in draft.lineages]
     return torch.stack([logits[first.setdefault(text, node)] for node, text in enumerate(texts)])
 
 
@@ -114,7 +114,7 @@ def test_trimming_gives_the_head_of_the_untrimmed_step(draft, seed, room):
     assert step.accepted == whole.accepted[:room]
     assert step.finished == (len(whole.tokens) >= room)
     assert step.beyond == (whole.accepted[room] if len(whole.accepted) > room else None)
-    learned = range(len(draft.tree))[step.learnable] if isinstance(step.learnable, slice) else step.learnable
-    left_out = set(range(len(draft.tree))) - set(learned)
-    assert left_out == (set() if step.beyond is None else set(draft.tree.below(step.beyond)))
+    learned = range(len(draft))[step.learnable] if isinstance(step.learnable, slice) else step.learnable
+    left_out = set(range(len(draft))) - set(learned)
+    assert left_out == (set() if step.beyond is None else set(draft.below(step.beyond)))
     assert not left_out & set(step.accepted)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Text, drafted, fits, texts
 
-from token_recycling import Draft, Tree
+from token_recycling import Draft
 from token_recycling.drafters._shared.expand import Rules, draw, grow
 from token_recycling.loop import accept
 from token_recycling.loop.accept import accept_siblings, accept_walk
@@ -58,7 +58,7 @@ def stopped(text):
 def without_the_last(text):
     """The same without the token after which drafting stopped: left out because of what was drawn."""
     draft = stopped(text)
-    return draft.cut(len(draft.tree) - 2) if draft.tokens[-1] == 0 else draft
+    return draft.cut(len(draft) - 2) if draft.tokens[-1] == 0 else draft
 
 
 def doubled(text, copies_first=False):
@@ -81,8 +81,7 @@ def doubled(text, copies_first=False):
             sources[len(tokens)] = q
             tokens.append(following)
             parents.append(place)
-    ranks = (0, *range(4), *(0, 1) * 4)
-    return Draft(Tree(tuple(parents), ranks), torch.tensor(tokens), sources)
+    return Draft(tokens, parents, sampled_from=sources)
 
 
 COPIES: list[int] = []

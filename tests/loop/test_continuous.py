@@ -23,7 +23,6 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch, why_not_batched
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.trees.templates import chain, root_only
 
 LLAMA = tiny.llama(seed=3)
 
@@ -198,10 +197,10 @@ class Drawing(tr.Drafter):
 
     def draft(self, context):
         if context.remaining < 2:
-            return tr.Draft(root_only(), context.root)
+            return tr.Draft.chain(context.root)
         source = torch.tensor([0.1, 0.2, 0.3, 0.4])
         drawn = torch.multinomial(source, 1, generator=context.generator)
-        return tr.Draft(chain(1), torch.cat([context.root, drawn]), {1: source})
+        return tr.Draft(torch.cat([context.root, drawn]), [-1, 0], sampled_from={1: source})
 
 
 def test_texts_with_drawn_drafts_have_the_distribution_of_the_model():
@@ -223,9 +222,7 @@ def sizes(monkeypatch, texts, curve, drafter="recycling"):
     fix_costs(monkeypatch, [*curve], [*curve.values()])
     batch, seen = Texts(tiny.counting_llama()), set()
     for _ in range(texts):
-        batch.join(
-            torch.arange(16)[None].repeat(1, 3), 40, drafter, on_step=lambda step: seen.add(len(step.draft.tree))
-        )
+        batch.join(torch.arange(16)[None].repeat(1, 3), 40, drafter, on_step=lambda step: seen.add(len(step.draft)))
     while len(batch.batch.requests) == texts:
         batch.step()
     return seen

@@ -18,7 +18,6 @@ from token_recycling.loop.hints import Hints
 from token_recycling.loop.state import RequestState
 from token_recycling.model.kv_cache import Frame
 from token_recycling.model.pass_times import PassTimes
-from token_recycling.trees.templates import chain
 
 IDS = tiny.prompt(0, 6)
 
@@ -69,7 +68,7 @@ def values(model):
     ids = torch.tensor([1, 2]), torch.tensor([1, 3])
     return [
         (step, other),
-        tuple(Draft(chain(1), tokens) for tokens in ids),
+        tuple(Draft.chain(tokens) for tokens in ids),
         tuple(tr.Context(tokens, 3) for tokens in ids),
         tuple(Hints(prediction=tokens) for tokens in ids),
         tuple(GenerateCall(tokens[None], None, None, None, {}) for tokens in ids),

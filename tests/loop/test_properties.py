@@ -30,13 +30,13 @@ def following(seed, vocab_size=3):
 def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft, seed, room):
     """Brute force: of all texts that the tree drafts, the longest with which the target's text begins."""
     said, tokens = following(seed), draft.tokens.tolist()
-    drafted = {tuple(tokens[node] for node in lineage[1:]) for lineage in draft.tree.lineages}
+    drafted = {tuple(tokens[node] for node in lineage[1:]) for lineage in draft.lineages}
     longest = max(length for length in range(len(said)) if tuple(said[:length]) in drafted)
     text = []
     nodes = torch.arange(len(tokens))[:, None]
 
     def choose(logits):
-        lineage = draft.tree.lineages[int(logits)]
+        lineage = draft.lineages[int(logits)]
         assert [tokens[node] for node in lineage[1:]] == text, "called at the node of the text so far"
         return said[len(text)]
 
@@ -47,7 +47,7 @@ def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft, se
     step = accept_walk(draft, nodes, append, choose)
     assert step.tokens == text == said[: min(longest + 1, room)]
     assert [tokens[node] for node in step.accepted[1:]] == text[:-1]
-    assert step.accepted[1:] == [node for node in step.accepted[1:] if draft.tree.parents[node] in step.accepted]
+    assert step.accepted[1:] == [node for node in step.accepted[1:] if draft.parents[node] in step.accepted]
     assert step.finished == (len(text) == room)
     assert (step.beyond is not None) == (room <= longest)
 
@@ -158,7 +158,7 @@ def test_near_the_models_limit_trees_shrink_and_never_overrun(length, short, sha
     steps = tr.stream(GPT2, tiny.prompt(0, length, VOCABULARY), Garbage(shapes, seed, VOCABULARY), max_new_tokens=new)
     for turn, step in enumerate(steps):
         wished = shapes[turn % len(shapes)].depth
-        assert step.draft.tree.depth == min(wished, POSITIONS - length - len(said), new - len(said) - 1)
+        assert step.draft.depth == min(wished, POSITIONS - length - len(said), new - len(said) - 1)
         said += step.tokens
     assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)[:new]
 
@@ -173,12 +173,12 @@ class InTurn(Garbage):
     def draft(self, context):
         tree, said = self.shapes[len(self.steps) % len(self.shapes)], alone(WIDE, 0, 10, 60)
         place = len(context.tokens) - 10 - 1
-        return tr.Draft(tree, torch.tensor([int(context.root), *(said[place + depth] for depth in tree.depths[1:])]))
+        return tr.Draft([int(context.root), *(said[place + depth] for depth in tree.depths[1:])], tree.parents)
 
 
 def test_trees_of_one_size_have_masks_of_their_own():
     """A chain and a star: with the mask of another one a node does not see the tokens before it."""
-    shapes = [tr.Tree(parents, ranks) for parents, ranks in (((-1, 0, 1, 2), (0,) * 4), ((-1, 0, 0, 0), (0, 0, 1, 2)))]
+    shapes = [tr.Template((-1, 0, 1, 2), (0,) * 4), tr.Template((-1, 0, 0, 0), (0, 0, 1, 2))]
     steps = tr.stream(WIDE, tiny.prompt(0, 10, VOCABULARY), InTurn(shapes), max_new_tokens=40)
     assert [token for step in steps for token in step.tokens] == alone(WIDE, 0, 10, 60)[:40]
 
@@ -192,6 +192,6 @@ def test_no_draft_has_positions_that_the_model_lacks_where_the_sequence_may_beco
         GPT2, tiny.prompt(0, length, VOCABULARY), drafter, max_new_tokens=4 * POSITIONS, stopping_criteria=ends
     )
     for step in steps:
-        assert length + len(said) + step.draft.tree.depth <= POSITIONS
+        assert length + len(said) + step.draft.depth <= POSITIONS
         said += step.tokens
     assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)

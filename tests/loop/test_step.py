@@ -32,7 +32,7 @@ def test_a_llama_goes_on_past_its_positions_without_drafts():
     ids = tiny.prompt(0, 10)
     text, sizes = ids[0].tolist(), {}
     for step in tr.stream(model, ids, "published", tree="paper", max_new_tokens=30):
-        sizes[len(text)] = len(step.draft.tree)
+        sizes[len(text)] = len(step.draft)
         text += step.tokens
     assert text == model.generate(ids, max_new_tokens=30)[0].tolist()
     assert sizes[10] == 81

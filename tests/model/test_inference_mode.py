@@ -33,17 +33,17 @@ def inside(wanted):
 def test_passes_of_one_cache(case, order):
     """Prefill, a tree of which nodes are kept, and more text, each inside or outside."""
     model = model_of(case)
-    text, tree = tiny.prompt(0, 12)[0], tr.Tree.from_paths([(0,), (1,), (1, 0)])
+    text, tree = tiny.prompt(0, 12)[0], tr.Template.from_paths([(0,), (1,), (1, 0)])
     tokens = torch.cat([text[-1:], torch.tensor([5, 6, 7])])
     more = torch.tensor([9, 8, 7])
     target = TreeModel(model)
     cache = target.new_cache()
     with inside(order[0]):
         prefill(target, [text], cache)
-        target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
+        target.forward(target.inputs.of([Draft(tokens, tree.parents)], [11], 11), cache)
         TreeCache(cache).keep(11, [11], [[]])
     with inside(order[1]):
-        target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
+        target.forward(target.inputs.of([Draft(tokens, tree.parents)], [11], 11), cache)
         TreeCache(cache).keep(11, [11], [[0, 2, 3]])
     with inside(order[2]):
         ((_, logits),) = extend(target, [more], [14], cache)

@@ -18,9 +18,9 @@ from token_recycling.model.inspection import (
     output_layer,
 )
 from token_recycling.trees.draft import Draft, Step
-from token_recycling.trees.tree import Tree
+from token_recycling.trees.templates import Template
 
-TREE = Tree.from_paths([(0,), (1,), (0, 0)])
+TREE = Template.from_paths([(0,), (1,), (0, 0)])
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Reading(Drafter):
 
     def draft(self, context):
         following = torch.arange(3) * 7 + context.root
-        return Draft(TREE, torch.cat([context.root, following % 64]))
+        return Draft(torch.cat([context.root, following % 64]), TREE.parents)
 
     def observe(self, step):
         self.steps.append(step)
@@ -105,7 +105,7 @@ def test_a_drafter_has_the_states_of_prompt_and_nodes(model):
         text = prompt[0].tolist()
         for step in begun.steps:
             assert step.states is not None
-            for node, above in enumerate(step.draft.tree.lineages):
+            for node, above in enumerate(step.draft.lineages):
                 path = torch.tensor([*text[:-1], *step.draft.tokens[list(above)].tolist()])
                 assert torch.allclose(step.states[node], states_of(model, path)[-1], atol=1e-4)
             text += step.tokens

@@ -16,14 +16,13 @@ from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
-from token_recycling.trees.templates import chain, root_only
-from token_recycling.trees.tree import Tree
+from token_recycling.trees.templates import Template, chain
 
 pytestmark = needs(5, 14)
 
 FAMILIES = ["qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h", "jamba", "mamba2", "inkling_text"]
 """One of each kind of state."""
-BRANCHED = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+BRANCHED = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 TEXT = torch.randint(1, 96, (14,), generator=torch.Generator().manual_seed(1))
 
 
@@ -63,7 +62,7 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
     for node in (None, *range(len(tree))):
         cache = target.new_cache()
         read_prompts(target, [TEXT], cache)
-        logits = target.forward(target.inputs.of([Draft(tree, tokens)], [len(TEXT)], len(TEXT)), cache)
+        logits = target.forward(target.inputs.of([Draft(tokens, tree.parents)], [len(TEXT)], len(TEXT)), cache)
         path = [] if node is None else list(tree.lineages[node])
         TreeCache(cache).keep(len(TEXT), [len(TEXT)], [path])
         wanted, last = after(target, TEXT, tokens[path])
@@ -78,7 +77,7 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
 def test_texts_of_a_batch_keep_what_each_accepted(hybrid):
     prompts, cache = [TEXT, TEXT[5:], TEXT[2:9]], hybrid.new_cache()
     read_prompts(hybrid, prompts, cache)
-    drafts = [Draft(BRANCHED, TEXT[:7]), Draft(chain(2), TEXT[3:6]), Draft(root_only(), TEXT[:1])]
+    drafts = [Draft(TEXT[:7], BRANCHED.parents), Draft.chain(TEXT[3:6]), Draft.chain(TEXT[:1])]
     lengths = list(map(len, prompts))
     hybrid.forward(hybrid.inputs.of(drafts, lengths, slots(cache)), cache)
     accepted = [[0, 2, 5], [0], []]

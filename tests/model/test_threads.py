@@ -16,7 +16,7 @@ from token_recycling.model.remembered import remembered
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
 
-TREE = tr.Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+TREE = tr.Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 TEXT = tiny.prompt(0, 13)
 KINDS = {
     "sdpa": lambda: tiny.llama(),
@@ -38,7 +38,7 @@ def tree_pass(model):
     cache = target.new_cache()
     prefill(target, [TEXT[0]], cache)
     length = TEXT.shape[1] - 1
-    drafts = [Draft(TREE, torch.cat([TEXT[0, -1:], torch.arange(5)]))]
+    drafts = [Draft(torch.cat([TEXT[0, -1:], torch.arange(5)]), TREE.parents)]
     return target.forward(target.inputs.of(drafts, [length], length), cache)[0]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import trees
 
-from token_recycling import AdjacencyMatrix, Tree
+from token_recycling import AdjacencyMatrix, Template
 
 
 def rows(count, k, vocab_size, seed=0):
@@ -61,7 +61,7 @@ def test_a_tree_is_filled_with_candidates_of_parents(tree, seed):
 
 def test_ids_beyond_the_vocabulary_share_a_row_of_their_own():
     """They have an embedding and no output: a prompt may hold them, no candidate is one."""
-    tree, root = Tree.from_paths([(0,), (1,), (0, 0)]), torch.tensor([12])
+    tree, root = Template.from_paths([(0,), (1,), (0, 0)]), torch.tensor([12])
     for update in (AdjacencyMatrix.update, AdjacencyMatrix.write):
         matrix = AdjacencyMatrix(10, 2)
         update(matrix, torch.tensor([11, 3]), torch.tensor([[3, 4], [5, 6]]))

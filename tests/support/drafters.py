@@ -14,7 +14,7 @@ from support import assistants
 from transformers import PreTrainedModel
 
 import token_recycling as tr
-from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling import Context, Draft, Drafter, Step, Template
 from token_recycling.drafters._registry import drafter_class
 from token_recycling.drafters._shared.training.continuations import Continuations
 from token_recycling.drafters.assistant import Assistant
@@ -115,7 +115,7 @@ EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
 class Garbage(Drafter):
     """Random tokens on given trees, in turn."""
 
-    shapes: list[Tree] = field(default_factory=lambda: [chain(2)])
+    shapes: list[Template] = field(default_factory=lambda: [chain(2)])
     seed: int = 0
     vocab_size: int = 64
     scale: float = 1.0
@@ -131,7 +131,7 @@ class Garbage(Drafter):
         tree = self.shapes[len(self.steps) % len(self.shapes)]
         tokens = torch.randint(0, self.vocab_size, (len(tree),), generator=self._generator)
         tokens[0] = context.tokens[-1]
-        return Draft(tree, tokens)
+        return Draft(tokens, tree.parents)
 
     def observe(self, step: Step) -> None:
         self.steps.append(step)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from scipy.stats import chisquare
 
-from token_recycling import Draft, Step, Tree
+from token_recycling import Draft, Step, Template
 from token_recycling.drafters._shared.expand import draw
 from token_recycling.trees.templates import chain, parse_paths
 
@@ -45,7 +45,7 @@ TWO_LEVELS = parse_paths("0 1 00 01 10 11")
 LINE = chain(2)
 
 
-def drafted(tree: Tree, text: Text, last_is_chosen: bool = False) -> Draft:
+def drafted(tree: Template, text: Text, last_is_chosen: bool = False) -> Draft:
     """Every node's children drawn from q without replacement; or but the last one, which is the likeliest of the
     others, and so depends on what was drawn.
     """
@@ -62,13 +62,13 @@ def drafted(tree: Tree, text: Text, last_is_chosen: bool = False) -> Draft:
             paths[child] = (*paths[node], token)
             if not (last_is_chosen and child == children[-1]):
                 sources[child] = q
-    return Draft(tree, torch.tensor(tokens), sources)
+    return Draft(tokens, tree.parents, sampled_from=sources)
 
 
 def logits_at(draft: Draft, text: Text) -> torch.Tensor:
     """log p after the path of every node."""
     tokens = draft.tokens.tolist()
-    paths = [(*text, *(tokens[node] for node in lineage[1:])) for lineage in draft.tree.lineages]
+    paths = [(*text, *(tokens[node] for node in lineage[1:])) for lineage in draft.lineages]
     return torch.stack([P[path].log() for path in paths])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from token_recycling import Tree
+from token_recycling import Template
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.ngram_matrix import NgramMatrix
@@ -36,7 +36,9 @@ class Grower:
         self.matrix, self.tokens = matrix, np.array(text)
         self._suffix = suffix
 
-    def grow(self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Tree | None = None) -> int:
+    def grow(
+        self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Template | None = None
+    ) -> int:
         recycler = Recycler(self.matrix, self.tokens, nodes, suffix=self._suffix, template=template)
         self.growing = recycler.draft(self.tokens, depth, costs)
         return len(self.growing.tokens)
@@ -45,7 +47,7 @@ class Grower:
         return self.grow(len(costs) - 1, depth, np.array(costs, np.float64))
 
     def fill(self, paths: str, depth: int = DEEP) -> int:
-        tree = Tree.from_paths(tuple(map(int, path)) for path in paths.split())
+        tree = Template.from_paths(tuple(map(int, path)) for path in paths.split())
         return self.grow(len(tree) - 1, depth, template=tree)
 
     def paths(self, nodes: int) -> list[tuple[int, ...]]:

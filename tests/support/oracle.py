@@ -20,7 +20,9 @@ from token_recycling.trees import templates
 TREES = {
     "the paper's": templates.paper(),
     "a chain": templates.chain(4),
-    "a random tree": tr.Tree((-1, 0, 0, 0, 2, 1, 1, 3, 4, 5, 4, 9, 9, 10), (0, 0, 1, 2, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0)),
+    "a random tree": tr.Template(
+        (-1, 0, 0, 0, 2, 1, 1, 3, 4, 5, 4, 9, 9, 10), (0, 0, 1, 2, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0)
+    ),
 }
 
 
@@ -52,7 +54,7 @@ class OracleSequence(SequenceDrafter):
         known = self.wanted[len(context.tokens) :][: self.random.randint(0, tree.depth)]
         for node, token in zip(tree.lineages[branch][1:], known, strict=False):
             tokens[node] = token
-        return tr.Draft(tree, tokens)
+        return tr.Draft(tokens, tree.parents)
 
     def observe(self, step: tr.Step) -> None:
         self.drafter.observe(step)

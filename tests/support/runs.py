@@ -95,10 +95,10 @@ def check_same(
     return stats
 
 
-def drafts_of(model: Any, drafter: Any, ids: torch.Tensor, **arguments: Any) -> list[tuple[tuple[int, ...], list[int]]]:
+def drafts_of(model: Any, drafter: Any, ids: torch.Tensor, **arguments: Any) -> list[tuple[list[int], list[int]]]:
     """Parents and tokens of the draft of every step."""
     steps = tr.stream(model, ids, drafter, **arguments)
-    return [(step.draft.tree.parents, step.draft.tokens.tolist()) for step in steps]
+    return [(step.draft.parents.tolist(), step.draft.tokens.tolist()) for step in steps]
 
 
 def drafted_steps(model: Any, drafter: Any, prompt: torch.Tensor, **arguments: Any) -> list[tuple[list[int], tr.Step]]:
@@ -113,7 +113,7 @@ def drafted_steps(model: Any, drafter: Any, prompt: torch.Tensor, **arguments: A
 def paths_of(draft: Draft) -> list[tuple[int, ...]]:
     """The tokens below the root down to each node; none for the root."""
     tokens = draft.tokens.tolist()
-    return [tuple(tokens[above] for above in lineage[1:]) for lineage in draft.tree.lineages]
+    return [tuple(tokens[above] for above in lineage[1:]) for lineage in draft.lineages]
 
 
 def depths_that_pay(
@@ -126,4 +126,4 @@ def depths_that_pay(
     fix_work(monkeypatch)
     drafter.overhead.step = price
     steps = list(tr.stream(model, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=31))
-    return {step.draft.tree.depth for step in steps[1:-2]}
+    return {step.draft.depth for step in steps[1:-2]}

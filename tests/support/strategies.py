@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from token_recycling import Draft, Tree
+from token_recycling import Draft, Template
+from token_recycling.trees import shapes
 
 
 def fuzz(cases: int) -> settings:
@@ -14,8 +14,14 @@ def fuzz(cases: int) -> settings:
     return settings(max_examples=cases, suppress_health_check=list(HealthCheck))
 
 
+def rank_paths(shape: Draft | Template) -> list[tuple[int, ...]]:
+    """Every node as its ranks from the root down."""
+    ranks = shape.ranks.tolist()
+    return [tuple(ranks[node] for node in lineage[1:]) for lineage in shapes.lineages(shape.parents)]
+
+
 @st.composite
-def trees(draw: st.DrawFn, max_nodes: int = 24) -> Tree:
+def trees(draw: st.DrawFn, max_nodes: int = 24) -> Template:
     """Any tree of 1 to `max_nodes` nodes."""
     size = draw(st.integers(1, max_nodes))
     parents, ranks, siblings = [-1], [0], [0] * size
@@ -25,7 +31,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 24) -> Tree:
         parents.append(parent)
         ranks.append(siblings[parent])
         siblings[parent] += 1
-    return Tree(tuple(parents), tuple(ranks))
+    return Template(tuple(parents), tuple(ranks))
 
 
 @st.composite
@@ -36,8 +42,8 @@ def drafts(draw: st.DrawFn, vocab_size: int = 4, distinct_siblings: bool = False
         vocab_size = tree.breadth
     tokens = [draw(st.integers(0, vocab_size - 1)) for _ in range(len(tree))]
     if distinct_siblings:
-        for children in tree.children:
+        for children in shapes.children(tree.parents):
             order = draw(st.permutations(range(vocab_size)))
             for child, token in zip(children, order, strict=False):
                 tokens[child] = token
-    return Draft(tree, torch.tensor(tokens))
+    return Draft(tokens, tree.parents)

@@ -1,53 +1,101 @@
-"""Drafts as values: what is left of one that is cut, or of which the first path is taken."""
+"""Drafts as values: what they take, and what is left of one that is cut, or of which the first branch is taken."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from support.strategies import drafts
 
-from token_recycling import Draft, Tree
+from token_recycling import Draft
 
-BRANCHED = Tree.from_paths([(0,), (1,), (1, 0), (0, 2), (0, 3), (0, 2, 0)])
+PARENTS = [-1, 0, 0, 1, 1, 2, 3]
 
 
-def test_the_first_path_keeps_what_is_said_of_its_nodes():
-    """Nodes 1, 3 and 6: of every node the first child, whatever its rank."""
+def test_the_first_branch_keeps_what_is_said_of_its_nodes():
     shares = {3: torch.tensor([0.5, 0.5]), 4: torch.tensor([0.2, 0.8]), 6: torch.tensor([0.1, 0.9])}
-    draft = Draft(BRANCHED, torch.arange(7), shares, np.arange(7, dtype=np.float32), frozenset({1, 2, 6}))
-    chain = draft.chain()
-    nodes = [BRANCHED.paths.index(path) for path in [(), (0,), (0, 2), (0, 2, 0)]]
-    assert chain.tree.parents == (-1, 0, 1, 2)
-    assert chain.tree.ranks == (0, 0, 2, 0)
+    draft = Draft(range(7), PARENTS, np.arange(7), shares, frozenset({1, 2, 6}))
+    chain, nodes = draft.first_branch(), [0, 1, 3, 6]
+    assert chain.parents.tolist() == [-1, 0, 1, 2]
     assert chain.tokens.tolist() == nodes
     assert chain.sampled_from == {place: shares[node] for place, node in enumerate(nodes) if node in shares}
-    assert chain.confidence is not None
-    assert chain.confidence.tolist() == nodes
+    assert chain.probabilities is not None
+    assert chain.probabilities.tolist() == nodes
     assert chain.needed == {place for place, node in enumerate(nodes) if node in draft.needed}
 
 
 @given(drafts())
-def test_a_first_path_is_a_path_of_the_draft_and_its_own_first_path(draft):
-    chain = draft.chain()
-    assert all(len(children) <= 1 for children in chain.tree.children)
+def test_a_first_branch_is_a_path_of_the_draft_and_its_own_first_branch(draft):
+    chain = draft.first_branch()
+    assert all(len(children) <= 1 for children in chain.children)
     places = chain.places_in(draft)
     assert None not in places
-    assert chain.chain() is chain
+    assert chain.first_branch() is chain
 
 
 @given(drafts())
 def test_a_part_is_what_its_nodes_say(draft):
     """Of the most likely nodes, which are closed under parents, however many there are."""
-    sure = np.linspace(1, 0.3, len(draft.tree)).astype(np.float32)
-    probabilities = Draft(draft.tree, draft.tokens, confidence=sure).probabilities
-    assert probabilities is not None
-    for node, parent in enumerate(draft.tree.parents[1:], start=1):
-        np.testing.assert_allclose(probabilities[node], probabilities[parent] * sure[node])
-    for size in range(1, len(draft.tree) + 1):
-        nodes = sorted(np.argsort(-probabilities, kind="stable")[:size].tolist())
-        part = Draft(draft.tree, draft.tokens, confidence=sure).part(nodes)
+    sure = np.linspace(1, 0.3, len(draft)).astype(np.float32)
+    whole = Draft(draft.tokens, draft.parents, sure)
+    values = whole.values
+    assert values is not None
+    for node, parent in enumerate(draft.parents[1:], start=1):
+        np.testing.assert_allclose(values[node], values[parent] * sure[node])
+    for size in range(1, len(draft) + 1):
+        nodes = sorted(np.argsort(-values, kind="stable")[:size].tolist())
+        part = whole.part(nodes)
         assert part.tokens.tolist() == draft.tokens[nodes].tolist()
-        assert [-1, *(nodes[parent] for parent in part.tree.parents[1:])] == [
-            draft.tree.parents[node] for node in nodes
-        ]
-        np.testing.assert_array_equal(part.confidence, sure[nodes])
-    assert draft.probabilities is None
+        assert [-1, *(nodes[parent] for parent in part.parents[1:])] == draft.parents[nodes].tolist()
+        np.testing.assert_array_equal(part.probabilities, sure[nodes])
+    assert draft.values is None
+
+
+@given(drafts(), st.integers(0, 6))
+def test_cutting_drops_exactly_the_deeper_nodes(draft, depth):
+    kept = [node for node, at in enumerate(draft.depths) if at <= depth]
+    cut = draft.cut(depth)
+    assert cut.tokens.tolist() == draft.tokens[kept].tolist()
+    assert cut.parents.tolist() == draft.parents[kept].tolist()
+
+
+@given(drafts(), st.randoms(use_true_random=False))
+def test_nodes_in_another_order_are_put_in_order_of_depth(draft, random):
+    """As a drafter grows them: every parent before its children."""
+    order, waiting = [0], [*draft.children[0]]
+    while waiting:
+        order.append(waiting.pop(random.randrange(len(waiting))))
+        waiting += draft.children[order[-1]]
+    parents = [-1, *(order.index(draft.parents[node]) for node in order[1:])]
+    made = Draft.of(draft.tokens[order], parents, np.ones(len(order)))
+    assert sorted(made.depths) == list(made.depths) == list(draft.depths)
+    assert sorted(map(tuple, paths(made))) == sorted(map(tuple, paths(draft)))
+
+
+def paths(draft):
+    return [draft.tokens[list(lineage)].tolist() for lineage in draft.lineages]
+
+
+def test_lists_and_tensors_become_arrays():
+    draft = Draft(torch.tensor([5, 6], dtype=torch.int32), (-1, 0), [1, 0.5])
+    assert [array.dtype for array in (draft.tokens, draft.parents, draft.probabilities)] == [
+        np.int64,
+        np.int64,
+        np.float32,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "message"),
+    [
+        ([], [], "node 0 must be the root"),
+        ([1], [0], "node 0 must be the root"),
+        ([1, 2], [-1], "equally many"),
+        ([1, 2], [-1, 1], "parent of node 1"),
+        ([1, 2], [-1, -1], "parent of node 1"),
+        ([1, 2, 3, 4], [-1, 0, 1, 0], "order of depth"),
+    ],
+)
+def test_what_is_no_draft_is_refused(tokens, parents, message):
+    with pytest.raises(ValueError, match=message):
+        Draft(tokens, parents)

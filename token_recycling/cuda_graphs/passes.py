@@ -19,9 +19,9 @@ from ..model.prefill import cross_border
 from ..model.remembered import lasting
 from ..model.runner import EagerRunner, Pass, States
 from ..model.tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
+from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, pack, packed_size, unpack
-from ..trees.templates import star
 from . import NoFastPathError
 from .graphs import Graphs
 
@@ -171,7 +171,7 @@ class CapturedPasses:
         """One pass over drafts below sequences of `lengths` cached tokens; the hidden states numbered `states`, too.
         Logits and states are the caller's; the trees are overwritten by the next pass.
         """
-        nodes = rows_of(max(len(draft.tree) for draft in drafts))
+        nodes = rows_of(max(map(len, drafts)))
         batch, slots = batch_of(len(drafts)), max(lengths) + nodes
         self.reserve(batch, slots if slots <= self.capacity else 2 * self.capacity + nodes, nodes)
         shape = Shape(batch, nodes, min(band_of(slots), self.capacity), states)
@@ -232,7 +232,7 @@ class CapturedPasses:
         missing = [one for one in common if Shape(*one, band_of(1 + one[1]), states) not in self._graphs]
         bar = tqdm(missing, desc="Capturing CUDA graphs", unit="graph", leave=False, disable=None if missing else True)
         for batch, rows in bar:
-            draft = Draft(star(rows), torch.zeros(rows, dtype=torch.long))
+            draft = Draft(torch.zeros(rows, dtype=torch.long), shapes.star(rows))
             self.forward(target, [draft] * batch, [1] * batch, states)
 
 

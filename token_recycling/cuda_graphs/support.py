@@ -20,10 +20,10 @@ from ..model.kv_cache import TreeCache, takes_frames
 from ..model.prefill import prefill
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
-from ..trees.tree import Tree
+from ..trees.templates import parse_paths
 from .passes import CapturedPasses, state_of
 
-_TREE = Tree.from_paths([(0,), (1,), (1, 0)])
+_TREE = parse_paths("0 1 10").parents
 _TRIED = 8
 _ALIKE = {8: 1e-3, 4: 1e-3, 2: 0.1, 1: 0.2}
 """Differences that come from the order of additions, by bytes of a number; a value at a wrong place makes larger
@@ -165,7 +165,7 @@ def _deviation(target: TreeModel, passes: CapturedPasses, kept: TreeCache, held:
     """
     worst, path = 0.0, [0, 2, 3]
     for _ in range(2):
-        draft = Draft(_TREE, torch.arange(root, root + len(_TREE)) % target.embedded)
+        draft = Draft(torch.arange(root, root + len(_TREE)) % target.embedded, _TREE)
         wanted = target.forward(target.inputs.of([draft], [held], held), kept.cache)[0].float()
         logits = passes.forward(target, [draft], [held]).logits[0, : len(_TREE)].float()
         worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))

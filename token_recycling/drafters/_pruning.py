@@ -26,15 +26,15 @@ def prune(
     """Return each draft with its most probable nodes, the same number of each: at most `most` besides the root.
 
     `times` (m,) are those of steps over 1, 2, ... nodes of every draft, drafting overhead included; if it is empty,
-    every node pays. Nodes in `kept`, which is closed under parents, stay. A draft without confidence, or with sampled
-    nodes that are not `kept`, stays whole.
+    every node pays. Nodes in `kept`, which is closed under parents, stay. A draft without probabilities, or with
+    sampled nodes that are not `kept`, stays whole.
     """
     ranked = [draft.ranked(kept) for draft in drafts]
-    whole = max((len(draft.tree) for draft, order in zip(drafts, ranked, strict=True) if order is None), default=1)
-    size = max(len(draft.tree) for draft in drafts) if most is None else most + 1
+    whole = max((len(draft) for draft, order in zip(drafts, ranked, strict=True) if order is None), default=1)
+    size = max(map(len, drafts)) if most is None else most + 1
     if len(times):
         values = [
-            np.ones(1) if order is None or draft.probabilities is None else draft.probabilities[order]
+            np.ones(1) if order is None or draft.values is None else draft.values[order]
             for draft, order in zip(drafts, ranked, strict=True)
         ]
         size = paying_size(values, times[:size], max(whole, len(kept)))

@@ -26,7 +26,7 @@ from ..model.compat import DFlashTokenCandidateGenerator, needed
 from ..model.inspection import output_layer
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
-from ..trees.templates import root_only, template_from
+from ..trees.templates import template_from
 from ._base import DrafterTraits, check_at_least
 from ._shared.pairing import config_of, loaded
 from ._shared.placed import placed_copy
@@ -140,7 +140,7 @@ class DFlashSequence(StatesSequence):
         drafter, places = self.drafter, min(context.remaining, self.drafter.config.block_size) - 1
         nodes, times = (places, None) if drafter.template is not None else self._limits()
         if self._backs_off() or not self._pending.waits or places < 1 or nodes < 1:
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
         candidates, probabilities = top_candidates(logits, min(drafter.k, logits.shape[-1]))

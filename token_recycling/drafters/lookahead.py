@@ -88,7 +88,7 @@ class LookaheadSequence(SequenceDrafter):
         root = int(context.root)
         grown = DraftBuilder(root)
         self._window.plant(grown, self.pool.guesses(root))
-        self._draft = replace(grown.draft(context.tokens.device), needed=frozenset(self._window.newest))
+        self._draft = replace(grown.draft(), needed=frozenset(self._window.newest))
         return self._draft
 
     def observe(self, step: Step) -> None:

@@ -25,7 +25,6 @@ from ..model.compat import MtpCache, MtpModel, needed
 from ..model.inspection import last_state
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft, DraftBuilder
-from ..trees.templates import root_only
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._pruning import prune
 from ._shared.placed import placed_copy
@@ -189,7 +188,7 @@ class MtpSequence(StatesSequence):
         drafter, places = self.drafter, min(self.drafter.depth, context.remaining - 1)
         nodes, times = self._limits()
         if self._backs_off() or not self._reader.waits or places < 1 or nodes < 1:
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         began = time.perf_counter()
         logits = self._reader.read(context.tokens)
         passes = len(logits)
@@ -211,7 +210,7 @@ def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: n
     for tokens, shares in zip(candidates.tolist(), probabilities.tolist(), strict=True):
         added = [grown.add(best, token, share) for token, share in zip(tokens, shares, strict=True)]
         best = added[0]
-    return grown.draft(root.device)
+    return grown.draft()
 
 
 def _goes_on(probabilities: np.ndarray, times: np.ndarray | None, passes: int, step: float) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..trees.draft import Context, Draft
-from ..trees.templates import root_only
 from ._base import Drafter, DrafterTraits
 
 
@@ -18,7 +17,7 @@ class Plain(Drafter):
         return DrafterTraits(on_host=True, reproducible=True)
 
     def draft(self, context: Context) -> Draft:
-        return Draft(root_only(), context.root)
+        return Draft.chain(context.root)
 
     def describe(self) -> str:
         return "plain: no draft, one token a step"

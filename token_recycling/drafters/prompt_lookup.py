@@ -15,7 +15,6 @@ import torch
 from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
-from ..trees.templates import chain, root_only
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _MOST = 16
@@ -75,5 +74,5 @@ class PromptLookupSequence(SequenceDrafter):
             end = self._ends[tuple(recent[-size:])]
             if end < len(tokens):
                 found = tokens[end : end + self.drafter.num_tokens]
-                return Draft(chain(len(found)), torch.cat([context.root, found]))
-        return Draft(root_only(), context.root)
+                return Draft.chain(torch.cat([context.root, found]))
+        return Draft.chain(context.root)

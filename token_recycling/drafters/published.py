@@ -20,8 +20,7 @@ from ..model.tree_model import TreeModel
 from ..recycling.matrix import AdjacencyMatrix, UpdateRule
 from ..recycling.matrix_file import check_vocabulary, say_that_it_starts_again
 from ..trees.draft import Context, Draft, Step
-from ..trees.templates import template_from
-from ..trees.tree import Tree
+from ..trees.templates import Template, template_from
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 
@@ -31,7 +30,7 @@ class Published(Drafter):
 
     k: int = 8
     """Candidates kept after every token."""
-    tree: str | Tree = "paper"
+    tree: str | Template = "paper"
     """A template: paper (80 nodes), chain:N, static:N, rank paths, or a file of them."""
     update: UpdateRule = "last"
     """Which node wins where a token is at several: last, first or unordered."""
@@ -90,10 +89,11 @@ class PublishedSequence(SequenceDrafter):
         self.matrix = matrix
 
     def draft(self, context: Context) -> Draft:
-        tree = self.drafter.template
-        return Draft(tree, self.matrix.fill(tree, context.root))
+        template = self.drafter.template
+        return Draft(self.matrix.fill(template, context.root), template.parents)
 
     def observe(self, step: Step) -> None:
         nodes = step.learnable
-        tokens, logits = step.draft.tokens[nodes].to(step.logits.device), step.logits[nodes]
+        tokens = torch.from_numpy(step.draft.tokens[nodes]).to(step.logits.device)
+        logits = step.logits[nodes]
         self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices, self.drafter.update)

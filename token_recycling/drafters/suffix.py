@@ -19,7 +19,6 @@ from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.suffix_index import LONGEST, SuffixIndex, longest_match, warm_up
 from ..trees.draft import Context, Draft
-from ..trees.templates import chain, root_only
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
 _WALKED = 256
@@ -76,9 +75,9 @@ class SuffixSequence(SequenceDrafter):
         index.extend(context.tokens[len(index) :].cpu().numpy())
         places, match = longest_match(index.arrays, index.tokens[-options.compared :], _WALKED)
         if not match or match < options.min_match:
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         length = max(1, int(min(options.factor * match, options.num_tokens)))
         found = np.resize(index.tokens[places[0] : places[0] + length], length).astype(np.int64)
-        confidence = np.full(length + 1, match / (match + 1), np.float32)
-        confidence[0] = 1
-        return Draft(chain(length), torch.cat([context.root.cpu(), torch.from_numpy(found)]), confidence=confidence)
+        probabilities = np.full(length + 1, match / (match + 1), np.float32)
+        probabilities[0] = 1
+        return Draft.chain(np.append(int(context.root), found), probabilities)

@@ -48,17 +48,17 @@ class Constraint:
         """
         if draft.sampled_from:
             return draft
-        tree, tokens, grammar_statistics = draft.tree, draft.tokens.tolist(), self._statistics
+        tokens, children_of, grammar_statistics = draft.tokens.tolist(), draft.children, self._statistics
         if draft.needed:
-            states = states_of(state, tree.parents, tokens)
-            wanted = {above for node in draft.needed for above in tree.lineages[node]}
+            states = states_of(state, draft.parents.tolist(), tokens)
+            wanted = {above for node in draft.needed for above in draft.lineages[node]}
             return draft.part([node for node, found in enumerate(states) if found is not None or node in wanted])
         shown = [0]
         """For each node its index in the draft, -1 for none."""
 
         def below(node: int, state: State) -> Candidates:
-            children = () if node < 0 else tree.children[node]
-            known = draft.confidence
+            children = () if node < 0 else children_of[node]
+            known = draft.probabilities
             probabilities = [
                 _FIRST * _NEXT**rank if known is None else float(known[one]) for rank, one in enumerate(children)
             ]
@@ -69,17 +69,19 @@ class Constraint:
             ]
 
         def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
-            children = () if shown[parent] < 0 else tree.children[shown[parent]]
+            children = () if shown[parent] < 0 else children_of[shown[parent]]
             shown.append(next((one for one in children if tokens[one] == token), -1))
             return [] if after is None else below(shown[-1], after)
 
-        most = max(len(tree) - 1, _CHAIN)
-        nodes = grow(state, below(0, state), tokens[0], propose, grammar_statistics, max_depth - 1, most, NO_COSTS)
-        return Draft.of(*nodes, device=draft.tokens.device)
+        most = max(len(draft) - 1, _CHAIN)
+        parents, grown, probabilities = grow(
+            state, below(0, state), tokens[0], propose, grammar_statistics, max_depth - 1, most, NO_COSTS
+        )
+        return Draft.of(grown, parents, probabilities)
 
     def learn(self, state: State, step: Step) -> None:
         """Learn which of the allowed tokens the target chose; `state` is that of the step's root."""
-        states = states_of(state, step.draft.tree.parents, step.draft.tokens.tolist())
+        states = states_of(state, step.draft.parents.tolist(), step.draft.tokens.tolist())
         self._statistics.learn_path([states[node] for node in step.accepted], step.tokens)
 
 

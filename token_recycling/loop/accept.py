@@ -83,7 +83,7 @@ class TreeSteps:
         `drafts` on their device. A choice of `IMPOSSIBLE` fails its sequence if the node is reached.
         """
         self._drafts, self._logits, self._k = drafts, logits, k
-        self._longest = max(draft.tree.depth for draft in drafts) + 1
+        self._longest = max(draft.depth for draft in drafts) + 1
         found = torch.cat(longest_path(trees, choices, self._longest), dim=1).to(torch.int32)
         parts = [found, *packed_candidates(logits, k)] if k else [found]
         numbers = torch.cat([part.reshape(len(logits), -1) for part in parts], dim=1)
@@ -96,7 +96,7 @@ class TreeSteps:
         path, tokens = self._numbers[row, 1:end].reshape(2, self._longest)[:, :number].tolist()
         if IMPOSSIBLE in tokens:
             raise RuntimeError("probabilities to sample from must be finite, got inf or nan in the target's scores")
-        own, candidates = len(draft.tree), None
+        own, candidates = len(draft), None
         if self._k:
             candidates = as_candidates(self._numbers[row, end:], len(logits), self._k, own)
         return step_of(draft, logits[:own], path, tokens, append, row, candidates)
@@ -109,7 +109,7 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
     the path and draws come in the order of plain decoding. Sampled children (`Draft.sampled_from`) are tried in their
     order; if none is accepted, the token is sampled from what is left of the target's distribution.
     """
-    drafted, children = draft.tokens.tolist(), draft.tree.children
+    drafted, children = draft.tokens.tolist(), draft.children
     sampled_from = draft.sampled_from or {}
     nodes, emitted = [0], []  # several nodes carry the sequence so far where siblings carry equal tokens
     while True:
@@ -130,7 +130,7 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
         finished = append(token)
         following = [child for node in nodes for child in children[node] if drafted[child] == token]
         if finished or not following:
-            path = list(draft.tree.lineages[node])
+            path = list(draft.lineages[node])
             return Step(draft, logits, path, emitted, finished, min(following, default=None), row)
         nodes = sorted(following)
 
@@ -185,6 +185,6 @@ def step_of(
         finished = append(emitted[-1])
     beyond = None
     if len(emitted) < len(path):  # a shorter path may come first among those that carry the same tokens
-        path = draft.tree.lineages[draft.carrying(emitted[:-1])[0]]
+        path = draft.lineages[draft.carrying(emitted[:-1])[0]]
         beyond = draft.carrying(emitted)[0]
     return Step(draft, logits, list(path), emitted, finished, beyond, row, candidates)

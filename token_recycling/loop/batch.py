@@ -30,7 +30,6 @@ from ..model.runner import EagerRunner, Pass, Runner, States
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.packed import send
-from ..trees.templates import root_only
 from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
 from .state import RequestState, Sequence, TokenSelector
@@ -199,7 +198,7 @@ class Batch:
 
     def _drafts(self, active: list[int]) -> list[Draft]:
         """Return a draft for each request in `active`, pruned together, and a lone root for the others."""
-        drafts = [Draft(root_only(), request.sequence.on_host[-1:]) for request in self.requests]
+        drafts = [Draft.chain(request.sequence.on_host[-1:]) for request in self.requests]
         for row in active:
             with self.requests[row].guarded():
                 drafts[row] = self.requests[row].draft(self.target, self.costs)
@@ -223,14 +222,14 @@ class Batch:
         for row in active:
             if not requests[row].selector.greedy:
                 with requests[row].guarded():
-                    choices[row] = requests[row].selector.every_node(logits[row], trees.of(row), drafts[row].tree.depth)
+                    choices[row] = requests[row].selector.every_node(logits[row], trees.of(row), drafts[row].depth)
         return TreeSteps(drafts, logits, trees, choices, max(requests[row].traits.top_k for row in active))
 
     def _accept(self, drafts: list[Draft], seen: Pass, active: list[int], at_once: bool) -> list[Step]:
         """Return the steps of the sequences in `active`, without those that failed."""
         tree_steps, steps = self._steps_at_once(drafts, seen, active) if at_once else None, []
         for row in active:
-            request, draft, n = self.requests[row], drafts[row], len(drafts[row].tree)
+            request, draft, n = self.requests[row], drafts[row], len(drafts[row])
             if request.error is not None:
                 continue
             with request.guarded():
@@ -250,7 +249,7 @@ class Batch:
         steps = self._steps
         for step in steps:
             self.requests[step.row].stats.count(step)
-        self.costs.nodes = max((len(step.draft.tree) for step in steps), default=1)
+        self.costs.nodes = max((len(step.draft) for step in steps), default=1)
         if self.clock.reads_prompt:
             self.clock.reads_prompt = False
             for step in steps:

@@ -301,8 +301,8 @@ class RequestState:
         if self.hints.nodes is not None:
             draft = draft.most_probable(1 + self.hints.nodes)
         if not support.branches:
-            draft = draft.chain()
-        if support.border is None or support.fits(sequence.length - 1, len(draft.tree)):
+            draft = draft.first_branch()
+        if support.border is None or support.fits(sequence.length - 1, len(draft)):
             return draft
         return draft.cut(0)
 

@@ -135,14 +135,15 @@ class Stats:
         self.steps += 1
         self.tokens += len(step.tokens)
         self.lengths[len(step.tokens)] += 1
-        tree = step.draft.tree
-        self.nodes[len(tree)] += 1
-        self.depths[tree.depth] += 1
-        for node in step.accepted:
-            for child in tree.children[node]:
-                self.tried[tree.depths[child], tree.ranks[child]] += 1
-        for node in step.accepted[1:]:
-            self.accepted[tree.depths[node], tree.ranks[node]] += 1
+        draft = step.draft
+        self.nodes[len(draft)] += 1
+        self.depths[draft.depth] += 1
+        children, ranks = draft.children, draft.ranks.tolist()
+        for depth, node in enumerate(step.accepted):
+            if depth:
+                self.accepted[depth, ranks[node]] += 1
+            for child in children[node]:
+                self.tried[depth + 1, ranks[child]] += 1
 
     def spend(self, other: Stats) -> None:
         """Add the time of passes that this sequence shared with others."""

@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
-from ..trees.templates import chain, root_only
 from .kv_cache import TreeCache, expect, let_go, take_over
 from .tree_model import TreeModel
 
@@ -121,7 +120,7 @@ def first_pass(
     models compute logits after every token: so only the end of a long sequence is read with the draft. `reading` is
     called before each piece.
     """
-    sequence, n = sequence.to(model.device), len(draft.tree)
+    sequence, n = sequence.to(model.device), len(draft)
     _begin(model, cache, len(sequence) + n)
     held = cache.get_seq_length()
     at_once = n == 1 and model.leaves_logits_out
@@ -170,7 +169,7 @@ def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tens
     for _ in range(tokens):
         held = cache.get_seq_length()
         cross_border(model, [sequence], cache)
-        logits = model.forward(model.inputs.of([Draft(root_only(), sequence[-1:])], [held], held), cache)
+        logits = model.forward(model.inputs.of([Draft.chain(sequence[-1:])], [held], held), cache)
         sequence = torch.cat([sequence, logits[0, -1:].argmax(dim=-1)])
     return sequence
 
@@ -186,9 +185,7 @@ def _read_at_once(model: TreeModel, sequence: torch.Tensor, cache: Cache) -> Non
 
 def _chain(tokens: torch.Tensor) -> Draft:
     """A chain of tokens; for none, a dummy whose logits are not used."""
-    if len(tokens) < 2:
-        return Draft(root_only(), tokens if len(tokens) else tokens.new_zeros(1))
-    return Draft(chain(len(tokens) - 1), tokens)
+    return Draft.chain(tokens if len(tokens) else tokens.new_zeros(1))
 
 
 def checked_prompt(input_ids: torch.Tensor, model: TreeModel) -> torch.Tensor:

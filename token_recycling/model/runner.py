@@ -174,7 +174,7 @@ class EagerRunner:
         held = cache.get_seq_length()
         if target.inputs.fixed_shapes and takes_frames(cache):
             self.slots.settle(lengths)
-            n = rows_of(max(len(draft.tree) for draft in drafts))
+            n = rows_of(max(map(len, drafts)))
             trees = send(drafts, lengths, n, target.device)
             inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n), cache)
             self.prepared()

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from .._util.versions import installed
+from ..trees import shapes
 from ..trees.draft import Draft
-from ..trees.templates import chain, star
-from ..trees.tree import Tree
+from ..trees.templates import parse_paths
 from .foreign import foreign_code, listed
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on_rows, model_info
 from .kv_cache import take_over
@@ -32,7 +33,7 @@ from .recurrence import bytes_of_states
 from .remembered import Kept, file_of, kept_of, machine, read, write
 from .tree_model import TreeModel
 
-_SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+_SMALL = parse_paths("0 1 00 01 10 010").parents
 _LENGTH, _LONGEST = 24, 512
 _ROWS = (2, 7, 16, 33)
 """Rows of forward passes: kernels differ with them, from one row to two at the latest."""
@@ -153,7 +154,7 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
             prefill(target, [text], cache := target.new_cache())
             size = bytes_of_states(cache) / 1e6
             notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
-        trees, scale = largest_difference(target, text, _SMALL if known.branches else chain(len(_SMALL)))
+        trees, scale = largest_difference(target, text, _SMALL if known.branches else shapes.branch(1 + len(_SMALL)))
         left = 2 * (time.perf_counter() - began)
         if left > _PATIENCE:
             logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", known.model, left)
@@ -185,20 +186,22 @@ def random_text(target: TreeModel, length: int, seed: int = 0) -> torch.Tensor:
 
 
 @torch.no_grad()
-def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: int = 1) -> tuple[float, float]:
+def largest_difference(
+    target: TreeModel, text: torch.Tensor, parents: np.ndarray, seed: int = 1
+) -> tuple[float, float]:
     """The largest difference between a tree's logits and those of passes over the sequence up to each leaf, leaves of
     one depth together, and the standard deviation of the latter.
 
     `text` (length,) ends with the root; the other nodes are random.
     """
-    tokens = torch.cat([text[-1:], random_text(target, len(tree) - 1, seed)])
+    tokens = torch.cat([text[-1:], random_text(target, len(parents) - 1, seed)])
     cache = target.new_cache()
     prefill(target, [text], cache)
     length = len(text) - 1
     cross_border(target, [text], cache)
-    ours = target.forward(target.inputs.of([Draft(tree, tokens)], [length], length), cache)[0]
+    ours = target.forward(target.inputs.of([Draft(tokens, parents)], [length], length), cache)[0]
     wanted = torch.empty_like(ours)
-    paths = [tree.lineages[leaf] for leaf, children in enumerate(tree.children) if not children]
+    paths = [path for path, below in zip(shapes.lineages(parents), shapes.children(parents), strict=True) if not below]
     for nodes in sorted(set(map(len, paths))):
         alike = torch.tensor([path for path in paths if len(path) == nodes], device=target.device)
         before = text[:-1].expand(len(alike), -1)
@@ -240,8 +243,8 @@ def by_rows(target: TreeModel, text: torch.Tensor, behind_cache: bool = False) -
         if behind_cache:
             cache = target.new_cache()
             prefill(target, [text], cache)
-            shape = star(rows) if target.info.branches or rows == 1 else chain(rows - 1)
-            draft = Draft(shape, torch.cat([text[-1:], random_text(target, rows - 1)]))
+            parents = shapes.star(rows) if target.info.branches else shapes.branch(rows)
+            draft = Draft(torch.cat([text[-1:], random_text(target, rows - 1)]), parents)
             logits = target.forward(target.inputs.of([draft], [length], length), cache)
         else:
             logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits

@@ -20,13 +20,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees
-from ..trees.tree import Tree
 from .architectures import Reach
 from .attention import attending, biased_by_position
 from .compat import CACHE, cache_argument
@@ -235,8 +236,8 @@ class TreeInputs:
 
     def __init__(self, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
         self._info, self._device, self._dtype = info, device, dtype
-        self._widest: tuple[Tree | None, int, Masks] = None, 0, {}
-        """The last tree, a sequence length, and the tree's mask for it."""
+        self._widest: tuple[bytes, int, Masks] = b"", 0, {}
+        """The parents of the last draft, a sequence length, and the mask of such drafts for it."""
 
     def of(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
         """Inputs of a pass over one draft for each sequence, filled up to the largest. The root of each follows
@@ -246,12 +247,12 @@ class TreeInputs:
             return self._of_batch(drafts, lengths, held)
         (draft,) = drafts
         inputs: dict[str, Any] = {
-            "input_ids": draft.tokens[None].to(self._device),
-            "attention_mask": self._mask(draft.tree, held),
-            "position_ids": (draft.tree.on(self._device).depths + held)[None],
+            "input_ids": self._sent(draft.tokens)[None],
+            "attention_mask": self._mask(draft.parents, held),
+            "position_ids": (self._sent(draft.depths) + held)[None],
         }
-        if self._info.recurrent and len(draft.tree) > 1:
-            inputs["parents"] = [draft.tree.parents]
+        if self._info.recurrent and len(draft) > 1:
+            inputs["parents"] = [draft.parents.tolist()]
         return inputs
 
     @property
@@ -290,11 +291,11 @@ class TreeInputs:
         """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `held` slots of the cache,
         and over a draft that follows them: m + n rows.
         """
-        m, shape = len(unread), draft.tree.on(self._device)
-        depths = torch.cat([torch.arange(m, device=self._device), shape.depths + m])
+        m = len(unread)
+        depths = torch.cat([torch.arange(m, device=self._device), self._sent(draft.depths) + m])
         seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
-        seen[m:, m:] = shape.ancestors
-        return self.of_layer(torch.cat([unread, draft.tokens.to(self._device)]), seen, depths, held)
+        seen[m:, m:] = self._sent(shapes.ancestors(draft.parents))
+        return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), seen, depths, held)
 
     def of_layer(
         self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
@@ -316,43 +317,47 @@ class TreeInputs:
         return inputs
 
     def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
-        device, n = self._device, max(len(draft.tree) for draft in drafts)
+        device, n = self._device, max(map(len, drafts))
         ids = torch.zeros(len(drafts), n, dtype=torch.long, device=device)
         positions = torch.tensor(lengths, device=device)[:, None].repeat(1, n)
         visible = (torch.arange(held + n, device=device) < positions[:, :1])[:, None].repeat(1, n, 1)
         for row, draft in enumerate(drafts):
-            shape, nodes = draft.tree.on(device), len(draft.tree)
-            ids[row, :nodes] = draft.tokens
-            positions[row, :nodes] += shape.depths
-            visible[row, :nodes, held : held + nodes] |= shape.ancestors
+            nodes = len(draft)
+            ids[row, :nodes] = self._sent(draft.tokens)
+            positions[row, :nodes] += self._sent(draft.depths)
+            visible[row, :nodes, held : held + nodes] |= self._sent(shapes.ancestors(draft.parents))
         keys = torch.cat([torch.arange(held, device=device).expand(len(drafts), held), positions], dim=1)
         mask = masks(self._info.layers, visible[:, None], positions, keys, self._dtype)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         if self._info.recurrent:
-            inputs["parents"] = [[*draft.tree.parents, *[0] * (n - len(draft.tree))] for draft in drafts]
+            inputs["parents"] = [[*draft.parents.tolist(), *[0] * (n - len(draft))] for draft in drafts]
         return inputs
 
-    def _mask(self, tree: Tree, length: int) -> Masks | None:
+    def _mask(self, parents: np.ndarray, length: int) -> Masks | None:
         """(1, 1, n, length + n) each; None for a lone root, which sees everything.
 
         The mask of a longer sequence is the same with more columns before it, so each is a window on the last one; only
         where layers see fixed chunks of the sequence is it made again.
         """
-        n = len(tree)
+        n = len(parents)
         if n == 1:
             return None
-        shape = tree.on(self._device)
+        ancestors, depths = self._sent(shapes.ancestors(parents)), self._sent(shapes.depths(parents))
         chunked = any(reach.kind == "chunked" for reach in self._info.layers.values())
         if chunked or self._device.type != "cpu":  # accelerators take no mask that begins anywhere
-            return self._masks(shape.ancestors, shape.depths, length)
+            return self._masks(ancestors, depths, length)
+        key = parents.tobytes()
         known, room, widest = self._widest  # replaced as one, since several threads may draft with one model
-        if known is not tree or room < length:
-            # Room to grow only for a tree that comes again: many drafters make one for every step.
-            room = -(-(2 * length if known is tree else length) // _MASK_GRAIN) * _MASK_GRAIN
+        if known != key or room < length:
+            # Room to grow only for a shape that comes again: many drafters make one for every step.
+            room = -(-(2 * length if known == key else length) // _MASK_GRAIN) * _MASK_GRAIN
             with torch.inference_mode(False), torch.no_grad():  # kept for later calls, outside of it too
-                widest = self._masks(shape.ancestors, shape.depths, room)
-            self._widest = tree, room, widest
+                widest = self._masks(ancestors, depths, room)
+            self._widest = key, room, widest
         return _columns(widest, room - length, length + n)
+
+    def _sent(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
 
     def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
         """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""

@@ -30,9 +30,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ..trees import shapes
 from ..trees.draft import Draft
-from ..trees.templates import chain, star
-from ..trees.tree import Tree
+from ..trees.templates import parse_paths
 from .fingerprint import describe
 from .foreign import (
     ATTRIBUTES_OF_TORCH,
@@ -57,7 +57,7 @@ logger = logging.getLogger("token_recycling")
 
 T = TypeVar("T")
 
-_TREE = Tree.from_paths([(0,), (1,), (0, 0)])
+_TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
 _ROWS = (1, 5, 33)
 _MOST_ROWS = 512
@@ -199,9 +199,9 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
     numbers = numbers_in(foreign)
     texts, tokens = _texts(target, numbers, batch)
-    tree = _TREE if target.info.branches else chain(len(_TREE) - 1)
-    tokens = tokens[: len(tree) - 1]
-    paths = [tree.lineages[leaf] for leaf, children in enumerate(tree.children) if not children]
+    parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
+    tokens = tokens[: len(parents) - 1]
+    paths = [path for path, below in zip(shapes.lineages(parents), shapes.children(parents), strict=True) if not below]
 
     def plain(path: Sequence[int]) -> torch.Tensor:
         """Logits (batch, nodes, vocabulary) after the nodes of a path of the tree."""
@@ -220,9 +220,9 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
         return "all logits are equal, so that a trial is meaningless"
     what = "logits differ by {:.1e} standard deviations "
     for turn in ("", "in a second pass "):
-        logits = _behind(target, texts, tree, tokens)
-        if logits.shape[1] != len(tree):
-            return f"of {len(tree)} tokens the model returns the logits of {logits.shape[1]}"
+        logits = _behind(target, texts, parents, tokens)
+        if logits.shape[1] != len(parents):
+            return f"of {len(parents)} tokens the model returns the logits of {logits.shape[1]}"
         for node, expected in wanted.items():
             if size := off(logits[:, node], expected):
                 return what.format(size) + f"{turn}between a tree and single tokens"
@@ -231,7 +231,7 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
             if size := off(again[:, step], wanted[node]):
                 return what.format(size) + "between equal calls of generate"
     if batch == 1 and not target.info.recurrent and target.info.border is None:
-        logits = first_pass(target, texts[0], Draft(tree, torch.cat([texts[0, -1:], tokens])), target.new_cache())
+        logits = first_pass(target, texts[0], Draft(torch.cat([texts[0, -1:], tokens]), parents), target.new_cache())
         for node, expected in wanted.items():
             if size := off(logits[:, node], expected):
                 return what.format(size) + "where a draft is read with the prompt"
@@ -241,7 +241,7 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
     for rows in (*_ROWS, *more[:_MOST_NUMBERS]):
         if not target.info.fits(texts.shape[1] - 1, rows):
             continue
-        shape = star(rows) if target.info.branches or rows == 1 else chain(rows - 1)
+        shape = shapes.star(rows) if target.info.branches else shapes.branch(rows)
         nodes = torch.cat([child, _random_tokens(target, rows, 2)])[: rows - 1]
         logits = _behind(target, texts, shape, nodes)
         if size := off(logits[:, 0], wanted[0]):
@@ -251,11 +251,11 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
     return None
 
 
-def _behind(target: TreeModel, texts: torch.Tensor, tree: Tree, nodes: torch.Tensor) -> torch.Tensor:
+def _behind(target: TreeModel, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
     """Logits (batch, nodes, vocabulary) after the nodes of a tree that follows prompts (batch, length)."""
     cache = target.new_cache()
     prefill(target, list(texts), cache)
-    drafts = [Draft(tree, torch.cat([text[-1:], nodes.to(text.device)])) for text in texts]
+    drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
     length = texts.shape[1] - 1
     return target.forward(target.inputs.of(drafts, [length] * len(texts), length), cache)
 
@@ -277,9 +277,9 @@ def _beyond_rounding(
 def _rows_are_independent(target: TreeModel, foreign: Sequence[Foreign]) -> bool:
     """Whether sequences of a batch have the logits that each has alone."""
     texts, tokens = _texts(target, numbers_in(foreign), 3)
-    tree = _TREE if target.info.branches else chain(len(_TREE) - 1)
-    together = _behind(target, texts, tree, tokens)
-    alone = torch.cat([_behind(target, text[None], tree, tokens) for text in texts])
+    parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
+    together = _behind(target, texts, parents, tokens)
+    alone = torch.cat([_behind(target, text[None], parents, tokens) for text in texts])
     return _beyond_rounding(target, together, alone, alone.float().std()) is None
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..trees.tree import Tree
+from ..trees.templates import Template
 from .matrix_file import check_header, check_sizes, read_matrix_file, write_matrix
 
 UpdateRule = Literal["last", "first", "unordered"]
@@ -66,24 +66,24 @@ class AdjacencyMatrix:
     def _rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens.clamp(max=self.vocab_size)
 
-    def fill(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
-        """Return the tokens (n,) int64 of a tree: `root` (1,), and for every other node the candidate of its rank after
-        its parent (Token Recycling, section 3.2). On a CPU node by node, since an operation costs more than a small
-        layer.
+    def fill(self, template: Template, root: torch.Tensor) -> torch.Tensor:
+        """Return the tokens (n,) int64 of a template: `root` (1,), and for every other node the candidate of its rank
+        after its parent (Token Recycling, section 3.2). On a CPU node by node, since an operation costs more than a
+        small layer.
         """
         if self.storage.device.type == "cpu":
             cells, tokens, last = self.storage.numpy().data, root.tolist(), self.vocab_size
-            for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
+            for parent, rank in zip(template.parents.tolist()[1:], template.ranks.tolist()[1:], strict=True):
                 tokens.append(cells[min(tokens[parent], last), rank])
             return torch.tensor(tokens)
-        return self.fill_by_layers(tree, root)
+        return self.fill_by_layers(template, root)
 
-    def fill_by_layers(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
+    def fill_by_layers(self, template: Template, root: torch.Tensor) -> torch.Tensor:
         """As `fill`, in tensor operations of fixed shapes, on any device."""
-        shape, tokens = tree.on(root.device), root.repeat(len(tree))
-        for layer in tree.layers:
-            nodes = slice(layer[0], layer[-1] + 1)
-            tokens[nodes] = self.look_up(tokens[shape.parents[nodes]], shape.ranks[nodes])
+        parents, ranks = (torch.from_numpy(array).to(root.device) for array in (template.parents, template.ranks))
+        tokens, ends = root.repeat(len(template)), np.bincount(template.depths).cumsum().tolist()
+        for nodes in map(slice, ends[:-1], ends[1:]):
+            tokens[nodes] = self.look_up(tokens[parents[nodes]], ranks[nodes])
         return tokens
 
     def update(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:

@@ -26,10 +26,11 @@ from .suffix_index import BREAK, LONGEST, SuffixIndex, masked
 
 if TYPE_CHECKING:
     from ..grammar.state import State
-    from ..trees.tree import Tree
+    from ..trees.templates import Template
 
 _NO_MASK = np.zeros(0, np.int32)
 """An empty mask: no candidates are looked up."""
+_NO_NODES = np.zeros(0, np.int64)
 _UNFINISHED = 16
 """Tokens per piece added to the history where the end of a sequence is not announced."""
 _PIECE, _LEAD = 32, 8
@@ -46,7 +47,7 @@ class Recycler:
         nodes: int,
         *,
         suffix: bool = True,
-        template: Tree | None = None,
+        template: Template | None = None,
         chains: bool = False,
         corrected: bool = False,
         records_prompt: bool = False,
@@ -68,10 +69,10 @@ class Recycler:
         """Tokens in the index."""
         self._index, self._copying = SuffixIndex(), Copying.empty()
         self._copying.begin(len(prompt))
-        parents, ranks = ((), ()) if template is None else (template.parents, template.ranks)
+        parents, ranks = (_NO_NODES, _NO_NODES) if template is None else (template.parents, template.ranks)
         self._shape = Shape(
-            np.array(parents, np.int64),
-            np.array(ranks, np.int64),
+            parents,
+            ranks,
             np.zeros(len(parents) + 1, np.int64),
             nodes,
             1 if chains else CHILDREN,

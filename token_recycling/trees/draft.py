@@ -13,133 +13,170 @@ import torch
 from .._util import display
 from .._util.text_stream import Decodes
 from .._util.topk import top_candidates
-from .tree import Tree, by_depth, shape
+from . import shapes
 
 if TYPE_CHECKING:
     from ..grammar.state import State
 
+Array = np.ndarray | torch.Tensor | Sequence[int] | Sequence[float]
+"""What a draft takes for its arrays."""
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, init=False)
 class Draft:
-    """A tree and its tokens (n,) int64, on any device; `tokens[0]` is the root, the newest token of the sequence."""
+    """The nodes to verify, n parallel arrays on the host in order of depth: node 0 is the root, the newest token of the
+    sequence. Lists and tensors are converted. Raises ValueError for parents that are no tree in order of depth.
+    """
 
-    tree: Tree
-    tokens: torch.Tensor
+    tokens: np.ndarray
+    """(n,) int64."""
+    parents: np.ndarray
+    """(n,) int64: -1 for the root."""
+    probabilities: np.ndarray | None = None
+    """(n,) float32: the chance of each node if its parent is accepted; sequences share passes by it. None if unknown.
+    """
     sampled_from: Mapping[int, torch.Tensor] | None = None
     """For each sampled node the distribution (vocabulary,) that it and its siblings were sampled from, without
     replacement and in their order. Acceptance relies on it: wrong distributions change the output. No sampled node may
     be left out because of the tokens that were sampled.
     """
-    confidence: np.ndarray | None = None
-    """(n,) float32: the chance of each node if its parent is accepted; sequences share passes by it."""
     needed: frozenset[int] = frozenset()
     """Nodes that the drafter learns from even if rejected; kept in a fused draft if all of them fit."""
+
+    def __init__(
+        self,
+        tokens: Array,
+        parents: Array,
+        probabilities: Array | None = None,
+        sampled_from: Mapping[int, torch.Tensor] | None = None,
+        needed: frozenset[int] = frozenset(),
+    ) -> None:
+        own = vars(self)  # frozen: fields are set here alone
+        own["tokens"], own["parents"] = _on_host(tokens, np.int64), _on_host(parents, np.int64)
+        own["probabilities"] = None if probabilities is None else _on_host(probabilities, np.float32)
+        own["sampled_from"], own["needed"] = sampled_from, needed
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"tokens and parents must be equally many, got {len(self.tokens)} and {len(self.parents)}")
+        shapes.depths(self.parents)
+
+    @classmethod
+    def chain(cls, tokens: Array, probabilities: Array | None = None) -> Draft:
+        """Return the draft of one branch: `tokens` (n,), the root first. Of the root alone it is plain decoding."""
+        return cls(tokens, shapes.branch(len(tokens)), probabilities)
 
     @classmethod
     def of(
         cls,
-        parents: Sequence[int],
-        tokens: Sequence[int] | np.ndarray,
-        confidence: Sequence[float] | np.ndarray | None = None,
-        *,
-        ranks: Sequence[int] | None = None,
+        tokens: Array,
+        parents: Sequence[int] | np.ndarray,
+        probabilities: Array | None = None,
         sampled_from: Mapping[int, torch.Tensor] | None = None,
-        device: torch.device | str = "cpu",
     ) -> Draft:
-        """Make a draft of three parallel arrays (n,), the root first, every parent before its children; nodes are put
-        in order of depth. Ranks are places among siblings unless they are given.
-        """
-        order = by_depth(parents)
-        places = {node: place for place, node in enumerate(order)}
-        above = [-1, *(places[parents[node]] for node in order[1:])]
-        if ranks is None:
-            degrees = [0] * len(order)
-            ordered = [0]
-            for parent in above[1:]:
-                ordered.append(degrees[parent])
-                degrees[parent] += 1
-        else:
-            ordered = [ranks[node] for node in order]
-        known = None if confidence is None else np.asarray(confidence, np.float32)[order]
+        """Return the draft of nodes in any order in which parents come before their children."""
+        order = shapes.by_depth(parents)
+        places = np.full(len(order) + 1, -1)  # the last entry is the root's parent
+        places[order] = np.arange(len(order))
+        known = None if probabilities is None else _on_host(probabilities, np.float32)[order]
         if known is not None:
             known[0] = 1
-        return cls(
-            shape(above, ordered),
-            torch.from_numpy(np.asarray(tokens, np.int64)[order]).to(device),
-            {places[node]: source for node, source in sampled_from.items()} if sampled_from else None,
-            known,
-        )
+        sources = {int(places[node]): source for node, source in (sampled_from or {}).items()}
+        return cls(_on_host(tokens, np.int64)[order], places[np.asarray(parents)[order]], known, sources or None)
+
+    def __len__(self) -> int:
+        """Number of nodes, the root included."""
+        return len(self.tokens)
+
+    @property
+    def depths(self) -> np.ndarray:
+        """(n,) int64: 0 for the root."""
+        return shapes.depths(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return int(self.depths[-1])
+
+    @property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """For each node its children, in order."""
+        return shapes.children(self.parents)
+
+    @property
+    def lineages(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the nodes from the root down to it, both included."""
+        return shapes.lineages(self.parents)
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """(n,) int64: the place of every node among its siblings."""
+        return shapes.ranks(self.parents)
+
+    @cached_property
+    def values(self) -> np.ndarray | None:
+        """(n,) float64: acceptance probability of each node, the product along its path; None if unknown."""
+        if self.probabilities is None:
+            return None
+        values, parents = np.clip(self.probabilities, 0, 1).astype(np.float64).tolist(), self.parents.tolist()
+        values[0] = 1.0
+        for node in range(1, len(self)):
+            values[node] *= values[parents[node]]
+        return np.array(values)
 
     def cut(self, depth: int) -> Draft:
         """Return the draft without nodes deeper than `depth`."""
-        tree = self.tree.cut(depth)
-        if tree is self.tree:
-            return self
-        sampled_from = self.sampled_from and {node: q for node, q in self.sampled_from.items() if node < len(tree)}
-        confidence = None if self.confidence is None else self.confidence[: len(tree)]
-        needed = frozenset(node for node in self.needed if node < len(tree))
-        return Draft(tree, self.tokens[: len(tree)], sampled_from, confidence, needed)
+        return self.part(range(int(np.searchsorted(self.depths, depth, side="right"))))
 
-    def chain(self) -> Draft:
-        """Return the first branch: of every node only the first child."""
-        path, tree = [0], self.tree
-        while tree.children[path[-1]]:
-            path.append(tree.children[path[-1]][0])
+    def first_branch(self) -> Draft:
+        """Return of every node only the first child."""
+        path, children = [0], self.children
+        while children[path[-1]]:
+            path.append(children[path[-1]][0])
         return self.part(path)
 
     def ranked(self, kept: frozenset[int] = frozenset({0})) -> np.ndarray | None:
         """Return all nodes (n,), those of `kept` first, then the most probable ones; None where probabilities are
         unknown, or sampled nodes are not among `kept`: which of these stay must not depend on what was sampled.
         """
-        if self.probabilities is None or (self.sampled_from and not self.sampled_from.keys() <= kept):
+        if self.values is None or (self.sampled_from and not self.sampled_from.keys() <= kept):
             return None
-        later = np.ones(len(self.tree), bool)
+        later = np.ones(len(self), bool)
         later[list(kept)] = False
-        return np.lexsort((-self.probabilities, later))  # stable: a parent comes before its children
+        return np.lexsort((-self.values, later))  # stable: a parent comes before its children
 
     def most_probable(self, n: int) -> Draft:
-        """Sub-draft of the n most probable nodes, the root included; of the first n where `ranked` returns None."""
+        """Return the n most probable nodes, the root included; the first n where `ranked` returns None."""
         order = self.ranked()
-        return self.part(range(min(n, len(self.tree))) if order is None else sorted(order[:n].tolist()))
+        return self.part(range(min(n, len(self))) if order is None else sorted(order[:n].tolist()))
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """Sub-draft of these nodes (sorted, with their parents)."""
-        if len(nodes) == len(self.tree):
+        """Return the draft of these nodes (sorted, with their parents)."""
+        if len(nodes) == len(self):
             return self
+        chosen = np.asarray(nodes, np.int64)
         places = {node: place for place, node in enumerate(nodes)}
-        kept, tree = list(places), self.tree
-        parents = [-1 if node == 0 else places[tree.parents[node]] for node in kept]
-        sources = {places[node]: q for node, q in (self.sampled_from or {}).items() if node in places}
-        confidence = None if self.confidence is None else self.confidence[kept]
-        needed = frozenset(places[node] for node in self.needed if node in places)
+        sources = {places[node]: source for node, source in (self.sampled_from or {}).items() if node in places}
         return Draft(
-            shape(parents, [tree.ranks[node] for node in kept]), self.tokens[kept], sources or None, confidence, needed
+            self.tokens[chosen],
+            shapes.part(self.parents, chosen),
+            None if self.probabilities is None else self.probabilities[chosen],
+            sources or None,
+            frozenset(places[node] for node in self.needed if node in places),
         )
-
-    @cached_property
-    def probabilities(self) -> np.ndarray | None:
-        """(n,) float64: acceptance probability of each node, never rising from parent to child; None if unknown."""
-        if self.confidence is None:
-            return None
-        probabilities = np.ones(len(self.tree))
-        for node, parent in enumerate(self.tree.parents[1:], start=1):
-            probabilities[node] = probabilities[parent] * min(1.0, max(0.0, float(self.confidence[node])))
-        return probabilities
 
     def carrying(self, tokens: Sequence[int]) -> list[int]:
         """Return the nodes that carry `tokens` one after another below the root, ascending; the root for no tokens."""
-        drafted, nodes = self.tokens.tolist(), [0]
+        drafted, children, nodes = self.tokens.tolist(), self.children, [0]
         for token in tokens:
-            nodes = sorted(child for node in nodes for child in self.tree.children[node] if drafted[child] == token)
+            nodes = sorted(child for node in nodes for child in children[node] if drafted[child] == token)
         return nodes
 
     def places_in(self, other: Draft) -> list[int | None]:
         """Return for each node the one of `other` after the same tokens, or None; both share the root."""
         there: dict[tuple[int, int], int] = {}
-        for node, token in enumerate(other.tokens.tolist()):
-            there.setdefault((other.tree.parents[node], token), node)
+        for node, (parent, token) in enumerate(zip(other.parents.tolist(), other.tokens.tolist(), strict=True)):
+            there.setdefault((parent, token), node)
         places: list[int | None] = [0]
-        for token, parent in zip(self.tokens.tolist()[1:], self.tree.parents[1:], strict=True):
+        for token, parent in zip(self.tokens.tolist()[1:], self.parents.tolist()[1:], strict=True):
             above = places[parent]
             places.append(None if above is None else there.get((above, token)))
         return places
@@ -152,11 +189,11 @@ class DraftBuilder:
 
     def __init__(self, root: int) -> None:
         """`root` is the root's token."""
-        self.parents, self.tokens = [-1], [root]
-        self.confidence: list[float | None] = [1.0]
+        self.tokens, self.parents = [root], [-1]
+        self.probabilities: list[float | None] = [1.0]
         self._children: dict[tuple[int, int], int] = {}
 
-    def add(self, parent: int, token: int, confidence: float | None = None) -> int:
+    def add(self, parent: int, token: int, probability: float | None = None) -> int:
         """Return the child of `parent` that carries `token`, which may be new. Nodes that are added in order of depth
         have the same numbers in the draft.
         """
@@ -164,13 +201,19 @@ class DraftBuilder:
         if node == len(self.parents):
             self.parents.append(parent)
             self.tokens.append(token)
-            self.confidence.append(confidence)
+            self.probabilities.append(probability)
         return node
 
-    def draft(self, device: torch.device | str = "cpu") -> Draft:
-        """Return what was added; without confidence unless it is known of all nodes."""
-        known = [one for one in self.confidence if one is not None]
-        return Draft.of(self.parents, self.tokens, known if len(known) == len(self.parents) else None, device=device)
+    def draft(self) -> Draft:
+        """Return what was added; without probabilities unless all of them are known."""
+        known = [probability for probability in self.probabilities if probability is not None]
+        return Draft.of(self.tokens, self.parents, known if len(known) == len(self.parents) else None)
+
+
+def _on_host(array: Array, dtype: type[np.generic]) -> np.ndarray:
+    if isinstance(array, torch.Tensor):
+        array = array.cpu().numpy()
+    return np.ascontiguousarray(array, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +275,7 @@ class Step:
         if self.beyond is None:
             return slice(None)
         ends = self.draft.carrying(self.tokens)
-        beyond = {node for end in ends for node in self.draft.tree.below(end)}
-        return [node for node in range(len(self.draft.tree)) if node not in beyond]
+        return [node for node, lineage in enumerate(self.draft.lineages) if not any(end in lineage for end in ends)]
 
     def shown(self, tokenizer: Decodes | None = None) -> display.Html:
         """Show the draft tree and the accepted path in a notebook; token ids without a tokenizer."""
@@ -241,7 +283,7 @@ class Step:
             str(token) if tokenizer is None else display.visible(tokenizer.decode([token]))
             for token in [*self.draft.tokens.tolist(), self.tokens[-1]]
         ]
-        drawing = display.tree(self.draft.tree.parents, names[:-1], self.accepted, names[-1])
+        drawing = display.tree(self.draft.parents.tolist(), names[:-1], self.accepted, names[-1])
         said = f"{len(names) - 2} drafted, {len(self.accepted) - 1} accepted, {len(self.tokens)} emitted"
         return display.Html(f"<div>{said}: the last one is the model's own</div>{drawing.html}")
 

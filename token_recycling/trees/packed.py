@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from . import shapes
 from .draft import Draft
 
 PADDING = -1
 """The token of a node that only fills up a tree: a root of its own, at the position of the root, never accepted."""
-_CPU = torch.device("cpu")
 
 
 class PackedTrees(NamedTuple):
@@ -59,13 +59,13 @@ def pack(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, buffer: to
     numbers[:, 0] = lengths
     ancestors[:] = np.eye(nodes, dtype=bool)
     for row, draft in enumerate(drafts):
-        own = len(draft.tree)
+        own = len(draft)
         tokens, parents, depths = numbers[row, 1:].reshape(3, nodes)
-        tokens[:own], tokens[own:] = draft.tokens.cpu().numpy(), PADDING
+        tokens[:own], tokens[own:] = draft.tokens, PADDING
         parents[:] = np.arange(nodes)
-        parents[1:own] = draft.tree.parents[1:]
-        depths[:own], depths[own:] = draft.tree.depths, 0
-        ancestors[row, :own, :own] = draft.tree.on(_CPU).ancestors.numpy()
+        parents[1:own] = draft.parents[1:]
+        depths[:own], depths[own:] = draft.depths, 0
+        ancestors[row, :own, :own] = shapes.ancestors(draft.parents)
 
 
 def unpack(buffer: torch.Tensor, batch: int, nodes: int) -> PackedTrees:

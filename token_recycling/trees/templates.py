@@ -1,41 +1,103 @@
 """Trees to choose from: the paper's, chains, trees grown from the acceptance of ranks, and a user's own.
 
-`paper`, `chain`, `star` and `static` make each tree once: every call returns the same object.
+`paper`, `chain` and `static` make each template once: every call returns the same object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from .best_first import best_first
-from .tree import RankPath, Tree, branch
+import numpy as np
 
+from .._util import display
+from . import shapes
+from .best_first import best_first
+
+RankPath = tuple[int, ...]
+"""A node as the ranks from the root down: `(0, 2)` is the third candidate after the best candidate."""
 _NO_PATH: RankPath = ()
 _MOST = 10_000
 """Most nodes of a tree: its mask has their square."""
 
 
-@cache
-def root_only() -> Tree:
-    """The tree of plain decoding."""
-    return branch(1)
+@dataclass(frozen=True, eq=False)
+class Template:
+    """The shape of drafts that are filled with candidates: parents (n,) int64 as in `Draft`, and the rank (n,) int64 of
+    each node among the candidates after its parent, 0 the best one. Raises ValueError for arrays that are no tree.
+    """
+
+    parents: np.ndarray
+    ranks: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("parents", "ranks"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), np.int64))
+        if len(self.parents) != len(self.ranks):
+            raise ValueError(f"parents and ranks must be equally many, got {len(self.parents)} and {len(self.ranks)}")
+        shapes.depths(self.parents)
+
+    def __len__(self) -> int:
+        """Number of nodes, the root included."""
+        return len(self.parents)
+
+    def __repr__(self) -> str:
+        layers = np.bincount(self.depths)[1:]
+        return f"Template({len(self) - 1} nodes + root, layers {' '.join(map(str, layers)) or '-'})"
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[RankPath]) -> Template:
+        """Return a template from rank paths, in the order given within each layer; the root may be left out. Raises
+        ValueError for a path whose parent is missing, a path given twice, or a negative rank.
+        """
+        index: dict[RankPath, int] = {(): 0}
+        parents, ranks = [-1], [0]
+        for path in sorted((path for path in paths if path), key=len):
+            if path in index:
+                raise ValueError(f"paths must be unique, got {path} twice")
+            if path[:-1] not in index:
+                raise ValueError(f"the parent {path[:-1]} of path {path} is missing; add it")
+            if path[-1] < 0:
+                raise ValueError(f"ranks must be >= 0, got path {path}")
+            index[path] = len(parents)
+            parents.append(index[path[:-1]])
+            ranks.append(path[-1])
+        return cls(np.array(parents), np.array(ranks))
+
+    @property
+    def depths(self) -> np.ndarray:
+        """(n,) int64: 0 for the root."""
+        return shapes.depths(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return int(self.depths[-1])
+
+    @property
+    def breadth(self) -> int:
+        """Number of candidates a drafter must offer after each token: the highest rank plus one."""
+        return int(self.ranks[1:].max(initial=-1)) + 1
+
+    def cut(self, depth: int) -> Template:
+        """Return the template without the nodes deeper than `depth`."""
+        nodes = int(np.searchsorted(self.depths, depth, side="right"))
+        return self if nodes == len(self) else Template(self.parents[:nodes], self.ranks[:nodes])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: every node with its rank."""
+        return display.tree(self.parents.tolist(), ["root", *map(str, self.ranks[1:])])._repr_html_()
 
 
 @cache
-def chain(length: int) -> Tree:
+def chain(length: int) -> Template:
     """A sequence draft: `length` nodes after the root, each the best candidate of the one before."""
     if length < 1:
         raise ValueError(f"chain length must be >= 1, got {length}; for plain decoding use the drafter 'plain'")
-    return branch(1 + length)
-
-
-@cache
-def star(nodes: int) -> Tree:
-    """A root with children only: `nodes` nodes, the root included."""
-    return root_only() if nodes == 1 else Tree((-1, *[0] * (nodes - 1)), tuple(range(nodes)))
+    return Template(shapes.branch(1 + length), np.zeros(1 + length))
 
 
 _PAPER = """
@@ -49,12 +111,12 @@ _PAPER = """
 
 
 @cache
-def paper() -> Tree:
+def paper() -> Template:
     """The static tree of Token Recycling (appendix 8.1): 80 nodes and the root in 6 layers."""
     return parse_paths(_PAPER)
 
 
-def parse_paths(text: str) -> Tree:
+def parse_paths(text: str) -> Template:
     """Return a template from words: a digit per rank (`012`), or ranks with points between (`0.12.1`, `12.`)."""
     paths = []
     for word in text.split():
@@ -64,10 +126,10 @@ def parse_paths(text: str) -> Tree:
         paths.append(tuple(map(int, parts)))
     if not paths:
         raise ValueError("a template must have a rank path, got none")
-    return Tree.from_paths(paths)
+    return Template.from_paths(paths)
 
 
-def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Tree:
+def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Template:
     """Return the tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is
     right with probability `rank_acceptance[r]` at every place: the static optimum of Sequoia (2402.12374, section 4.1)
     without its bound on breadth. `rank_acceptance` is what `Stats.acceptance_by_rank` measures.
@@ -106,9 +168,9 @@ def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, R
         yield value, found[1]
 
 
-def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Tree:
+def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Template:
     """Return the tree of paths from `best_paths`."""
-    return Tree.from_paths(sorted((path for _, path in paths), key=lambda path: (len(path), path)))
+    return Template.from_paths(sorted((path for _, path in paths), key=lambda path: (len(path), path)))
 
 
 RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
@@ -116,18 +178,18 @@ RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
 
 
 @cache
-def static(nodes: int) -> Tree:
+def static(nodes: int) -> Template:
     """Return a tree of `nodes` drafted nodes grown once from the measured acceptance of ranks."""
     return grow(RANK_ACCEPTANCE, nodes)
 
 
-def template_from(spec: str | int | Tree) -> Tree | None:
+def template_from(spec: str | int | Template) -> Template | None:
     """Return the template that a user's option names; None for `auto` or a number, where trees are grown at each step.
 
     `paper`; `chain:N`; `static:N` for N nodes by the measured acceptance of ranks; rank paths (`"0 1 00"`); or the path
     of a text file with rank paths. Raises ValueError.
     """
-    if isinstance(spec, Tree):
+    if isinstance(spec, Template):
         return spec
     text = str(spec).strip()
     if text == "paper":
@@ -154,6 +216,6 @@ def template_from(spec: str | int | Tree) -> Tree | None:
         ) from None
 
 
-def size_in_words(spec: str | int | Tree) -> str:
+def size_in_words(spec: str | int | Template) -> str:
     """Return a description of the size of growing trees, where the option names no template."""
     return f"{spec} nodes, best first" if str(spec).isdigit() else "as large as pays"

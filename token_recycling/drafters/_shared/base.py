@@ -17,7 +17,6 @@ import torch
 from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
-from ...trees.templates import root_only
 from .._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
 from .expand import Graph, Rules, Stop, grow, verified
 from .reader import Reader
@@ -102,14 +101,14 @@ class ModelSequence(SequenceDrafter):
         reader, rules, drafter = self.reader, self._rules, self.drafter
         self._graph = None
         if rules is None:
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         sequence, warp = context.tokens, context.warp if drafter.sampled else None
         depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(sequence))
         if rules.times is not None and rules.overhead.step >= 1:
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
         if depth < 1 or (warp and not self._target.info.fits(len(sequence) - 1, rules.nodes + 1)):
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         rules, began = replace(rules, depth=depth), time.perf_counter()
         if rules.times is not None:
             rules = replace(rules, times=self._costs.by_nodes)
@@ -119,7 +118,7 @@ class ModelSequence(SequenceDrafter):
         if rules.times is not None and graph.steps:
             seconds = (time.perf_counter() - began) / graph.steps
             self._costs.count(rules.overhead, 1, seconds)
-        draft = verified(graph, rules, self._target.device)
+        draft = verified(graph, rules)
         self.counts.update(
             draft_forwards=graph.steps,
             drafted_by_model=len(graph) - 1,

@@ -29,7 +29,7 @@ from ...costs.budget import step_pays
 from ...costs.costs import Overhead
 from ...trees.best_first import best_first
 from ...trees.draft import Draft
-from ...trees.tree import by_depth
+from ...trees.shapes import by_depth
 from .._pruning import prune
 
 
@@ -41,7 +41,6 @@ class Graph:
         self.tau = tau
         self.tokens = [sequence[-1]]
         self.parents = [-1]
-        self.ranks = [0]
         self.shares = [1.0]
         """Probability of each token after its parent, by the draft model."""
         self.probabilities = [1.0]
@@ -67,10 +66,9 @@ class Graph:
     def add(self, parent: int, tokens: Sequence[int], shares: Sequence[float]) -> list[int]:
         """Add children of a node, each with its probability after that node; return their numbers."""
         added = list(range(len(self), len(self) + len(tokens)))
-        for rank, (token, share) in enumerate(zip(tokens, shares, strict=True)):
+        for token, share in zip(tokens, shares, strict=True):
             self.tokens.append(token)
             self.parents.append(parent)
-            self.ranks.append(rank)
             self.shares.append(share)
             self.probabilities.append(self.probabilities[parent] * share)
             self.children.append([])
@@ -118,7 +116,7 @@ class Graph:
             path.append((node, crossed))
         return path
 
-    def unrolled(self, nodes: int, device: torch.device | str = "cpu") -> Draft:
+    def unrolled(self, nodes: int) -> Draft:
         """Return the tree to verify: the root and at most `nodes` more, the most probable ones. `copied` then names
         nodes on another path than the one they were drafted on.
 
@@ -138,18 +136,16 @@ class Graph:
             parents.append(parent)
             values.append(values[parent] * self.shares[child])
             crossed.append(across)
-        self.copied = frozenset(place for place, node in enumerate(by_depth(parents)) if crossed[node])
+        self.copied = frozenset(place for place, node in enumerate(by_depth(parents).tolist()) if crossed[node])
         return Draft.of(
-            parents,
             [self.tokens[node] for node in origins],
+            parents,
             [self.shares[node] for node in origins],
-            ranks=[self.ranks[node] for node in origins],
-            sampled_from={
+            {
                 place: self.sampled_from[self.parents[node]]
                 for place, node in enumerate(origins)
                 if not crossed[place] and self.parents[node] in self.sampled_from
             },
-            device=device,
         )
 
 
@@ -223,9 +219,9 @@ def grow(
     return graph
 
 
-def verified(graph: Graph, rules: Rules, device: torch.device | str = "cpu") -> Draft:
+def verified(graph: Graph, rules: Rules) -> Draft:
     """Return the draft to verify for a graph."""
-    draft = graph.unrolled(rules.nodes, device)
+    draft = graph.unrolled(rules.nodes)
     if rules.times is None:
         return draft
     return prune([draft], rules.times + graph.steps * rules.overhead.step)[0]

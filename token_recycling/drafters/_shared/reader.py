@@ -16,7 +16,6 @@ from ...model.kv_cache import TreeCache
 from ...model.prefill import prefill
 from ...model.tree_model import TreeModel
 from ...trees.draft import Draft
-from ...trees.templates import chain, root_only
 
 _AT_ONCE = 32
 """More new tokens than this are read like a prompt, in pieces and without logits."""
@@ -71,8 +70,7 @@ class Reader:
         if len(sequence) - self.held > _AT_ONCE:
             self._prefill(sequence)
         new = self._known(sequence[self.held :])
-        tree = chain(len(new) - 1) if len(new) > 1 else root_only()
-        logits = self._forward(self.model.inputs.of([Draft(tree, new)], [self.held], self.held))
+        logits = self._forward(self.model.inputs.of([Draft.chain(new)], [self.held], self.held))
         self.held = len(sequence)
         self._forget()
         return logits[-1:]
@@ -86,7 +84,7 @@ class Reader:
         self._is_chain &= list(parents) == [self._nodes - 1]
         if self._is_chain:
             held = self.held - 1 + self._nodes
-            inputs = self.model.inputs.of([Draft(root_only(), new)], [held], held)
+            inputs = self.model.inputs.of([Draft.chain(new)], [held], held)
         else:
             inputs = self.model.inputs.of_layer(new, seen, self._depths, self.held - 1)
         self._seen = torch.cat([torch.nn.functional.pad(self._seen, (0, len(new))), seen])

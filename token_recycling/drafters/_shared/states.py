@@ -19,8 +19,7 @@ from ...costs.budget import best_size
 from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...trees.draft import Draft, Step
-from ...trees.templates import best_paths, size_in_words, tree_of
-from ...trees.tree import Tree
+from ...trees.templates import Template, best_paths, size_in_words, tree_of
 from .._base import Drafter, SequenceDrafter
 from .placed import Placed
 
@@ -61,7 +60,7 @@ class StatesDrafter(Drafter, Generic[Module]):
     tree: str | int
     """auto: as many nodes as pay, the module's passes included; a number of nodes; or what a subclass accepts."""
     k: int
-    template: Tree | None = None
+    template: Template | None = None
     """The template that the option gives; None where the tree grows."""
 
     def __post_init__(self) -> None:
@@ -159,7 +158,7 @@ class StatesSequence(SequenceDrafter):
         return counts
 
 
-def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.ndarray | None = None) -> Tree:
+def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.ndarray | None = None) -> Template:
     """Return the best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of
     `nodes` nodes, or of as many as pay where `times` (most + 1,) are those of steps over 1, 2, ... nodes, drafting
     included.
@@ -170,10 +169,10 @@ def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.nd
     return tree_of(paths)
 
 
-def product_draft(tree: Tree, root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
-    """Return `tree` below `root` (1,), filled with the candidates of each position (positions, k) and their
+def product_draft(template: Template, root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
+    """Return `template` below `root` (1,), filled with the candidates of each position (positions, k) and their
     probabilities.
     """
-    chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
-    following = torch.tensor(candidates[chosen], dtype=torch.long, device=root.device)
-    return Draft(tree, torch.cat([root, following]), confidence=np.append(np.float32(1), probabilities[chosen]))
+    chosen = template.depths[1:] - 1, template.ranks[1:]
+    tokens = np.append(int(root), candidates[chosen])
+    return Draft(tokens, template.parents, np.append(np.float32(1), probabilities[chosen]))

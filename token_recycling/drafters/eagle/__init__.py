@@ -21,9 +21,9 @@ import torch
 from ...costs.costs import Costs
 from ...model.inspection import output_layer, output_width
 from ...model.tree_model import TreeModel
+from ...trees import shapes
 from ...trees.draft import Context, Draft
-from ...trees.templates import parse_paths, root_only, template_from
-from ...trees.tree import Tree
+from ...trees.templates import Template, parse_paths, template_from
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
 from .._shared.placed import placed_copy
@@ -114,7 +114,7 @@ class EagleSequence(StatesSequence):
     def draft(self, context: Context) -> Draft:
         depth = min(self.drafter.depth, context.remaining - 1)
         if self._backs_off() or depth < 1 or not self._reader.knows:
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         if self.drafter.template is not None:
             return self._filled(context.tokens, self.drafter.template.cut(context.remaining - 1))
         return self._grown(context.tokens, depth)
@@ -123,27 +123,29 @@ class EagleSequence(StatesSequence):
         began, k = time.perf_counter(), min(self.drafter.k, self._target.vocab_size)
         nodes, times = self._limits()
         if nodes < 1:
-            return Draft(root_only(), sequence[-1:])
+            return Draft.chain(sequence[-1:])
         rules = Rules(depth, k, nodes, frontier=k, times=times, overhead=self._overhead)
         graph = grow(self._reader, sequence, rules, self._target.vocab_size)
-        draft = verified(graph, rules, self._target.device)
+        draft = verified(graph, rules)
         self._spent(graph.steps, since=began)
         return draft
 
-    def _filled(self, sequence: torch.Tensor, tree: Tree) -> Draft:
+    def _filled(self, sequence: torch.Tensor, template: Template) -> Draft:
+        children, above = shapes.children(template.parents), template.parents.tolist()
+        ranks = template.ranks.tolist()
         logits = self._reader.read(sequence)
-        tokens, shares = [int(sequence[-1])] * len(tree), np.ones(len(tree), np.float32)
+        tokens, shares = [int(sequence[-1])] * len(template), np.ones(len(template), np.float32)
         number = {0: 0}
         followed = [0]
         while followed:
-            probabilities, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(tree.breadth)
+            probabilities, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(template.breadth)
             for node, likely, found in zip(followed, probabilities.tolist(), ids.tolist(), strict=True):
-                for child in tree.children[node]:
-                    tokens[child], shares[child] = found[tree.ranks[child]], likely[tree.ranks[child]]
+                for child in children[node]:
+                    tokens[child], shares[child] = found[ranks[child]], likely[ranks[child]]
             self._counts["draft_forwards"] += 1
-            followed = [child for node in followed for child in tree.children[node] if tree.children[child]]
+            followed = [child for node in followed for child in children[node] if children[child]]
             if followed:
-                parents = [number[tree.parents[node]] for node in followed]
+                parents = [number[above[node]] for node in followed]
                 number |= {node: len(number) + place for place, node in enumerate(followed)}
                 logits = self._reader.read_layer(parents, [tokens[node] for node in followed])
-        return Draft(tree, torch.tensor(tokens, device=self._target.device), confidence=shares)
+        return Draft(tokens, template.parents, shares)

@@ -149,7 +149,7 @@ class FuseSequence(SequenceDrafter):
         began = time.perf_counter()
         drafts = [part.draft(context).cut(context.remaining - 1) for part in self._parts]
         chosen = self._chosen = self._select(drafts, context, time.perf_counter() - began)
-        return replace(chosen.draft, tokens=chosen.draft.tokens.to(context.tokens.device))
+        return chosen.draft
 
     def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
         """Select the nodes of all drafts to verify; `seconds` were spent on drafting."""

@@ -20,12 +20,10 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from ..._util.compiled import compiled
 from ...recycling.calibration import CELLS, calibrated, cell_of, count, match_kind, new_calibration
 from ...trees.draft import Draft, DraftBuilder
-from ...trees.templates import chain
 
 _UNSURE = 0.5
 """Confidence in the best candidate of a drafter that states none; each further one has half of it."""
@@ -35,7 +33,7 @@ class Merged(NamedTuple):
     """p drafts in one: every path once; n nodes, the root included."""
 
     draft: Draft
-    """Without confidence yet; of drafts with sampled nodes the first keeps them as sampled."""
+    """Without probabilities yet; of drafts with sampled nodes the first keeps them as sampled."""
     ranks: np.ndarray
     """(n, p) int64: the node's rank in each draft, -1 where it is not proposed."""
     confidences: np.ndarray
@@ -61,18 +59,19 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     order = sorted(range(len(drafts)), key=lambda part: part != drawing)
     tokens = [draft.tokens.tolist() for draft in drafts]
     grown, places = DraftBuilder(tokens[0][0]), [[0] for _ in drafts]
-    for depth in range(1, max(draft.tree.depth for draft in drafts) + 1):
+    depths, parents = [draft.depths.tolist() for draft in drafts], [draft.parents.tolist() for draft in drafts]
+    for depth in range(1, max(draft.depth for draft in drafts) + 1):
         for part in order:
-            tree, here = drafts[part].tree, places[part]
-            while len(here) < len(tree) and tree.depths[len(here)] == depth:
-                here.append(grown.add(here[tree.parents[len(here)]], tokens[part][len(here)]))
+            here = places[part]
+            while len(here) < len(drafts[part]) and depths[part][len(here)] == depth:
+                here.append(grown.add(here[parents[part][len(here)]], tokens[part][len(here)]))
     ranks = np.full((len(grown.parents), len(drafts)), -1, np.int64)
     confidences = np.zeros(ranks.shape, np.float32)
     for part, draft in enumerate(drafts):
         # Backwards: of two equal siblings the first one is followed.
-        nodes, given = np.array(places[part])[::-1], np.array(draft.tree.ranks)[::-1]
+        nodes, given = np.array(places[part])[::-1], draft.ranks[::-1]
         ranks[nodes, part] = given
-        stated = _UNSURE ** (given + 1.0) if draft.confidence is None else np.clip(draft.confidence[::-1], 0, 1)
+        stated = _UNSURE ** (given + 1.0) if draft.probabilities is None else np.clip(draft.probabilities[::-1], 0, 1)
         confidences[nodes, part] = stated
     sampled = {places[drawing][node]: source for node, source in (drafts[drawing].sampled_from or {}).items()}
     return Merged(
@@ -111,14 +110,14 @@ class FuseCalibration(NamedTuple):
         """Return the acceptance probabilities of the nodes."""
         n, parts = merged.ranks.shape
         valued = NodeValues(np.ones(n), np.empty((n, parts), np.int64), np.empty(n, np.int64))
-        tree = merged.draft.tree
-        _value(np.array(tree.parents), np.array(tree.depths), merged.ranks, merged.confidences, self, valued)
+        draft = merged.draft
+        _value(draft.parents, draft.depths, merged.ranks, merged.confidences, self, valued)
         return valued
 
     def learn(self, merged: Merged, valued: NodeValues, tokens: Sequence[int]) -> None:
         """Count accepted nodes and their rejected siblings: `tokens` are the sequence's after the root."""
         draft = merged.draft
-        _learn(np.array(draft.tree.parents), draft.tokens.numpy(), merged.ranks, self, valued, np.array(tokens))
+        _learn(draft.parents, draft.tokens, merged.ranks, self, valued, np.array(tokens))
 
 
 @compiled
@@ -194,7 +193,7 @@ def _learn(
 @cache
 def warm_up() -> None:
     """Compile the functions of a step, on a draft of two tokens."""
-    merged, calibration = merge_drafts([Draft(chain(1), torch.zeros(2, dtype=torch.long))]), FuseCalibration.empty(1)
+    merged, calibration = merge_drafts([Draft.chain([0, 0])]), FuseCalibration.empty(1)
     calibration.learn(merged, calibration.values_of(merged), [0])
 
 
@@ -204,15 +203,16 @@ def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int
     """
     kept: frozenset[int] = frozenset({0})
     sampled: frozenset[int] = frozenset()
-    tree, sources = merged.draft.tree, merged.draft.sampled_from or {}
-    for depth in sorted({tree.depths[node] for node in sources}):
-        layer = frozenset(node for node in sources if tree.depths[node] == depth)
-        more = kept.union(*(tree.lineages[node] for node in layer))
+    depths, lineages = merged.draft.depths.tolist(), merged.draft.lineages
+    sources = merged.draft.sampled_from or {}
+    for depth in sorted({depths[node] for node in sources}):
+        layer = frozenset(node for node in sources if depths[node] == depth)
+        more = kept.union(*(lineages[node] for node in layer))
         if len(more) > most + 1:
             break
         kept, sampled = more, sampled | layer
     for nodes in merged.needed:
-        more = kept.union(*(tree.lineages[node] for node in nodes))
+        more = kept.union(*(lineages[node] for node in nodes))
         kept = more if len(more) <= most + 1 else kept
     return kept, sampled
 
@@ -221,8 +221,8 @@ def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int]) ->
     """Return the merged draft with acceptance probabilities `values` (n,); of its sampled nodes only those in `sampled`
     count as sampled.
     """
-    draft, confidence = merged.draft, np.ones(len(values), np.float32)
-    above = values[list(draft.tree.parents[1:])]
-    confidence[1:] = np.divide(values[1:], above, out=np.zeros(len(above)), where=above > 0)
+    draft, probabilities = merged.draft, np.ones(len(values), np.float32)
+    above = values[draft.parents[1:]]
+    probabilities[1:] = np.divide(values[1:], above, out=np.zeros(len(above)), where=above > 0)
     sources = {node: source for node, source in (draft.sampled_from or {}).items() if node in sampled}
-    return replace(draft, confidence=confidence, sampled_from=sources or None)
+    return replace(draft, probabilities=probabilities, sampled_from=sources or None)

@@ -24,8 +24,7 @@ from ...costs.costs import Costs
 from ...model.inspection import last_state, output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
-from ...trees.templates import best_paths, root_only, template_from, tree_of
-from ...trees.tree import Tree
+from ...trees.templates import Template, best_paths, template_from, tree_of
 from .._base import DrafterTraits, SequenceDrafter, check_at_least
 from .._shared.placed import placed_copy
 from .._shared.states import StatesDrafter, best_product, product_draft
@@ -101,7 +100,7 @@ class MedusaSequence(SequenceDrafter):
         if drafter.tree == _STATIC:
             self._template = self._best_tree(drafter.accuracy)
 
-    def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
+    def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Template:
         """Return the tree of `best_product` with the given number of nodes, or as many as pay."""
         if self._costs is None:
             return best_product(acceptance, int(self.drafter.tree))
@@ -113,7 +112,7 @@ class MedusaSequence(SequenceDrafter):
 
     def draft(self, context: Context) -> Draft:
         if self._hidden is None or (self._template is not None and len(self._template) == 1):
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         logits = self._heads(self._hidden[None], self._output)[:, 0]
         candidates, probabilities = top_candidates(logits, min(self.drafter.k, logits.shape[-1]))
         tree = self._template or self._best_tree(probabilities.tolist())

@@ -28,8 +28,7 @@ from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.nodes import CHILDREN
 from ...recycling.options import Options
 from ...recycling.warm_up import warm_up as compile_drafting
-from ...trees.templates import size_in_words, template_from
-from ...trees.tree import Tree
+from ...trees.templates import Template, size_in_words, template_from
 from .._base import Drafter, DrafterTraits
 from .sequence import RecyclingSequence
 from .warmed import load_warmed, warmed_file
@@ -44,7 +43,7 @@ first draft that does not pay. Trained drafters and drafts within grammars start
 class Recycling(Drafter, Options):
     """Drafts from a matrix of contexts and from the sequence itself."""
 
-    tree: str | int | Tree = "auto"
+    tree: str | int | Template = "auto"
     """auto (at each step as many nodes as pay), a number of nodes grown best first, or a template: paper, chain:N,
     static:N, rank paths, or a file of them.
     """

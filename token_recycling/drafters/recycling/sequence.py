@@ -19,7 +19,6 @@ from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT
 from ...recycling.recycler import Recycler
 from ...trees.draft import Context, Draft, Step
-from ...trees.templates import root_only
 from .._base import PREDICTED, SequenceDrafter
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class RecyclingSequence(SequenceDrafter):
         self._overhead = self.drafter.overhead if self._state is None else self.drafter.overhead_within
         if self._disabled_steps:
             self._disabled_steps -= 1
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         began = _now()
         times, ratio = self._times(), 1.0 if self._costs is None else self._costs.forecast_ratio(self._overhead)
         tokens, max_depth = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
@@ -77,7 +76,7 @@ class RecyclingSequence(SequenceDrafter):
             tree = self._recycler.draft(tokens, max_depth, times, ratio)
             probabilities = tree.probabilities[tree.parents, tree.ranks]
         self._values = tree.values.copy()
-        draft = Draft.of(tree.parents.tolist(), tree.tokens, probabilities, ranks=tree.ranks.tolist())
+        draft = Draft.of(tree.tokens, tree.parents, probabilities)
         self._spent = _now() - began
         return draft
 
@@ -102,11 +101,11 @@ class RecyclingSequence(SequenceDrafter):
 
     def _learn_from(self, step: Step) -> None:
         """Learn from the target's logits, at nodes of other drafters too."""
-        tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
-        ngrams = self._recycler.ngrams(np.array(tree.parents), tokens)
-        chosen = np.full(len(tree), ABSENT, np.int64)
+        draft = step.draft
+        ngrams = self._recycler.ngrams(draft.parents, draft.tokens)
+        chosen = np.full(len(draft), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
-        learnable = np.arange(len(tree))[step.learnable]
+        learnable = np.arange(len(draft))[step.learnable]
         # A row that predicted right stays.
         teaching = learnable[~self._recycler.matrix.predicts(ngrams[learnable], chosen[learnable])]
         if self._state is None:
@@ -116,7 +115,7 @@ class RecyclingSequence(SequenceDrafter):
 
     def _learn_within(self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray) -> None:
         """Learn which of the allowed tokens the target chooses: its other candidates never become output."""
-        states = states_of(root, step.draft.tree.parents, step.draft.tokens.tolist())
+        states = states_of(root, step.draft.parents.tolist(), step.draft.tokens.tolist())
         self.drafter.grammar_statistics.learn_path([states[node] for node in step.accepted], step.tokens)
         choices = {
             node: state for node in teaching.tolist() if (state := states[node]) is not None and not state.single
@@ -127,7 +126,7 @@ class RecyclingSequence(SequenceDrafter):
 
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Record tokens and time of a step, `seconds` of it spent here."""
-        verified, overhead = len(step.draft.tree), self._overhead
+        verified, overhead = len(step.draft), self._overhead
         costs.count(overhead, verified, seconds)
         taken = costs.of(costs.nodes) + overhead.of(verified)
         self._disabled_steps = costs.back_off(

@@ -20,7 +20,6 @@ from ...model.remembered import remembered
 from ...model.tree_model import TreeModel
 from ...recycling.suffix_index import warm_up
 from ...trees.draft import Context, Draft, DraftBuilder
-from ...trees.templates import root_only
 from .._base import Drafter, check_at_least
 from .datastore import Datastore, DatastoreError, tokenizer_of
 
@@ -85,14 +84,14 @@ class Rest(Drafter):
         )
         found = self._store.continuations(recent, _LEAST, length, self.max_matches)
         if not len(found):
-            return Draft(root_only(), context.root)
+            return Draft.chain(context.root)
         draft = DraftBuilder(int(recent[-1]))
         nodes: dict[tuple[int, ...], int] = {(): 0}
         counts = {(): len(found), **frequent_prefixes(found, self.nodes)}
         for prefix in list(counts)[1:]:
             share = counts[prefix] / counts[prefix[:-1]]
             nodes[prefix] = draft.add(nodes[prefix[:-1]], prefix[-1], share)
-        return draft.draft(context.tokens.device)
+        return draft.draft()
 
     def describe(self) -> str:
         unsure = "" if self._checked else ", its tokenizer not checked"

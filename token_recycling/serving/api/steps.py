@@ -102,13 +102,12 @@ def _put_step(put: Callable[[dict[str, Any]], None], step: Step, seconds: float,
 
 def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
     """The data of a step event, as plain values: the logits must not be kept alive."""
-    tree = step.draft.tree
     return {
         "seconds": round(seconds, 6),
         "tokens": step.tokens,
         "accepted": len(step.accepted) - 1,
         "path": step.accepted,
-        "draft": {"parents": list(tree.parents), "tokens": step.draft.tokens.tolist()},
+        "draft": {"parents": step.draft.parents.tolist(), "tokens": step.draft.tokens.tolist()},
     }
 
 
