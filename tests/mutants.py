@@ -191,15 +191,15 @@ MUTANTS = [
     Mutant(
         "likeliest-without-ancestors",
         "a draft is cut by the probability of each node alone",
-        "probabilities[node] = probabilities[parent] * min(1.0, max(0.0, float(self.confidence[node])))",
-        "probabilities[node] = min(1.0, max(0.0, float(self.confidence[node])))",
+        "values[node] *= values[parents[node]]\n        return",
+        "values[node] *= 1.0\n        return",
         "trees/test_draft.py trees loop",
     ),
     Mutant(
         "drawn-from-lost",
         "a part of a draft notes the distributions at the places of the whole",
-        "sources = {places[node]: q for node, q in (self.sampled_from or {}).items() if node in places}",
-        "sources = {node: q for node, q in (self.sampled_from or {}).items() if node in places}",
+        "sources = {places[node]: source for node, source in (self.sampled_from or {}).items() if node in places}",
+        "sources = {node: source for node, source in (self.sampled_from or {}).items() if node in places}",
         "trees/test_draft.py trees drafters/test_drawn_drafts.py loop drafters",
     ),
     # Model: masks, positions, caches.
@@ -234,15 +234,15 @@ MUTANTS = [
     Mutant(
         "siblings-of-a-batch-at-different-positions",
         "the same in a batch",
-        "positions[row, :nodes] += shape.depths",
+        "positions[row, :nodes] += self._sent(draft.depths)",
         "positions[row, :nodes] += torch.arange(nodes, device=device)",
         "model/test_architectures.py hf/test_batch.py model",
     ),
     Mutant(
         "mask-of-another-tree",
         "a mask is kept for another tree of the same size",
-        "if known is not tree or room < length:",
-        "if known is None or len(known) != len(tree) or room < length:",
+        "if known != key or room < length:",
+        "if len(known) != len(key) or room < length:",
         "loop/test_properties.py model loop hf",
     ),
     Mutant(
@@ -255,7 +255,7 @@ MUTANTS = [
     Mutant(
         "cousins-in-a-batch",
         "in a batch every node sees all others of its tree",
-        "visible[row, :nodes, held : held + nodes] |= shape.ancestors",
+        "visible[row, :nodes, held : held + nodes] |= self._sent(shapes.ancestors(draft.parents))",
         "visible[row, :nodes, held : held + nodes] = True",
         "hf/test_batch.py model/test_architectures.py hf",
     ),

@@ -55,7 +55,7 @@ def test_what_follows_a_merged_node_is_copied():
     assert nested(graph).startswith("0(1(3(6 7) 4) 2(3(*6 *7) 5(")
     draft = graph.unrolled(99)
     (copy,) = [node for node in graph.copied if draft.tokens[node] == 6]
-    assert draft.probabilities[copy] == pytest.approx(0.4 * 0.7 * 0.8)
+    assert draft.values[copy] == pytest.approx(0.4 * 0.7 * 0.8)
 
 
 def test_the_text_before_the_root_counts_for_tau():
@@ -137,7 +137,7 @@ def test_every_graph_is_acyclic_and_unrolls_to_a_tree(table, rules, drawn, seed)
     if drawn:
         assert len(draft) - len(graph.copied) == len(graph)
     elif not rules.tau:
-        ours = sorted(draft.probabilities, reverse=True)
+        ours = sorted(draft.values, reverse=True)
         assert ours == pytest.approx(sorted(graph.probabilities, reverse=True)[: len(ours)])
     for node, first in graph.merged.items():
         assert not graph.children[node]

@@ -29,7 +29,7 @@ from support.eagle_heads import (
 from transformers import DynamicCache
 
 import token_recycling as tr
-from token_recycling.drafters._shared.training.saved import TrainedPartError
+from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head, save_head
 from token_recycling.model.tree_model import TreeModel

@@ -6,12 +6,12 @@ from support import tiny
 from support.eagle_heads import EAGLE_1, EAGLE_3, outputs_of, own_states, tensors_of, written
 
 import token_recycling as tr
-from token_recycling.drafters._shared.training.continuations import Continuations, continuations
-from token_recycling.drafters._shared.training.declaration import Schedule
-from token_recycling.drafters._shared.training.loop import fit
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head, save_head
-from token_recycling.drafters.eagle.train import (
+from token_recycling.training.continuations import Continuations, continuations
+from token_recycling.training.declaration import Schedule
+from token_recycling.training.eagle import (
+    EagleTraining,
     Examples,
     acceptance,
     examples,
@@ -20,7 +20,7 @@ from token_recycling.drafters.eagle.train import (
     training_loss,
     unrolled,
 )
-from token_recycling.drafters.eagle.train_options import EagleTraining
+from token_recycling.training.loop import fit
 
 
 def counted(model, folder):

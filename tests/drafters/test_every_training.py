@@ -13,16 +13,14 @@ from support.commandline import assert_refused, run, run_json
 from transformers import PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.drafters._shared.training.continuations import Continuations
-from token_recycling.drafters._shared.training.declaration import Schedule
-from token_recycling.drafters._shared.training.loop import CheckpointError, Task, fit
-from token_recycling.drafters.eagle import train as eagle
-from token_recycling.drafters.eagle.train_options import EagleTraining
-from token_recycling.drafters.medusa import train as medusa
-from token_recycling.drafters.medusa.train_options import MedusaTraining
-from token_recycling.drafters.specdec_pp import train as specdec_pp
-from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.training import eagle, medusa, specdec_pp
+from token_recycling.training.continuations import Continuations
+from token_recycling.training.declaration import Schedule
+from token_recycling.training.eagle import EagleTraining
+from token_recycling.training.loop import CheckpointError, Task, fit
+from token_recycling.training.medusa import MedusaTraining
+from token_recycling.training.specdec_pp import SpecDecTraining
 
 MODELS = Path(__file__).parents[2] / "models"
 Method = Callable[[PreTrainedModel, Continuations], Task]
@@ -49,7 +47,7 @@ METHODS: dict[str, Method] = {
 @pytest.mark.parametrize("task_of", METHODS.values(), ids=METHODS)
 def test_an_interrupted_training_ends_with_the_same_part(task_of, tmp_path, monkeypatch):
     """And the model that it learns beside stays as it is."""
-    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
+    monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
     model, schedule, checkpoint = tiny.llama(3, num_hidden_layers=6), Schedule(6, rate=0.01), tmp_path / "checkpoint"
     before = [weight.clone() for weight in model.parameters()]
     wanted = fit(task_of(model, texts()), schedule)

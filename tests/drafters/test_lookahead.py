@@ -21,10 +21,10 @@ def test_a_window_of_three_steps_and_what_it_put_in_the_pool(counting):
     options = {"window": 2, "ngram_size": 3, "guesses": 2, "max_new_tokens": 24}
     steps = list(tr.stream(counting, torch.tensor([3]), "lookahead", **options))
     drafted = [(step.draft.tokens.tolist(), step.draft.parents.tolist()) for step in steps[:3]]
-    assert drafted[0] == ([3, 3, 3], (-1, 0, 1))
+    assert drafted[0] == ([3, 3, 3], [-1, 0, 1])
     # 3 is column 1 of level 0; the first 4 is column 0 of level 1, the second, below 3, column 1.
-    assert drafted[1] == ([4, 3, 4, 4], (-1, 0, 0, 1))
-    assert drafted[2] == ([5, 4, 5, 5], (-1, 0, 0, 1))
+    assert drafted[1] == ([4, 3, 4, 4], [-1, 0, 0, 1])
+    assert drafted[2] == ([5, 4, 5, 5], [-1, 0, 0, 1])
     assert [step.tokens for step in steps[:3]] == [[4], [5], [6]]
     # The text goes on 4 5 ... 15 0 1 2 3: then 3 4 5 is in the pool since step 2.
     (again,) = [step for step in steps[1:] if step.draft.tokens[0] == 3]

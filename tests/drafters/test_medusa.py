@@ -12,15 +12,14 @@ from support.runs import check_perfect, fix_costs
 from support.strategies import rank_paths
 
 import token_recycling as tr
-from token_recycling.drafters._shared.training.continuations import Continuations, continuations
-from token_recycling.drafters._shared.training.declaration import Schedule
-from token_recycling.drafters._shared.training.loop import fit
-from token_recycling.drafters._shared.training.saved import TrainedPartError
+from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
-from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, task_of
-from token_recycling.drafters.medusa.train_options import MedusaTraining
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.training.continuations import Continuations, continuations
+from token_recycling.training.declaration import Schedule
+from token_recycling.training.loop import fit
+from token_recycling.training.medusa import NOTHING, MedusaTraining, accuracy, examples, task_of
 from token_recycling.trees.templates import best_paths, tree_of
 
 VOCABULARY = 16

@@ -77,7 +77,7 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
     values = calibration.values_of(merged).values
     fused = chosen_of(merged, values, most)
     kept = fused.places_in(merged.draft)
-    assert fused.probabilities == pytest.approx(values[kept], abs=1e-6)
+    assert fused.values == pytest.approx(values[kept], abs=1e-6)
     assert len(fused) == min(most, len(every)) + 1
     assert set(paths(fused)) <= every
     assert [fused.children[node] for node in range(len(kept))] == [
@@ -142,7 +142,7 @@ def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
         for nodes in combinations(range(1, len(values)), len(kept) - 1)
         if all(above[node] in (0, *nodes) for node in nodes)
     ]
-    assert kept.probabilities[1:].sum() == pytest.approx(max(closed))
+    assert kept.values[1:].sum() == pytest.approx(max(closed))
 
 
 def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
@@ -227,6 +227,6 @@ def test_texts_have_the_targets_distribution(way):
 
 def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
     made, _ = WAYS["one drawn layer of two"]
-    monkeypatch.setattr(Draft, "ranked", lambda draft, kept: np.argsort(-draft.probabilities, kind="stable"))
+    monkeypatch.setattr(Draft, "ranked", lambda draft, kept: np.argsort(-draft.values, kind="stable"))
     monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6

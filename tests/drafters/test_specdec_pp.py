@@ -10,7 +10,7 @@ from support.tiny import related
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.drafters._shared.training.saved import TrainedPartError
+from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head, save_head
 from token_recycling.model.inspection import output_width
 

@@ -6,13 +6,20 @@ import pytest
 import torch
 from support import tiny
 
-from token_recycling.drafters._shared.training.continuations import Continuations
-from token_recycling.drafters._shared.training.declaration import Schedule
-from token_recycling.drafters._shared.training.loop import fit
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
-from token_recycling.drafters.specdec_pp.train import judged, labelled, loss, states_and_labels, task_of, weighted
-from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.training.continuations import Continuations
+from token_recycling.training.declaration import Schedule
+from token_recycling.training.loop import fit
+from token_recycling.training.specdec_pp import (
+    SpecDecTraining,
+    judged,
+    labelled,
+    loss,
+    states_and_labels,
+    task_of,
+    weighted,
+)
 
 
 def counts_wrongly_from_eight():

@@ -11,12 +11,12 @@ import torch
 from support import tiny
 
 import token_recycling as tr
-from token_recycling.drafters._shared.training import continuations as texts
-from token_recycling.drafters._shared.training.continuations import Continuations, ContinuationsError, pieces
-from token_recycling.drafters._shared.training.declaration import Schedule
-from token_recycling.drafters._shared.training.loop import CheckpointError, Shuffled, Task, fit
-from token_recycling.drafters._shared.training.saved import TrainedPartError, check_model, load_part, save_part
-from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
+from token_recycling.drafters._shared.saved import TrainedPartError, check_model, load_part, save_part
+from token_recycling.training import continuations as texts
+from token_recycling.training.continuations import Continuations, ContinuationsError, pieces
+from token_recycling.training.declaration import Schedule
+from token_recycling.training.loop import CheckpointError, Shuffled, Task, fit
+from token_recycling.training.specdec_pp import SpecDecTraining
 
 continuations = partial(texts.continuations, tr.generate)
 
@@ -48,7 +48,7 @@ def test_greedy_texts_are_those_of_generate(model, tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_interrupted_run_goes_on(model, tmp_path, monkeypatch, temperature):
-    monkeypatch.setattr("token_recycling.drafters._shared.training.continuations._SAVE_SECONDS", 0)
+    monkeypatch.setattr("token_recycling.training.continuations._SAVE_SECONDS", 0)
     how = {"max_new_tokens": 8, "batch": 2, "temperature": temperature, "seed": 3}
     wanted = continuations(model, prompts(6), tmp_path / "whole", **how)
     reported = []

@@ -15,6 +15,7 @@ from support.oracle import Oracle
 
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeInputs, masks
+from token_recycling.trees.shapes import depths
 
 NEW = 32
 TOLERANCE = {torch.bfloat16: 16 * torch.finfo(torch.bfloat16).eps, torch.float16: 16 * torch.finfo(torch.float16).eps}
@@ -55,23 +56,25 @@ def test_texts_part_only_at_near_ties(case, dtype):
     assert all(gap <= TOLERANCE[dtype] for gap in gaps_where_texts_part(model))
 
 
-def masked(self, tree, length, visible):
+def masked(self, parents, length, visible):
     """What is computed with this mask (1, 1, nodes, length + nodes), at the right positions."""
-    queries = (tree.on(self._device).depths + length)[None]
+    queries = torch.from_numpy(depths(parents) + length)[None]
     keys = torch.cat([torch.arange(length)[None], queries], dim=1)
     return masks(self._info.layers, visible, queries, keys, self._dtype)
 
 
-def all_before(self, tree, length):
+def all_before(self, parents, length):
     """A mask as of a chain: nodes see all nodes before them, those of other branches too."""
-    return masked(self, tree, length, torch.ones(len(tree), length + len(tree)).bool().tril(length)[None, None])
+    return masked(
+        self, parents, length, torch.ones(len(parents), length + len(parents)).bool().tril(length)[None, None]
+    )
 
 
-def parents_hidden(self, tree, length):
+def parents_hidden(self, parents, length):
     """A mask in which nodes see the text, the root and themselves, but no node between."""
-    visible = torch.cat([torch.ones(len(tree), length), torch.eye(len(tree))], dim=1).bool()
+    visible = torch.cat([torch.ones(len(parents), length), torch.eye(len(parents))], dim=1).bool()
     visible[:, length] = True
-    return masked(self, tree, length, visible[None, None])
+    return masked(self, parents, length, visible[None, None])
 
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])

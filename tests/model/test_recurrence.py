@@ -16,6 +16,7 @@ from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
+from token_recycling.trees.shapes import lineages
 from token_recycling.trees.templates import Template, chain
 
 pytestmark = needs(5, 14)
@@ -63,7 +64,7 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
         cache = target.new_cache()
         read_prompts(target, [TEXT], cache)
         logits = target.forward(target.inputs.of([Draft(tokens, tree.parents)], [len(TEXT)], len(TEXT)), cache)
-        path = [] if node is None else list(tree.lineages[node])
+        path = [] if node is None else list(lineages(tree.parents)[node])
         TreeCache(cache).keep(len(TEXT), [len(TEXT)], [path])
         wanted, last = after(target, TEXT, tokens[path])
         assert slots(cache) == slots(wanted) == len(TEXT) + len(path)
@@ -83,7 +84,7 @@ def test_texts_of_a_batch_keep_what_each_accepted(hybrid):
     accepted = [[0, 2, 5], [0], []]
     TreeCache(cache).keep(max(lengths), lengths, accepted)
     for row, (prompt, draft, nodes) in enumerate(zip(prompts, drafts, accepted, strict=True)):
-        alone, _ = after(hybrid, prompt, draft.tokens[nodes])
+        alone, _ = after(hybrid, prompt, torch.from_numpy(draft.tokens[nodes]))
         for ours, theirs in zip(states_of(cache), states_of(alone), strict=True):
             torch.testing.assert_close(ours[row], theirs[0], atol=1e-4, rtol=1e-4)
 

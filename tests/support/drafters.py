@@ -16,14 +16,11 @@ from transformers import PreTrainedModel
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Template
 from token_recycling.drafters._registry import drafter_class
-from token_recycling.drafters._shared.training.continuations import Continuations
 from token_recycling.drafters.assistant import Assistant
 from token_recycling.drafters.dflash import DFlash
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import save_head
-from token_recycling.drafters.eagle.train import new_head
-from token_recycling.drafters.eagle.train_options import EagleTraining
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.layer_skip import LayerSkip
 from token_recycling.drafters.medusa import Medusa
@@ -35,6 +32,8 @@ from token_recycling.drafters.specdec_pp import SpecDecPP
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
 from token_recycling.model.inspection import decoder_layers, output_width
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.training.continuations import Continuations
+from token_recycling.training.eagle import EagleTraining, new_head
 from token_recycling.trees.templates import chain
 
 EVERY_RUN = ("recycling", "published", "draft_model", "medusa", "fuse")

@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel
 
-from token_recycling.drafters._shared.training.continuations import Continuations
 from token_recycling.drafters.eagle.formats import save_head
-from token_recycling.drafters.eagle.train import new_head
-from token_recycling.drafters.eagle.train_options import EagleTraining
+from token_recycling.training.continuations import Continuations
+from token_recycling.training.eagle import EagleTraining, new_head
 
 HEADS, KV_HEADS, DIM, WIDTH, WITHIN, VOCABULARY, DRAFT = 4, 2, 8, 32, 48, 64, 24
 """Sizes, those of `tiny.llama`; the draft vocabulary is that of heads that have one."""

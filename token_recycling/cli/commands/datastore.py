@@ -30,9 +30,9 @@ def build(
         raise ValueError(f"--output must be a file, got the folder {output}")
     loading.check_source(model)
     with running.loading_shown(model):
-        from ...drafters._shared.training.corpus import documents
         from ...drafters.rest import datastore as library
         from ...recycling.matrix_file import fingerprint
+        from ...training.corpus import documents
 
         tokenizer = loading.load_tokenizer(model)
     with console.working("reading", bytes_of(found)) as advance:

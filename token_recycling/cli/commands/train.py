@@ -14,13 +14,13 @@ from rich.table import Table
 
 from ..._util.extras import lacking
 from ..._util.prompts import bytes_of, text_files
-from ...drafters._shared.training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun
 from ...model import loading
+from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun
 from .. import console, running
 from ..options import Device, DType, Json, Model, ModelOptions, Threads
 
 if TYPE_CHECKING:
-    from ...drafters._shared.training.continuations import Continuations
+    from ...training.continuations import Continuations
 
 train = console.group("Trains what some drafters need beside a model.")
 
@@ -92,8 +92,7 @@ def eagle(
     """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
 
     def prepared() -> Prepared:
-        from ...drafters.eagle.train import train
-        from ...drafters.eagle.train_options import EagleTraining
+        from ...training.eagle import EagleTraining, train
 
         training = EagleTraining(version, vocabulary, intermediate, unrolled, batch=batch, seed=seed)
         return training, partial(train, training)
@@ -130,8 +129,7 @@ def medusa(
     """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
 
     def prepared() -> Prepared:
-        from ...drafters.medusa.train import train
-        from ...drafters.medusa.train_options import MedusaTraining
+        from ...training.medusa import MedusaTraining, train
 
         training = MedusaTraining(heads, blocks, own_output, batch=batch, seed=seed)
         return training, partial(train, training)
@@ -180,8 +178,7 @@ def specdec_pp(
     """
 
     def prepared() -> Prepared:
-        from ...drafters.specdec_pp.train import train
-        from ...drafters.specdec_pp.train_options import SpecDecTraining
+        from ...training.specdec_pp import SpecDecTraining, train
 
         training = SpecDecTraining(depth, rejection_weight, target_share, draft_temperature, batch, seed)
         return training, partial(train, training)
@@ -249,9 +246,9 @@ def _beside(draft: str) -> Path:
 
 def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, options: TextOptions) -> Continuations:
     """Return the target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
-    from ...drafters._shared.training.continuations import continuations, pieces
-    from ...drafters._shared.training.corpus import documents
     from ...hf.accelerate import generate
+    from ...training.continuations import continuations, pieces
+    from ...training.corpus import documents
 
     with console.working("reading", bytes_of(files)) as advance:
         texts = documents(files, loaded.tokenizer, advance)

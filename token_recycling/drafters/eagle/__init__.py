@@ -27,8 +27,8 @@ from ...trees.templates import Template, parse_paths, template_from
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
 from .._shared.placed import placed_copy
+from .._shared.saved import TrainedPartError, check_model
 from .._shared.states import StatesDrafter, StatesSequence
-from .._shared.training.saved import TrainedPartError, check_model
 from .formats import load_head
 from .reader import HeadReader, PlacedHead
 

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.activations import ACT2FN
 
 from ..._util.files import replacing
-from .._shared.training.saved import TrainedPartError, describe_part, described_part
+from .._shared.saved import TrainedPartError, describe_part, described_part
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 
 KIND = "eagle"

@@ -27,8 +27,8 @@ from ...trees.draft import Context, Draft, Step
 from ...trees.templates import Template, best_paths, template_from, tree_of
 from .._base import DrafterTraits, SequenceDrafter, check_at_least
 from .._shared.placed import placed_copy
+from .._shared.saved import TrainedPartError, check_model
 from .._shared.states import StatesDrafter, best_product, product_draft
-from .._shared.training.saved import TrainedPartError, check_model
 from .heads import MedusaHeads, load_heads
 
 _STATIC = "static"

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from .._shared.training.saved import TrainedPartError, load_part, save_part
+from .._shared.saved import TrainedPartError, load_part, save_part
 
 KIND = "medusa"
 

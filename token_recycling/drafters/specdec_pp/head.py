@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...model.inspection import output_width
-from .._shared.training.saved import TrainedPartError, check_model, load_part, save_part
+from .._shared.saved import TrainedPartError, check_model, load_part, save_part
 
 KIND = "specdec_pp"
 """Name of the part, and of its folder within that of the draft model."""

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ...._util.files import replacing
+from .._util.files import replacing
 from .declaration import Schedule
 
 Batch = TypeVar("Batch")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...._util.prompts import STANDARD_INPUT
+from .._util.prompts import STANDARD_INPUT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

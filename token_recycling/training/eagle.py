@@ -15,22 +15,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad, smooth_l1_loss
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from ...model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
-from ...model.tree_model import TreeModel
-from .._shared.placed import placed_copy
-from .._shared.training.continuations import Continuations
-from .._shared.training.declaration import Trained, TrainingRun
-from .._shared.training.loop import Shuffled, Task, fit
-from .formats import THETA, save_head
-from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
-from .train_options import EagleTraining
+from ..drafters._shared.placed import placed_copy
+from ..drafters.eagle.formats import THETA, save_head
+from ..drafters.eagle.head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
+from ..model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
+from ..model.tree_model import TreeModel
+from .continuations import Continuations
+from .declaration import Trained, Training, TrainingRun
+from .loop import Shuffled, Task, fit
+
+
+@dataclass(frozen=True)
+class EagleTraining(Training):
+    """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
+
+    version: int = 3
+    """1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3)."""
+    vocabulary: int = 32000
+    """Tokens that a head of version 3 can predict: the most frequent ones."""
+    intermediate: int = 0
+    """Width within the layer's network; 0: as the target's."""
+    unrolled: int = 0
+    """Passes over its own outputs, each a token deeper; 0: as published, 1 or 7."""
+    decay: float = 0.8
+    """Weight of the loss of a pass, to the power of its number."""
+    batch: int = 4
+    """Outputs per batch."""
+    seed: int = 0
+    """Random seed."""
+
+    def __post_init__(self) -> None:
+        if self.version not in (1, 3):
+            raise ValueError(f"version must be 1 or 3, got {self.version}")
+
+    @property
+    def passes(self) -> int:
+        """Passes of the head over a batch, the first one over the target's states."""
+        return self.unrolled or (1 if self.version == 1 else 7)
+
 
 DEPTHS, RANKS = 5, 10
 """Depths, and candidates at each, whose acceptance is measured."""

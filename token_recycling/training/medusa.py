@@ -10,19 +10,37 @@ Cost of a batch: a forward pass of the target, and the output layer, forward and
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from ...model.inspection import last_state, layer_states, output_layer, output_width, weights_fingerprint
-from ...model.tree_model import TreeModel
-from .._shared.training.continuations import Continuations
-from .._shared.training.declaration import Trained, TrainingRun
-from .._shared.training.loop import Shuffled, Task, fit
-from .heads import MedusaHeads, save_heads
-from .train_options import MedusaTraining
+from ..drafters.medusa.heads import MedusaHeads, save_heads
+from ..model.inspection import last_state, layer_states, output_layer, output_width, weights_fingerprint
+from ..model.tree_model import TreeModel
+from .continuations import Continuations
+from .declaration import Trained, Training, TrainingRun
+from .loop import Shuffled, Task, fit
+
+
+@dataclass(frozen=True)
+class MedusaTraining(Training):
+    """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
+
+    heads: int = 4
+    """Heads, each of which predicts one more token ahead."""
+    blocks: int = 1
+    """Residual blocks of a head."""
+    own_output: bool = False
+    """An output layer for each head, as in the paper: large."""
+    decay: float = 0.8
+    """Weight of a head's loss: this to the power of its number."""
+    batch: int = 2
+    """Outputs per batch."""
+    seed: int = 0
+    """Random seed."""
+
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 NOTHING = -100

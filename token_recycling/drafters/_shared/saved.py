@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from ...._util.files import replacing
+from ..._util.files import replacing
 
 VERSION = 1
 _SAMPLED_MATRICES = 64

@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from ...._util.files import replacing
-from ....model.inspection import weights_fingerprint
-from ....model.tree_model import TreeModel
+from .._util.files import replacing
+from ..model.inspection import weights_fingerprint
+from ..model.tree_model import TreeModel
 
 Generate = Callable[..., Any]
 """As `hf.accelerate.generate`: takes a model, ids (batch, length), a drafter's name and arguments of `model.generate`;

@@ -1,7 +1,7 @@
 """What the trainings of drafters share: options, inputs and results.
 
-A drafter with a trained part has two files in its folder. `train_options.py` has a subclass of `Training`, the options.
-`train.py` has the function `train(options, run)`, which does the work. The command is in `cli/commands/train.py`.
+Each training is one file: a subclass of `Training`, the options, and the function `train(options, run)`, which does the
+work. The commands are in `cli/commands/train.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ....model.tree_model import TreeModel
+    from ..model.tree_model import TreeModel
     from .continuations import Continuations
 
 
