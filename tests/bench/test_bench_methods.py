@@ -7,8 +7,11 @@ import torch
 from support import tiny
 from support.benching import decoded
 from support.drafters import learned
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from token_recycling.bench.methods import BenchmarkConfig, Call, Drafted, Oracle, parse
+from token_recycling.bench.methods import BenchmarkConfig, Call, Drafted, Oracle, ReplaySelector, parse
+from token_recycling.loop.state import Sequence
 from token_recycling.model.info import UnsupportedModelError
 
 
@@ -90,6 +93,14 @@ def test_replay_follows_the_text_whatever_the_model_says(counting):
     # Drafts are cut where the text ends: of 4 + 3 + 2 nodes 4 + 0 + 2 were right.
     assert (found.stats.drafted, found.stats.discarded) == (9, 3)
     assert found.stats.accepted == {(1, 0): 2, (2, 0): 2, (3, 0): 1, (4, 0): 1}
+
+
+def test_no_choice_is_made_for_all_nodes_at_once(counting):
+    """As on accelerators, where the model's own choices would take the place of the text."""
+    sequence = Sequence(torch.tensor([1, 2]), StoppingCriteriaList([MaxLengthCriteria(4)]))
+    selector = ReplaySelector(sequence, torch.tensor([7, 9]), LogitsProcessorList())
+    assert (selector.greedy, selector.at_every_node) == (False, False)
+    assert selector(torch.eye(16)[3]) == 7
 
 
 def test_in_replay_a_drafter_learns_from_the_models_logits(counting):

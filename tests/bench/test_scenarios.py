@@ -38,10 +38,12 @@ def test_outputs_are_held_to_the_grammar_of_their_question(tmp_path):
             assert not isinstance(event.outcomes, Exception), event.outcomes
             said.append(where.decoded(event.outcomes[0].tokens[0]))
 
-    rows = benching.run(where, benching.plan(["recycling:tree=4"], questions, False), tmp_path / "out", hook)
-    assert [row["identical"] for row in rows] == [None, True] * 2
-    assert set(said[:2]) <= {"yes", "no"}
-    assert set(said[2:]) <= {'"a"', '"b"'}
+    specs = ["recycling:tree=4", "forced:recycling:tree=4"]
+    rows = benching.run(where, benching.plan(specs, questions, False), tmp_path / "out", hook)
+    assert [row["identical"] for row in rows] == [None, True, None] * 2
+    assert [row["steps"] for row in rows[1::3]] == [row["steps"] for row in rows[2::3]], "drafts follow the grammar"
+    assert set(said[:3]) <= {"yes", "no"}
+    assert set(said[3:]) <= {'"a"', '"b"'}
 
 
 def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):

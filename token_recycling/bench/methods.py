@@ -343,10 +343,10 @@ class ReplaySelector(TokenSelector):
 
     def __init__(self, sequence: DecodedSequence, reference: torch.Tensor, processors: LogitsProcessorList) -> None:
         """`reference` (length,): the tokens after the prompt."""
-        super().__init__(sequence, LogitsProcessorList(), sample=False)
+        super().__init__(sequence, processors, sample=False)  # drafts follow the grammar of a processor
         self._own = TokenSelector(sequence, processors, sample=False)
         self._start, self._reference = sequence.length, reference.tolist()
-        self.greedy = False  # so that every choice is made here
+        self.greedy = self.at_every_node = False  # so that every choice is made here, on accelerators too
 
     def __call__(self, logits: torch.Tensor) -> int:
         self._own(logits)
