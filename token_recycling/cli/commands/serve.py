@@ -17,7 +17,18 @@ from ...model import loading
 from ...serving.keys import parse_keys
 from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation
 from .. import console, running
-from ..options import Device, DeviceMap, Drafting, DType, Model, Prepack, Threads, completed_drafters, takes
+from ..options import (
+    Device,
+    DeviceMap,
+    Drafting,
+    DType,
+    Model,
+    ModelOptions,
+    Prepack,
+    Threads,
+    completed_drafters,
+    takes,
+)
 
 if TYPE_CHECKING:
     from ...serving.engine import Engine
@@ -102,6 +113,7 @@ def serve(
 ) -> None:
     """Serve a model by the APIs of OpenAI (completions, chat, responses) and Anthropic (messages); Ctrl-C stops it."""
     loading.check_source(model)
+    options = ModelOptions(model, dtype, device, device_map, threads, prepack, settings["reproducible"])
     keys = parse_keys(api_key or [], api_key_file)
     learning, why = (
         (isolation, "as asked") if isolation else default_isolation(host, bool(keys), settings["reproducible"])
@@ -131,7 +143,7 @@ def serve(
             **settings,
         )
         with running.loading_shown(model):
-            loaded = loading.load(model, dtype, device, threads, prepack, settings["reproducible"], device_map)
+            loaded = options.load()
         running.note_dtype(dtype, loaded)
         if template is not None:
             loaded.tokenizer.chat_template = template
