@@ -4,9 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 
 import pytest
+import torch
 from support import tiny
 from support.adapters import adapted
 from support.runs import decoded, plain
+from transformers import StoppingCriteriaList
 
 import token_recycling as tr
 from token_recycling.cuda_graphs.passes import CapturedPasses
@@ -39,15 +41,41 @@ def waited(monkeypatch, recorded):
     return Waited(monkeypatch)
 
 
+class Held:
+    """A call of `generate` in captured passes, in a thread of its own, that goes on when it may."""
+
+    def __init__(self, pool, model, ids):
+        self.begun, self.may = Event(), Event()
+        self._call = pool.submit(
+            tr.generate,
+            model,
+            ids,
+            drafter="plain",
+            fast=True,
+            max_new_tokens=20,
+            do_sample=False,
+            stopping_criteria=StoppingCriteriaList([self._wait]),
+        )
+        assert self.begun.wait(LONGEST)
+
+    def _wait(self, ids, scores, **_):
+        self.begun.set()
+        assert self.may.wait(LONGEST)
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    def text(self):
+        self.may.set()
+        return self._call.result(LONGEST)[0, TEXTS[0].shape[1] :].tolist()
+
+
 def test_another_thread_waits_where_they_are_insisted_on(model, waited):
     wanted = [plain(model, ids) for ids in TEXTS]
-    first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
-    said = next(first).tokens
-    with ThreadPoolExecutor(1) as other:
-        second = other.submit(decoded, model, TEXTS[1], "plain", max_new_tokens=20)
+    with ThreadPoolExecutor(2) as pool:
+        first = Held(pool, model, TEXTS[0])
+        second = pool.submit(decoded, model, TEXTS[1], "plain", max_new_tokens=20)
         assert waited.began.wait(LONGEST)
         assert not second.done()
-        assert [*said, *(token for step in first for token in step.tokens)] == wanted[0]
+        assert first.text() == wanted[0]
         text, stats = second.result(LONGEST)
     assert text == wanted[1]
     assert stats.path.startswith("fast")
@@ -55,13 +83,12 @@ def test_another_thread_waits_where_they_are_insisted_on(model, waited):
 
 def test_a_model_that_changes_meanwhile_is_captured_anew(model, waited):
     head = adapted(model)
-    first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
-    next(first)
     waited.then = lambda: setattr(head, "active", ["b"])
-    with ThreadPoolExecutor(1) as other:
-        second = other.submit(decoded, model, TEXTS[1], "plain", max_new_tokens=20)
+    with ThreadPoolExecutor(2) as pool:
+        first = Held(pool, model, TEXTS[0])
+        second = pool.submit(decoded, model, TEXTS[1], "plain", max_new_tokens=20)
         assert waited.began.wait(LONGEST)
-        first.close()  # type: ignore[attr-defined]
+        first.text()
         text, _ = second.result(LONGEST)
     assert head.active == ["b"]
     assert text == plain(model, TEXTS[1])
