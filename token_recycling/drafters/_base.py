@@ -19,8 +19,8 @@ from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
     from ..costs.costs import Costs
-    from ..model.tree_model import TreeModel
-
+    from ..grammar.grow import GrammarStatistics
+from ..model.tree_model import TreeModel
 
 PREDICTED = "predicted_tokens"
 """Key of `statistics`: output tokens that the predicted output contained."""
@@ -43,6 +43,8 @@ class DrafterTraits:
     """Drafts from predicted output, if the caller gives any (`SequenceDrafter.predict`)."""
     within_grammars: bool = False
     """Drafts within the grammar state `Context.state` itself; other drafts are cut and completed by the loop."""
+    grammar_statistics: GrammarStatistics | None = None
+    """What targets choose within grammars, kept for all sequences; None: each sequence has its own."""
     samples: bool = False
     """May sample draft tokens where the output is sampled (`Draft.sampled_from`)."""
     reproducible: bool = False

@@ -8,6 +8,7 @@ drafts of the others the forbidden nodes are dropped here, and forced chains sta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,11 +29,11 @@ _FIRST, _NEXT = 0.6, 0.4
 class Constraint:
     """The grammar of one sequence, and what the target took of what it allowed."""
 
-    def __init__(self, state: State, length: int) -> None:
-        """`state` follows the prompt, which has `length` tokens."""
+    def __init__(self, state: State, length: int, statistics: GrammarStatistics | None = None) -> None:
+        """`state` follows the prompt, which has `length` tokens; `statistics`: those that other sequences share."""
         self._state: State | None = state
         self._read = length
-        self._statistics = GrammarStatistics()
+        self._statistics = GrammarStatistics() if statistics is None else statistics
 
     def at(self, sequence: np.ndarray) -> State | None:
         """Return the state after a sequence (length,) that continues the last one; None where it is unknown."""
@@ -79,19 +80,26 @@ class Constraint:
         )
         return Draft.of(grown, parents, probabilities)
 
-    def learn(self, state: State, step: Step) -> None:
-        """Learn which of the allowed tokens the target chose; `state` is that of the step's root."""
+    def learn(self, state: State, step: Step) -> Step:
+        """Learn which of the allowed tokens the target chose; `state` is that of the step's root. Return the step with
+        the states of its nodes, which drafters learn from.
+        """
         states = states_of(state, step.draft.parents.tolist(), step.draft.tokens.tolist())
         self._statistics.learn_path([states[node] for node in step.accepted], step.tokens)
+        return replace(step, grammar_states=states)
 
 
 def constraint_of(
-    processors: Sequence[LogitsProcessor], padded: torch.Tensor, length: int, timed: bool = True
+    processors: Sequence[LogitsProcessor],
+    padded: torch.Tensor,
+    length: int,
+    timed: bool = True,
+    statistics: GrammarStatistics | None = None,
 ) -> Constraint | None:
     """Return the grammar that `processors` hold a sequence to, or None without one.
 
     `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens. `timed`: whether a
-    clock may decide that drafts no longer follow a slow grammar.
+    clock may decide that drafts no longer follow a slow grammar. `statistics`: those that other sequences share.
     """
     state = state_of(processors, padded, timed) if processors else None
-    return None if state is None else Constraint(state, length)
+    return None if state is None else Constraint(state, length, statistics)

@@ -253,11 +253,15 @@ class RequestState:
         """(length,) int64."""
         self.traits: DrafterTraits = self.drafter.traits
         self.constraint = constraint_of(
-            self.selector.processors, self.sequence.padded, self.sequence.length, self.timed
+            self.selector.processors,
+            self.sequence.padded,
+            self.sequence.length,
+            self.timed,
+            self.traits.grammar_statistics,
         )
         """The grammar that constrains it, if a processor of a known library does."""
         self._asked_at: State | None = None
-        """Grammar state at the last draft's root, where the draft was fitted to it."""
+        """Grammar state at the last draft's root, where it is known."""
         self.draft_generator: torch.Generator | None = None
         """Random numbers of sampled drafts; the selector's are left to the tokens of the target."""
         if self.traits.samples and self.selector.sample:
@@ -316,17 +320,17 @@ class RequestState:
         draft = self.started(target, costs).draft(
             Context(tokens.to(device), remaining, warp, state, self.draft_generator)
         )
+        self._asked_at = state
         if self.constraint is None or state is None or self.traits.within_grammars:
             return draft
-        self._asked_at = state
         return self.constraint.fitted(draft, state, remaining)
 
     def observe(self, target: TreeModel, costs: Costs, step: Step) -> None:
         """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
-        self.started(target, costs).observe(step)
         state, self._asked_at = self._asked_at, None
         if self.constraint is not None and state is not None:
-            self.constraint.learn(state, step)
+            step = self.constraint.learn(state, step)
+        self.started(target, costs).observe(step)
 
     def deepest(self, target: TreeModel) -> int:
         """Return the maximum depth of a node: limited by tokens to emit and by the target's positions."""

@@ -259,6 +259,8 @@ class Step:
     """The result of `top`, where the device has found it already."""
     states: torch.Tensor | None = None
     """(n, states * hidden): the hidden states that the drafter's traits name (`states`), side by side."""
+    grammar_states: Sequence[State | None] | None = None
+    """The grammar state at every node, None where the grammar forbids it; None as a whole without a grammar."""
 
     def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the k most probable tokens after every node, or `nodes` (n,), and their probabilities: (n, k) int32,

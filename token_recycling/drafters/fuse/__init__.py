@@ -72,6 +72,7 @@ class Fuse(Drafter):
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),
             predictions=any(part.predictions for part in parts),
+            grammar_statistics=next((part.grammar_statistics for part in parts if part.grammar_statistics), None),
             samples=any(part.samples for part in parts),
             reproducible=all(part.reproducible for part in parts),
         )

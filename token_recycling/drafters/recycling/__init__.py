@@ -59,6 +59,7 @@ class Recycling(Drafter, Options):
             top_k=self.k,
             predictions=self.suffix,
             within_grammars=self.template is None,
+            grammar_statistics=self.grammar_statistics,
             reproducible=True,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,6 @@ from ..._util.compiled import compiling
 from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs
 from ...grammar.allowed import top_allowed
-from ...grammar.grow import states_of
 from ...grammar.state import State
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT
@@ -108,15 +107,15 @@ class RecyclingSequence(SequenceDrafter):
         learnable = np.arange(len(draft))[step.learnable]
         # A row that predicted right stays.
         teaching = learnable[~self._recycler.matrix.predicts(ngrams[learnable], chosen[learnable])]
-        if self._state is None:
+        if step.grammar_states is None:
             self._recycler.matrix.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
         else:
-            self._learn_within(self._state, step, teaching, ngrams)
+            self._learn_within(step.grammar_states, step, teaching, ngrams)
 
-    def _learn_within(self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray) -> None:
+    def _learn_within(
+        self, states: Sequence[State | None], step: Step, teaching: np.ndarray, ngrams: np.ndarray
+    ) -> None:
         """Learn which of the allowed tokens the target chooses: its other candidates never become output."""
-        states = states_of(root, step.draft.parents.tolist(), step.draft.tokens.tolist())
-        self.drafter.grammar_statistics.learn_path([states[node] for node in step.accepted], step.tokens)
         choices = {
             node: state for node in teaching.tolist() if (state := states[node]) is not None and not state.single
         }
