@@ -193,6 +193,20 @@ def tables(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def mutants(session: nox.Session) -> None:
+    """300 random mutants, against the tests that run their lines (hours); `-- run --part FOLDER` runs some of them."""
+    here(session, "pip", "install", "--quiet", "--constraint", "constraints.txt", "cosmic-ray==8.7.0", "coverage")
+    program = [sys.executable, "scripts/mutants.py"]
+    if session.posargs:
+        session.run(*program, *session.posargs, external=True)
+        return
+    if not (ROOT / "build" / "mutants" / "lines.json").exists():
+        session.run(*program, "coverage", external=True)
+    session.run(*program, "run", external=True)
+    session.run(*program, "report", external=True)
+
+
+@nox.session(python=False)
 def pages(session: nox.Session) -> None:
     """Every command line and block of code of the documentation."""
     here(session, "pytest", "tests/docs", "-m", "nightly or not nightly")
