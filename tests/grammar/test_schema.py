@@ -28,7 +28,8 @@ VALUES: list[Any] = [
 INTEGER = {"$defs": {"i": {"type": "integer"}, "a/b c": {"type": "integer"}, "n": {"$anchor": "named", "const": 7}}}
 ENFORCED: list[dict[str, Any]] = [
     {"type": "string"}, {"type": "integer"}, {"type": ["integer", "null"]}, {"type": ["number", "integer"]}, {},
-    {"pattern": "^a"}, {"maxLength": 3}, {"minLength": 2}, {"minimum": 100}, {"maximum": 1}, {"exclusiveMinimum": 5},
+    {"pattern": "^a"}, {"pattern": "^a[\\x00-\\x7f]b$"}, {"pattern": "^a\\x01?$"},
+    {"maxLength": 3}, {"minLength": 2}, {"minimum": 100}, {"maximum": 1}, {"exclusiveMinimum": 5},
     {"minimum": 5, "exclusiveMinimum": True}, {"exclusiveMinimum": True}, {"maximum": 5, "exclusiveMaximum": False},
     {"minimum": 5, "anyOf": [{"type": "number"}], "exclusiveMinimum": True},
     {"multipleOf": 5}, {"type": "number", "multipleOf": 0.5}, {"type": "integer", "maximum": 9223372036854775807},
@@ -85,6 +86,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"a/b": {"pattern": "(?=x)"}}}, "#/properties/a~1b/pattern"),
     ({"pattern": r"(a)\1"}, "#/pattern"),
     ({"pattern": r"^a\b"}, "#/pattern"),
+    ({"properties": {"a": {"type": "string", "pattern": r"^a\x00$"}}, "required": ["a"], "type": "object"}, "#"),
+    ({"patternProperties": {r"^a\x00": {}}}, "#/patternProperties"),
     ({"patternProperties": {"^a": {"type": "string"}, "^ab": {}}}, "#/patternProperties"),
     ({"format": "unknown"}, "#/format"),
     ({"items": {"format": "phone"}}, "#/items/format"),

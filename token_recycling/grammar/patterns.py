@@ -7,6 +7,7 @@ ECMA-262 match.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 _SPACE = r"\t\n\x0B\x0C\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -21,6 +22,9 @@ _CLASSES = {
     "s": (_SPACE, _ANY_SPACE),
 }
 """For each escape of a class: the characters that are in it in both dialects, and those that are in it in either."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\[acev0]|\\[xu]\{?0*(?:[01][0-9a-fA-F]|[0-9a-fA-F]|7[fF])(?![0-9a-fA-F])")
+WRITABLE = r"^[^\x00-\x07\x0B\x0E-\x1f\x7f]*$"
+"""A pattern in Rust's syntax of all strings without control characters that have no short escape in JSON."""
 _NEWLINES = r"\n\r\u2028\u2029"
 
 
@@ -29,6 +33,11 @@ def translated(pattern: str) -> str:
     Raise ValueError for a pattern that ends within an escape or a class.
     """
     return "".join(_pieces(pattern))
+
+
+def may_name_control_characters(pattern: str) -> bool:
+    """Whether a pattern may name control characters. Where those cannot be written, llguidance 1.9.1 skips them."""
+    return _CONTROL.search(pattern) is not None
 
 
 def whole(pattern: str) -> str:

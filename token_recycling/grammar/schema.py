@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from .formats import FORMATS, INTEGERS
-from .patterns import translated
+from .patterns import WRITABLE, may_name_control_characters, translated
 
 Schema = dict[str, Any] | bool
 
@@ -400,6 +400,8 @@ class _Node:
         pattern = self._get("pattern", lambda value: isinstance(value, str), "a string")
         if pattern is not None and (rust := self._translated("pattern", pattern)) is not None:
             self._own["pattern"] = rust
+            if may_name_control_characters(pattern):
+                self._others.append({"pattern": WRITABLE})
         name = self._get("format", lambda value: isinstance(value, str), "a string")
         if name is None:
             return
@@ -414,6 +416,9 @@ class _Node:
             self._own.update(merged)
 
     def _translated(self, keyword: str, pattern: str) -> str | None:
+        if keyword != "pattern" and may_name_control_characters(pattern):
+            self._note(keyword, f"{_shown(pattern)} names control characters")
+            return None
         try:
             return translated(pattern)
         except ValueError as error:
