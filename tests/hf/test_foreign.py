@@ -13,7 +13,15 @@ import torch
 import transformers
 from peft.tuners.lora import LoraLayer
 from support import tiny
-from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import token_recycling as tr
@@ -193,6 +201,21 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
 @pytest.mark.parametrize(("bring", "reason"), HOOKS.values(), ids=HOOKS)
 def test_hooks(bring, reason, ids):
     compare(bring, reason, ids)
+
+
+def across(module, inputs, output):
+    return output + 0.5 * output.mean(dim=0, keepdim=True)
+
+
+def alone(module, inputs, output):
+    return output + VECTOR if output.shape[0] == 1 else output
+
+
+@pytest.mark.parametrize("ends", [None, list(range(0, 60, 3))])
+def test_hooks_that_look_at_a_batch(ends):
+    for ids in (IDS, BATCH):
+        compare(hooked(lambda: alone), None, ids, eos_token_id=ends)
+        compare(hooked(lambda: across), None if len(ids) == 1 else "other sequences", ids, eos_token_id=ends)
 
 
 def test_a_random_hook_is_left_to_generate():
@@ -480,6 +503,28 @@ def test_a_hook_for_each_call_is_tried_once(monkeypatch):
         model.generate(IDS, **GREEDY)
         assert model.acceleration.fallback is None
     assert len(tried) == 1
+
+
+def attending(scale: Callable[[torch.Tensor], Any]) -> Bring:
+    def attention(module, query, key, value, mask, **options):
+        return sdpa_attention_forward(module, query * scale(query), key, value, mask, **options)
+
+    def bring():
+        AttentionInterface.register("of the test", attention)
+        AttentionMaskInterface.register("of the test", sdpa_mask)
+        model = llama()
+        model.set_attn_implementation("of the test")
+        return model
+
+    return bring
+
+
+@pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])
+def test_attention_of_ones_own(ids):
+    """Accelerated calls attend with sdpa in place of implementations that take no tree mask."""
+    compare(attending(lambda query: 1.0), None, ids)
+    compare(attending(lambda query: 2.5), "attending.<locals>.attention", ids)
+    compare(attending(lambda query: query.shape[2]), "attending.<locals>.attention", ids)
 
 
 # Modes and configurations

@@ -28,6 +28,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from .foreign import (
     ATTRIBUTES_OF_TORCH,
     OF_FAMILIES,
+    attention_functions,
     foreign_hooks,
     hooks_of,
     is_foreign,
@@ -147,6 +148,7 @@ class Fingerprint:
         self.numbers = written
         things: list[Any] = [getattr(kinds[0], name, None) for name in _METHODS_AROUND]
         things += foreign_hooks(None)
+        things += attention_functions(model)
         distinct = set(kinds)
         things += [kind.forward for kind in distinct if isinstance(kind.forward, FunctionType)]
         for kind in distinct:

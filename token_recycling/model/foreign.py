@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_modules
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
 """Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
@@ -63,6 +65,11 @@ def own_class(model: torch.nn.Module) -> type:
 def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
     """Return the foreign code around and in a model, in the order of its modules."""
     found = [Foreign(f"the global forward hook {name_of(hook)}", hook) for hook in foreign_hooks(None)]
+    found += [
+        Foreign(f"the attention function {name_of(function)}, registered by name", function)
+        for function in attention_functions(model)
+        if is_foreign(function)
+    ]
     classes: set[type] = set()
     for path, module in model.named_modules():
         where = path or type(model).__name__
@@ -183,6 +190,15 @@ def foreign_hooks(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]
     for part in (hook, *getattr(hook, "hooks", ())):
         if part is not None and not is_own(type(part).__module__):
             yield part
+
+
+def attention_functions(model: torch.nn.Module) -> Iterator[Any]:
+    """What is registered with transformers for a model's attention and its masks, below our own stand-ins."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        function = interface.get(name) if name is not None else None
+        if function is not None:
+            yield getattr(function, "before", function)
 
 
 def foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:

@@ -93,7 +93,7 @@ def tested(model: PreTrainedModel, known: ModelInfo) -> ModelInfo:
     """
     kept = kept_of(model)
     kept.forget(_SELF_TEST)
-    made = kept.get(_SELF_TEST, lambda: _verdict(model, known))
+    made = kept.get(_SELF_TEST, lambda: replace(_verdict(model, known), code=kept.code))
     return replace(known, reason=made.reason, difference=made.difference, notes=(*known.notes, *made.notes))
 
 

@@ -230,6 +230,10 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
         for step, node in enumerate(paths[-1]):
             if size := off(again[:, step], wanted[node]):
                 return what.format(size) + "between equal calls of generate"
+    if batch > 1:
+        others = torch.cat([texts[:1], texts[1:].flip(1)])
+        if size := off(_behind(target, others, tree, tokens)[0], _behind(target, texts, tree, tokens)[0]):
+            return what.format(size) + "by the other sequences of a batch"
     if batch == 1 and not target.info.recurrent and target.info.border is None:
         logits = first_pass(target, texts[0], Draft(torch.cat([texts[0, -1:], tokens]), parents), target.new_cache())
         for node, expected in wanted.items():
