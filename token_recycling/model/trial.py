@@ -232,7 +232,7 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
                 return what.format(size) + "between equal calls of generate"
     if batch > 1:
         others = torch.cat([texts[:1], texts[1:].flip(1)])
-        if size := off(_behind(target, others, tree, tokens)[0], _behind(target, texts, tree, tokens)[0]):
+        if size := off(_behind(target, others, parents, tokens)[0], _behind(target, texts, parents, tokens)[0]):
             return what.format(size) + "by the other sequences of a batch"
     if batch == 1 and not target.info.recurrent and target.info.border is None:
         logits = first_pass(target, texts[0], Draft(torch.cat([texts[0, -1:], tokens]), parents), target.new_cache())
