@@ -1,8 +1,11 @@
 """The command `serve`: its options, what of them it refuses, and its end."""
 
+import contextlib
+import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +17,7 @@ from support.commandline import run
 from support.serving import matrix_path, serving
 from support.speaking import chatty, speaking_llama
 
+from token_recycling.cli.commands.serve import _bound
 from token_recycling.recycling.matrix_file import read_matrix_file
 from token_recycling.serving.settings import DEFAULT_OFFERS, Isolation
 
@@ -106,6 +110,17 @@ def test_wrong_options_are_refused_in_one_line(folder, name):
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert word in result.stderr.splitlines()[-1]
+
+
+def test_the_port_is_taken_at_once_and_listens_when_the_model_is_loaded():
+    """A health check is refused until then, rather than kept waiting; the address is checked before anything slow."""
+    with contextlib.closing(_bound("127.0.0.1", 0)) as bound, socket.socket() as early, socket.socket() as late:
+        address = bound.getsockname()
+        assert early.connect_ex(address) == errno.ECONNREFUSED
+        bound.listen()
+        assert late.connect_ex(address) == 0
+        with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1 port {address[1]}"):
+            _bound(*address)
 
 
 def test_a_port_that_is_taken(folder):
