@@ -1,5 +1,6 @@
 """The end of a server, and more connections than it takes."""
 
+import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,6 +8,9 @@ import httpx2
 import pytest
 from support import tiny
 from support.serving import serving, wait_for
+
+from token_recycling.serving.api import common
+from token_recycling.serving.engine import Job
 
 
 def test_more_connections_than_it_takes_get_503(model):
@@ -20,6 +24,29 @@ def test_more_connections_than_it_takes_get_503(model):
                 connection.close()
         wait_for(lambda: not server.server.server_state.connections)
         assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 200
+
+
+def test_a_client_that_reads_nothing_ends_its_stream(monkeypatch):
+    """With its generation, and without an error in the log."""
+    monkeypatch.setattr(common, "_SEND_TIMEOUT", 0.05)
+    sent, job = [], Job(new_drafter=lambda: None)
+
+    async def events():
+        while True:
+            yield b"data: 1\n\n"
+
+    async def send(message):
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(60)
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    scope = {"type": "http", "method": "POST", "path": "/"}
+    asyncio.run(asyncio.wait_for(common.EventStream(job, events(), {})(scope, receive, send), 10))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert job.cancelled
 
 
 def test_requests_finish_after_a_shutdown_has_begun(model):
