@@ -65,7 +65,7 @@ def bytes_of(cache) -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("fast", [False])
+@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("windows", ["none", "all", "some"])
 def test_at_no_time_a_call_holds_a_quarter_more_than_plain_generate(windows, fast, monkeypatch):
     monkeypatch.setattr(support, "_by_surroundings", lambda device: None)  # of modes, such as this one that counts

@@ -8,6 +8,7 @@ replay. A capture takes three runs, which count as compilation, not as a step.
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -19,6 +20,8 @@ import torch
 from .._util.compiled import compiling
 from .._util.locks import CAPTURING
 
+logger = logging.getLogger("token_recycling")
+
 _MOST = 96
 """Graphs that are kept, the most recent ones."""
 
@@ -29,6 +32,8 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
+        self.stopped = False
+        """Whether nothing is captured any more, since memory did not suffice."""
         if device.type == "cuda":
             # Memory of a pool is used again by later captures on the same stream alone.
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
@@ -41,15 +46,28 @@ class Graphs:
         """Drop all graphs: something they point to has moved."""
         self._kept.clear()
 
+    def stop(self, reason: str) -> None:
+        """Drop all graphs and capture no more, with a warning."""
+        self.forget()
+        if not self.stopped:
+            self.stopped = True
+            logger.warning("forward passes are no longer captured as CUDA graphs: %s", reason)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
     def run(self, key: Hashable, function: Callable[[], Any]) -> Any:
         """Return the result of `function()`: the same tensors for one key, with new numbers. The function may run
         several times, so what it changes must not depend on how often.
         """
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or self.stopped:
             return function()
         if key not in self._kept:
             began = time.perf_counter()
-            self._kept[key] = self._capture(function)
+            try:
+                self._kept[key] = self._capture(function)
+            except torch.OutOfMemoryError:
+                self.stop("there was not enough memory for one more")
+                return function()
             compiling.seconds += time.perf_counter() - began
             if len(self._kept) > _MOST:
                 self._kept.popitem(last=False)

@@ -15,7 +15,6 @@ from transformers.utils.logging import tqdm
 from ..model.fingerprint import operations_of
 from ..model.inspection import layer_states
 from ..model.kv_cache import TreeCache, keep_all, take_over, windowed_layer
-from ..model.prefill import cross_border
 from ..model.remembered import lasting
 from ..model.runner import EagerRunner, Pass, States
 from ..model.tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
@@ -81,6 +80,8 @@ class CapturedPasses:
         self._buffers: dict[tuple[int, int], _Buffer] = {}
         self._results: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
         self.batch = self.capacity = 0
+        self._addresses: list[int] = []
+        """Of the slots that the graphs use."""
         self.slots = self._empty(target)
 
     def describe(self) -> str:
@@ -118,7 +119,6 @@ class CapturedPasses:
 
     def _empty(self, target: TreeModel, drops: bool = True) -> TreeCache:
         """A cache without slots, whose layers drop what left their windows unless told otherwise."""
-        self._graphs.forget()
         self.batch = self.capacity = 0
         cache = target.new_cache()
         take_over(cache)
@@ -128,25 +128,33 @@ class CapturedPasses:
 
     @lasting()
     def begin(self, target: TreeModel, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
-        """Take over the sequences of a cache, of `lengths` cached tokens; they may grow up to `longest` tokens."""
+        """Hold the sequences of a cache, whose prompts have `lengths` tokens and which may grow up to `longest`, from
+        now on. They are copied if the cache holds something; else their prompts are read into these slots, and there is
+        no second copy.
+        """
         given, own = (windowed_layer(one.cache) for one in (cache, self.slots))
         if (given is None) != (own is None):
             self.slots = self._empty(target, drops=given is not None)
-        held = max(lengths)
-        self.reserve(len(lengths), min(longest + ROWS[-1], 2 * held + _AHEAD))
-        self.slots.take(cache, 0, lengths)
+        self.slots.cache.reset()
+        self.reserve(len(lengths), min(longest + ROWS[-1], 2 * max(lengths) + _AHEAD))
+        if cache.cache.get_seq_length():
+            self.slots.take(cache, 0, lengths)
 
     @lasting()
     def reserve(self, sequences: int, slots: int, nodes: int = _COMMON_ROWS[-1]) -> None:
-        """Have capacity for so many sequences and slots, those of the sequences kept; where buffers move, graphs that
-        point to them are forgotten.
+        """Have capacity for so many sequences and slots, those of the sequences kept. Where memory does not suffice for
+        graphs as well, passes are no longer captured.
         """
         batch, capacity = max(self.batch, batch_of(sequences)), self.capacity
         if slots > capacity:
             grain = max(1 << max(0, slots.bit_length() - 1), SHORTEST_BAND) // _EIGHTHS
             capacity = -(-slots // grain) * grain
-        if self.slots.reserve(batch, capacity, nodes):
-            self._graphs.forget()
+        try:
+            self.slots.reserve(batch, capacity, nodes)
+        except torch.OutOfMemoryError:
+            self._graphs.stop("there was not enough memory for longer sequences")
+            self.slots.reserve(batch, slots, nodes)
+            capacity = max(slots, self.capacity)
         self.batch, self.capacity = batch, capacity
 
     def join(self, target: TreeModel, other: TreeCache, sequences: int, held: int) -> None:
@@ -175,6 +183,9 @@ class CapturedPasses:
         batch, slots = batch_of(len(drafts)), max(lengths) + nodes
         self.reserve(batch, slots if slots <= self.capacity else 2 * self.capacity + nodes, nodes)
         shape = Shape(batch, nodes, min(band_of(slots), self.capacity), states)
+        if self._addresses != (addresses := self.slots.addresses()):
+            self._graphs.forget()  # which read and write elsewhere
+            self._addresses = addresses
         buffer = self._buffer(shape.batch, nodes)
         absent = shape.batch - len(drafts)
         pack([*drafts, *[drafts[0]] * absent], [*lengths, *[0] * absent], nodes, buffer.on_host)
@@ -237,27 +248,39 @@ class CapturedPasses:
 
 
 class GraphRunner:
-    """Makes the passes of one batch in the slots of captured passes, once its prompts are read."""
+    """Makes the passes of one batch in the slots of captured passes. Prompts are read into these slots by an eager
+    runner, so that there is no second copy. A cache that holds something already, as of a prompt that was read piece by
+    piece, is copied before the first captured pass.
+    """
 
     kind = CapturedPasses.kind
 
     def __init__(self, passes: CapturedPasses, eager: EagerRunner, longest: int) -> None:
         """`eager` reads the prompts; sequences may grow up to `longest` tokens."""
         self._passes, self._eager, self._longest = passes, eager, longest
-        self._captured = False
-        """Whether the sequences lie in the captured slots."""
+        self._given: Cache | None = None
+        """The cache that the batch began with, once the sequences lie in the captured slots."""
 
     @property
     def cache(self) -> Cache:
         """The cache in whose slots the sequences are."""
-        return self._passes.slots.cache if self._captured else self._eager.cache
+        return self._eager.cache
 
     def describe(self) -> str:
         return self._passes.describe()
 
+    def _move(self, sequences: Sequence[torch.Tensor]) -> None:
+        """Let the sequences lie in the captured slots from now on."""
+        lengths, given = [len(sequence) - 1 for sequence in sequences], self._eager.cache
+        self._passes.begin(self._eager.target, TreeCache(given), lengths, self._longest)
+        self._eager.move_to(self._passes.slots.cache)
+        self._given = given
+
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
     ) -> list[torch.Tensor] | None:
+        if self._given is None and not self.cache.get_seq_length():
+            self._move(sequences)
         return self._eager.prefill(sequences, cached, states)
 
     def forward(
@@ -268,35 +291,27 @@ class GraphRunner:
         states: States | None = None,
     ) -> Pass:
         target, lengths = self._eager.target, [len(sequence) - 1 for sequence in sequences]
-        if not self._captured:
-            if self._eager.cache.get_seq_length() < max(lengths):
-                return self._eager.forward(drafts, sequences, active, states)
-            self._passes.begin(target, self._eager.slots, lengths, self._longest)
-            self._captured = True
-        if target.info.border is not None:
-            cross_border(target, sequences, self.cache)
+        held = self.cache.get_seq_length()
+        if self._given is None and (not held or held >= max(lengths)):
+            self._move(sequences)
+        if held < max(lengths):
+            return self._eager.forward(drafts, sequences, active, states)
         layers = () if states is None else tuple(states(target.config.num_hidden_layers))
         self._eager.prepared()
         return self._passes.forward(target, drafts, lengths, layers)
 
     def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
-        if self._captured:
-            self._passes.slots.keep(seen.starts, seen.lengths, accepted)
-        else:
-            self._eager.keep(seen, accepted)
+        self._eager.keep(seen, accepted)
 
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
-        if self._captured:
-            self._passes.join(self._eager.target, other.slots, sequences, cached)
-        else:
+        if self._given is None:
             self._eager.join(other, sequences, cached)
+        else:
+            self._passes.join(self._eager.target, other.slots, sequences, cached)
 
     def leave(self, order: Sequence[int], cached: int) -> None:
-        if self._captured:
-            self._passes.move(order, cached)
-        else:
-            self._eager.leave(order, cached)
+        self._eager.leave(order, cached)
 
     def give_back(self, lengths: Sequence[int]) -> None:
-        if self._captured:
-            self._passes.write(self._eager.cache, lengths)
+        if self._given is not None:
+            self._passes.write(self._given, lengths)

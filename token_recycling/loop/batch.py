@@ -138,7 +138,7 @@ class Batch:
         sequences, cached = self._sequences, [request.cached for request in self.requests]
         if most is not None:
             sequences = [sequence[: held + most + 1] for sequence, held in zip(sequences, cached, strict=True)]
-        states = self._eager.prefill(sequences, cached, self._states)
+        states = self.runner.prefill(sequences, cached, self._states)
         if states is not None and most is not None:
             self._states_read += states
         elif states is not None:

@@ -218,8 +218,12 @@ class TreeLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states (batch, heads, n, size) and return views of all slots, or of those in the frame's band."""
         rows, n = len(key_states), key_states.shape[2]
-        if not self.buffers or (not self.length and self.rows != rows):  # emptied, for another number of sequences
+        if not self.buffers:
             self.lazy_initialization(key_states, value_states)
+        elif not self.length and self.rows != rows:  # emptied, for another number of sequences
+            self.rows, self.starts = 0, [0] * rows
+            self.reserve(rows, 0)
+            self.rows = rows
         if self.frame is not None:
             return self._update_frame(self.frame, key_states, value_states)
         start, surplus = self.columns, self.first_needed - min(self.starts)
@@ -639,6 +643,10 @@ class TreeCache:
                     layer.reserved = rows, most
         return moved
 
+    def addresses(self) -> list[int]:
+        """Return where the buffers lie."""
+        return [buffer.data_ptr() for layer in self._layers for buffer in layer.buffers]
+
     def slice(self, row: int, first: int, last: int) -> Slots:
         """Return views of some slots of one sequence, none of which was dropped."""
         return [layer.slice(row, first, last) if isinstance(layer, TreeLayer) else [] for layer in self.cache.layers]
@@ -679,6 +687,8 @@ class TreeCache:
         self._admit(first, lengths)
 
     def _take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
+        while len(self.cache.layers) < len(other.cache.layers):  # made without a configuration
+            self.cache.layers.append(TreeLayer())
         for own, given in zip(self.cache.layers, other.cache.layers, strict=True):
             if isinstance(given, TreeLayer) and given.buffers:
                 own.take(given, first, lengths)

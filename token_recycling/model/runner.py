@@ -119,6 +119,10 @@ class EagerRunner:
             self._slots = TreeCache(self.cache)
         return self._slots
 
+    def move_to(self, cache: Cache) -> None:
+        """Work in another cache, with the same slots in it."""
+        self.cache, self._slots = cache, None
+
     def describe(self) -> str:
         return "eager"
 
