@@ -21,7 +21,7 @@ from token_recycling.cuda_graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import ROWS, TreeModel
 from token_recycling.trees.draft import Draft
-from token_recycling.trees.templates import star
+from token_recycling.trees.shapes import star
 
 from .profiled import profiled
 from .rows import Row
@@ -135,7 +135,7 @@ def _compiled_step(target: TreeModel, context: int, nodes: int, compiles: bool) 
 @torch.no_grad()
 def _eager_step(target: TreeModel, context: int, nodes: int) -> Row:
     """Seconds of the forward pass of an uncaptured step, to the choice at each node on the host: the best of some."""
-    draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
+    draft = Draft(torch.zeros(nodes, dtype=torch.long), star(nodes))
     kept, best = TreeCache(filled(target, context)), math.inf
     for done in range(_ROUNDS + 1):
         synchronize(target.device)
@@ -152,7 +152,7 @@ def _forward(target: TreeModel, context: int, nodes: int) -> Row:
     """Seconds of the model's forward pass, run as a step runs it and with the same shapes, but alone: what of a step is
     not this is overhead. The best of some rounds.
     """
-    passes, draft, best = _passes(target), Draft(star(nodes), torch.zeros(nodes, dtype=torch.long)), math.inf
+    passes, draft, best = _passes(target), Draft(torch.zeros(nodes, dtype=torch.long), star(nodes)), math.inf
     passes.begin(target, TreeCache(filled(target, context)), [context], context + nodes)
     for done in range(_ROUNDS + 1):
         synchronize(target.device)

@@ -227,6 +227,9 @@ def _grown(times: Times) -> str:
     by_nodes = times.by_nodes()
     if by_nodes is None or len(by_nodes) < 2:
         return NONE
-    paths = grow(RANK_ACCEPTANCE, len(by_nodes) - 1, _DEEPEST).paths[1:]
-    nodes, rate = best_size([float(np.prod([RANK_ACCEPTANCE[rank] for rank in path])) for path in paths], by_nodes)
+    tree = grow(RANK_ACCEPTANCE, len(by_nodes) - 1, _DEEPEST)
+    probabilities = [1.0]
+    for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
+        probabilities.append(probabilities[parent] * RANK_ACCEPTANCE[rank])
+    nodes, rate = best_size(probabilities[1:], by_nodes)
     return f"{nodes} nodes, {rate:.2f}"

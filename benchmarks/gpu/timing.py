@@ -16,7 +16,7 @@ from token_recycling.model.kv_cache import TreeCache, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
-from token_recycling.trees.templates import star
+from token_recycling.trees.shapes import star
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
 _PROMPT = 16
@@ -52,7 +52,7 @@ def one_step(target: TreeModel, passes: CapturedPasses, length: int, nodes: int,
     """A step of `nodes` nodes after `length` tokens of a sequence that `passes` has begun: from the draft on the host
     to what the host reads. To be called without gradients.
     """
-    draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
+    draft = Draft(torch.zeros(nodes, dtype=torch.long), star(nodes))
 
     def step() -> None:
         seen = passes.forward(target, [draft], [length])
