@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -243,6 +244,17 @@ def test_combinations_of_keywords_admit_valid_outputs_alone(schema, x, y, seed):
         refusal = str(error)
     assert not refusal or any(word in refusal for word in ("#", "admits no", "Unsatisfiable", "maxProperties"))
     assert wrong == []
+
+
+@pytest.mark.parametrize("keyword", [*sorted(KEYWORDS), "$ref", "const", "enum", "pattern", "format", "dependencies"])
+def test_a_keyword_of_another_kind_is_no_failure(keyword):
+    """The schema is taken or refused, alone and beside keywords that look at it."""
+    for value in (None, True, 0, 1.5, "x", [], ["a"], [[]], {}, {"a": 1}, {"a": [1]}, [True, "x"]):
+        inner = {keyword: value, "required": ["a"]}
+        for schema in (inner, {"type": "object", "properties": {"a": inner}, "anyOf": [value, inner]}):
+            for strict in (True, False):
+                with contextlib.suppress(ValueError):
+                    compiled(TOKENIZER, "json_schema", schema, strict)
 
 
 def test_schemas_have_limits():

@@ -536,6 +536,7 @@ class _Node:
         return (
             self._closed
             and names == {"properties"}
+            and isinstance(self._schema["properties"], dict)
             and all(_only_requires(self._schema[keyword], self._schema["properties"]) for keyword in composed)
         )
 
@@ -675,7 +676,10 @@ def _only_requires(composition: Any, properties: Any) -> bool:
     """Whether the schemas of `anyOf` and the like say only which of the properties are required."""
     branches = composition if isinstance(composition, list) else [composition]
     return all(
-        _keys(branch) <= {"required"} and {*_names(branch.get("required"))} <= {*properties} for branch in branches
+        isinstance(branch, dict)
+        and _keys(branch) <= {"required"}
+        and {*_names(branch.get("required"))} <= {*properties}
+        for branch in branches
     )
 
 
