@@ -278,11 +278,6 @@ class Costs:
         _, _, accepted, predicted = self._sums_of(overhead)
         return min(1.0, accepted / predicted)
 
-    def rate(self, overhead: Overhead) -> float:
-        """Return tokens per t(1) of drafted steps in the long run."""
-        tokens, passes, *_ = self._sums_of(overhead)
-        return tokens / passes
-
     def back_off(self, overhead: Overhead, tokens: int, passes: float, own: float, predicted: float = 1.0) -> int:
         """Count a drafted step; return for how many steps drafting is disabled.
 
