@@ -143,8 +143,6 @@ def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
         (lambda: SpecDecTraining(depth=-1), "-1"),
         (lambda: SpecDecTraining(rejection_weight=0.0), "0.0"),
         (lambda: Schedule(1, rate=0.0), "0.0"),
-        (lambda: Schedule(1, warmup=1.0), "1.0"),
-        (lambda: Schedule(1, clip=0.0), "0.0"),
         (lambda: Shuffled(10, batch=0), "0"),
         (lambda: pieces([np.arange(3)], length=8, count=1), "8"),
         (lambda: Continuations([torch.tensor([0])], [1]).split(0.1), "1 of 1"),

@@ -19,7 +19,7 @@ from .._util.compiled import compiled
 from .._util.topk import exceeded, top_candidates
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import mixture_calibration
-from .ngrams import FULL, Rows, find_row, key_of
+from .ngrams import FULL, Rows, find_row, key_of, row_of
 from .suffix_index import SuffixIndex
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class NgramMatrix:
         if not 1 <= len(ngram) <= self.orders:
             raise ValueError(f"an n-gram must have 1 to {self.orders} tokens, got {len(ngram)}")
         newest_first = np.array(ngram[::-1], np.int64)
-        row = find_row(self.rows, newest_first, len(ngram))
+        row = row_of(self.rows, newest_first, len(ngram))
         if row < 0:
             return []
         shares = self.rows.shares[row] / FULL

@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     keys: np.ndarray  # (hashed rows,) int64: hash of the n-gram of a row; 0 where free
 
 
-@compiled(allocates=False)
+@compiled_part
 def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
     """Return the row of the last `order` tokens of an n-gram, or -1 without one."""
     vocab_size = len(rows.candidates) - len(rows.keys)
@@ -63,6 +63,12 @@ def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
     key = key_of(ngram, order)
     place = key % len(rows.keys)
     return vocab_size + place if rows.keys[place] == key else -1
+
+
+@compiled(allocates=False)
+def row_of(rows: Rows, ngram: np.ndarray, order: int) -> int:
+    """Do the same for a caller in Python: compiled apart, since drafting does not need it."""
+    return find_row(rows, ngram, order)
 
 
 @compiled_part

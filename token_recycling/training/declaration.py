@@ -33,6 +33,10 @@ class TextOptions:
     seed: int = 0
 
 
+_WARMUP = 0.05
+"""Share of the steps in which the learning rate rises to its maximum."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Number of training steps and their learning rates."""
@@ -41,22 +45,14 @@ class Schedule:
     """Batches to train on."""
     rate: float = 3e-3
     """Highest learning rate."""
-    warmup: float = 0.05
-    """Share of the steps in which the rate rises to its maximum."""
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    """Largest norm of a gradient; larger ones are scaled down."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.rate > 0 or not 0 <= self.warmup < 1 or not self.clip > 0:
-            raise ValueError(
-                "steps must be >= 1, rate and clip > 0, and warmup >= 0 and < 1, "
-                f"got steps={self.steps}, rate={self.rate}, clip={self.clip}, warmup={self.warmup}"
-            )
+        if self.steps < 1 or not self.rate > 0:
+            raise ValueError(f"steps must be >= 1 and rate > 0, got steps={self.steps}, rate={self.rate}")
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        warm = self.warmup * self.steps
+        warm = _WARMUP * self.steps
         if step < warm:
             return self.rate * (step + 1) / (warm + 1)
         return self.rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / (self.steps - warm)))

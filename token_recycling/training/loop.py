@@ -22,6 +22,9 @@ import torch
 from .._util.files import replacing
 from .declaration import Schedule
 
+_CLIP = 1.0
+"""Largest norm of a gradient; larger ones are scaled down."""
+
 Batch = TypeVar("Batch")
 Part = TypeVar("Part", bound=torch.nn.Module)
 _SAVE_SECONDS = 20
@@ -76,7 +79,7 @@ def fit(
     """
     part = task.part
     parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=schedule.weight_decay)
+    optimizer = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=0.0)
     decided = json.loads(json.dumps({"plan": asdict(schedule), **task.options}))
     path = None if checkpoint is None else Path(checkpoint)
     done = _resume(path, part, optimizer, decided) if path is not None and path.exists() else 0
@@ -91,7 +94,7 @@ def fit(
         if loss.requires_grad:
             optimizer.zero_grad(set_to_none=True)
             loss.backward(inputs=parameters)  # layers shared with a frozen model get no gradients
-            torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
+            torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate_at(step)
             optimizer.step()
