@@ -123,7 +123,7 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
     take_over(cache)
     for token in before.unbind(dim=1):
         layer(token[:, None], cache)
-    mixer, parents = Mixer(layer), [[*shape.parents, *[0] * (size - len(shape))] for shape in shapes]
+    mixer, parents = Mixer(layer), [[*shape.parents.tolist(), *[0] * (size - len(shape))] for shape in shapes]
     for again in range(2):
         layer.rows.clear()
         with node_by_node([mixer], cache, parents):
@@ -131,14 +131,14 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
         if again:  # the first pass shows which of the linear layers comes last
             assert [rows for rows in layer.rows if rows] == [size, size]
         for row, shape in enumerate(shapes):
-            for node, path in enumerate(shape.lineages):
+            for node, path in enumerate(lineages(shape.parents)):
                 wanted = digested(layer, torch.cat([before[row], nodes[row, list(path)]]))
                 torch.testing.assert_close(made[row, node], wanted)
     kept = [data.draw(st.sampled_from(range(len(shape)))) for shape in shapes]
     keep_states(cache, kept)
     following = layer(torch.full((len(shapes), 1, 1), 0.5), cache)
     for row, node in enumerate(kept):
-        path = [*shapes[row].lineages[node]]
+        path = [*lineages(shapes[row].parents)[node]]
         wanted = digested(layer, torch.cat([before[row], nodes[row, path], torch.tensor([[0.5]])]))
         torch.testing.assert_close(following[row, 0], wanted)
 
