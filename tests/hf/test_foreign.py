@@ -412,7 +412,31 @@ class OneToken(LlamaForCausalLM):
         return output
 
 
+class Softcapped(torch.nn.Module):
+    def forward(self, logits):
+        return 3 * torch.tanh(logits / 3)
+
+
+class LastRow(torch.nn.Module):
+    def forward(self, states):
+        return states[:, -1:]
+
+
+def with_head(*modules: torch.nn.Module, before: bool = False) -> Bring:
+    """A model whose output layer is wrapped: the wrapper has neither a weight nor a width."""
+
+    def bring():
+        model = llama()
+        parts = [*modules, model.lm_head] if before else [model.lm_head, *modules]
+        model.lm_head = torch.nn.Sequential(*parts)
+        return model
+
+    return bring
+
+
 METHODS: dict[str, tuple[Bring, str | None]] = {
+    "an output layer with a cap": (with_head(Softcapped()), None),
+    "an output layer of one row": (with_head(LastRow(), before=True), "returns the logits of 1"),
     "other tokens": (lambda: llama(Shifted), "Shifted"),
     "another argument": (lambda: llama(Scaling), "Scaling"),
     "the same inputs": (lambda: llama(Preparing), None),

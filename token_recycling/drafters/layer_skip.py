@@ -229,7 +229,7 @@ def cost_without(model: PreTrainedModel, skipped: Collection[int]) -> float:
     """
     sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in decoder_layers(model)[1]]
     head = model.get_output_embeddings()
-    whole = sum(sizes) + (head.weight.numel() if head is not None else 0)
+    whole = sum(sizes) + (sum(weight.numel() for weight in head.parameters()) if head is not None else 0)
     return (whole - sum(sizes[number] for number in skipped)) / whole
 
 

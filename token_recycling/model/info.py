@@ -432,9 +432,10 @@ def _context_length(config: PretrainedConfig) -> int | None:
 def _vocabulary_size(model: PreTrainedModel, config: PretrainedConfig) -> int:
     """Return the number of tokens that a model has logits for."""
     head = model.get_output_embeddings()
-    if head is None:
-        return config.vocab_size
-    return getattr(head, "out_features", None) or head.weight.shape[0]  # packed weights have another shape, or none
+    if features := getattr(head, "out_features", None):  # packed weights have another shape, or none
+        return features
+    weight = getattr(head, "weight", None)  # a module of the user's around the layer has none
+    return config.vocab_size if weight is None else weight.shape[0]
 
 
 def _bytes_read(model: PreTrainedModel, embeddings: Any, head: Any) -> int:

@@ -200,7 +200,7 @@ class TreeLayer(DynamicLayer):
 
     @lasting()
     def _grow(self, rows: int, columns: int) -> None:
-        """Make the buffers anew, one after the other."""
+        """Replace the buffers with larger ones, one after the other."""
         for index, buffer in enumerate(self.buffers):
             grown = self._empty(buffer, rows, columns)
             grown[:, : self.rows, :, : self.columns] = buffer[:, : self.rows, :, : self.columns]
