@@ -10,6 +10,7 @@ from support.releases import needs
 from support.strategies import trees
 from transformers.cache_utils import Cache
 
+import token_recycling as tr
 from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, take_over
 from token_recycling.model.prefill import read_prompts
@@ -54,6 +55,10 @@ def target(request):
 @pytest.fixture(scope="module")
 def hybrid():
     return TreeModel(model_of(case_of("qwen3_5_text")))
+
+
+def test_a_family_that_is_not_listed_passes_the_self_test(hybrid):
+    assert tr.check(hybrid.model, self_test=True).supported
 
 
 @torch.no_grad()

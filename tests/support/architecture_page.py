@@ -99,7 +99,7 @@ def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) 
         for length in lengths:
             if target.info.fits(length, len(tree)):
                 text = random_text(target, length + 1, seed=length)
-                worst = max(worst, largest_difference(target, text, tree)[0])
+                worst = max(worst, largest_difference(target, text, tree.parents)[0])
     return worst
 
 

@@ -29,7 +29,7 @@ from .foreign import foreign_code, listed
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on_rows, model_info
 from .kv_cache import take_over
 from .prefill import cross_border, prefill
-from .recurrence import bytes_of_states
+from .recurrence import bytes_of_states, recurrent_layers
 from .remembered import Kept, file_of, kept_of, machine, read, write
 from .tree_model import TreeModel
 
@@ -152,7 +152,7 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
         text = random_text(target, length)
         if known.recurrent:
             prefill(target, [text], cache := target.new_cache())
-            size = bytes_of_states(cache) / 1e6
+            size = bytes_of_states(recurrent_layers(cache)) / 1e6
             notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
         trees, scale = largest_difference(target, text, _SMALL if known.branches else shapes.branch(1 + len(_SMALL)))
         left = 2 * (time.perf_counter() - began)
