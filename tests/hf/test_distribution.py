@@ -29,7 +29,7 @@ from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
 from token_recycling.drafters.eagle.formats import save_head
-from token_recycling.loop import step as loop
+from token_recycling.loop import batch as loop
 from token_recycling.loop.accept import accept_walk
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.eagle import EagleTraining, new_head

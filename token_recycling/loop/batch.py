@@ -181,7 +181,8 @@ class Batch:
         active, clock = self.active, self.clock
         drafts = self._drafts([] if self._prompt_alone else active)
         clock.lap("retrieve")
-        seen = self.runner.forward(drafts, self._sequences, active, self._states)
+        on_host = [request.sequence.on_host for request in self.requests]  # a later pass needs their lengths alone
+        seen = self.runner.forward(drafts, on_host, active, self._states)
         at_once = self._at_once(drafts, active)
         if not at_once:  # acceptance node by node is faster in float32
             seen = seen._replace(logits=seen.logits.float())

@@ -179,7 +179,7 @@ def _read_at_once(model: TreeModel, sequence: torch.Tensor, cache: Cache) -> Non
     border = model.info.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
         cache.crop(-cache.get_seq_length())
-    model.read(sequence[None, cache.get_seq_length() :], cache, last=1)
+    model.read(sequence[None, cache.get_seq_length() :].to(model.device), cache, last=1)
     cache.crop(-1)
 
 
