@@ -116,11 +116,6 @@ class Batch:
         return max(request.sequence.length for request in self.requests)
 
     @property
-    def _sequences(self) -> list[torch.Tensor]:
-        """(length,) each: the sequences so far."""
-        return [request.sequence.tokens for request in self.requests]
-
-    @property
     def _states(self) -> States | None:
         """Which hidden states drafters need, if any."""
         return next((request.traits.states for request in self.requests if request.traits.states is not None), None)
@@ -135,7 +130,8 @@ class Batch:
 
     def read(self, most: int | None = None) -> None:
         """Read all of each sequence but its last token; of a single sequence at most `most` tokens more."""
-        sequences, cached = self._sequences, [request.cached for request in self.requests]
+        sequences = [request.sequence.tokens for request in self.requests]
+        cached = [request.cached for request in self.requests]
         if most is not None:
             sequences = [sequence[: held + most + 1] for sequence, held in zip(sequences, cached, strict=True)]
         states = self.runner.prefill(sequences, cached, self._states)
