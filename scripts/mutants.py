@@ -38,7 +38,7 @@ PARTS = (
     "token_recycling/drafters/_shared",
     "token_recycling/serving",
 )
-TESTS = ("tests/loop", "tests/hf", "tests/serving", "tests/drafters", "tests/model", "tests/cuda_graphs")
+TESTS = ("tests/loop", "tests/hf", "tests/serving", "tests/drafters", "tests/model")
 SEED = 20261125
 MOST_TESTS = 60
 PYTEST = ["--quiet", "-p", "no:cacheprovider", "-p", "no:xdist"]

@@ -12,7 +12,6 @@ from ._util.versions import warn_outside
 
 if TYPE_CHECKING:
     from ._util.display import mat_over_time, text_by_step
-    from .cuda_graphs import NoFastPathError
     from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
     from .engines.vllm import VLLM
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from .hf.stream import stream
     from .hf.warm import warm
     from .loop.stats import Stats
+    from .model.graphs import NoFastPathError
     from .model.info import ModelInfo, UnsupportedModelError
     from .model.loading import load
     from .model.self_test import unsupported
@@ -72,7 +72,7 @@ __all__ = [
 
 _MODULES = {
     "_util.display": ("mat_over_time", "text_by_step"),
-    "cuda_graphs": ("NoFastPathError",),
+    "model.graphs": ("NoFastPathError",),
     "drafters._base": ("Drafter", "DrafterTraits", "SequenceDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),
     "engines.vllm": ("VLLM",),

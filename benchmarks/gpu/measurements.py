@@ -16,8 +16,8 @@ from transformers import CompileConfig
 from transformers.generation.streamers import BaseStreamer
 
 from token_recycling._util.device import synchronize
-from token_recycling.cuda_graphs.passes import CapturedPasses
-from token_recycling.cuda_graphs.support import passes_or_reason
+from token_recycling.model.graphs.passes import CapturedPasses
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import ROWS, TreeModel
 from token_recycling.trees.draft import Draft

@@ -10,8 +10,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from token_recycling._util.device import synchronize
-from token_recycling.cuda_graphs.passes import CapturedPasses
 from token_recycling.loop.accept import TreeSteps
+from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.kv_cache import TreeCache, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel

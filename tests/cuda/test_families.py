@@ -10,7 +10,7 @@ from support.on_device import check_path, check_same, moved
 from support.oracle import Oracle
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.support import passes_or_reason
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.cuda

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import support
+from token_recycling.model.graphs import support
 
 SIZE, HEADS = 20, 2
 """Of keys and values: no other tensor has these last dimensions."""

@@ -11,7 +11,7 @@ from support.serving import matrix_path, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.passes import CapturedPasses
+from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool

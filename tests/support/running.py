@@ -7,10 +7,10 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
-from token_recycling.loop.batch import eager
 from token_recycling.loop.continuous import RunningBatch
 from token_recycling.loop.hints import NO_HINTS
 from token_recycling.loop.state import RequestState, Sequence, TokenSelector
+from token_recycling.model.runner import eager
 from token_recycling.model.tree_model import TreeModel
 
 

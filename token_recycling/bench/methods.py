@@ -31,7 +31,6 @@ from .._util.device import synchronize
 from .._util.options import check_known, written_options
 from .._util.text_stream import StepRecorder
 from ..costs.costs import Costs
-from ..cuda_graphs import Fast
 from ..drafters._base import Drafter
 from ..drafters._registry import drafter_names, make_drafter
 from ..drafters._shared.base import ModelDrafter
@@ -43,6 +42,7 @@ from ..loop.hints import NO_HINTS, Hints
 from ..loop.state import Sequence as DecodedSequence
 from ..loop.state import TokenSelector
 from ..loop.stats import Stats
+from ..model.graphs import Fast
 from ..model.info import UnsupportedModelError, model_info
 from ..model.loading import resolved, title
 from ..model.prefixes import PrefixCache, default_budget

@@ -25,8 +25,8 @@ from ..bench.data import BASELINE, Question
 from ..bench.measure import Event, Item, Workload, WorkloadRun
 from ..bench.methods import BenchmarkConfig, Drafted, Method, Outcome, parse
 from ..bench.store import Row
-from ..cuda_graphs import Fast
 from ..loop.stats import Stats
+from ..model.graphs import Fast
 from ..model.loading import Loaded
 from .console import SEPARATOR, by_step, has_colours, say
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..cuda_graphs import Fast, backend_for, capture_common
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
+from ..model.graphs import Fast, backend_for, capture_common
 from ..model.prepacking import drop, prepacked_of
 from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
@@ -67,7 +67,7 @@ def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /,
     made = make_drafter(drafter, **options)
     made.warm_up(target.device)
     made.fit(target)
-    capture_common(target, made, backend)
+    capture_common(target, backend, made.traits.states, reproducible=made.traits.begins_anew)
     return Acceleration(made, backend)
 
 

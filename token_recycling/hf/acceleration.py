@@ -23,11 +23,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from .._util.locks import Lock
 from ..drafters._base import Drafter
-from ..loop.batch import Backend, eager
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..model.compat import MARKS_NO_CACHES, mark_callers, mark_made
 from ..model.info import UnsupportedModelError
+from ..model.runner import Backend, eager
 from ..model.tree_model import TreeModel
 from .generate_call import GenerateCall, run_call
 

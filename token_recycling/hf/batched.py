@@ -18,12 +18,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
-from ..loop.batch import Backend, eager
 from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.state import RequestState
 from ..loop.stats import Stats
 from ..model.kv_cache import slots
+from ..model.runner import Backend, eager
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from ..model.trial import mixes_sequences

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from ..cuda_graphs.support import by_configuration, passes_or_reason
+from ..model.graphs.support import by_configuration, passes_or_reason
 from ..model.info import ModelInfo, model_info
 from ..model.self_test import tested
 from ..model.tree_model import TreeModel

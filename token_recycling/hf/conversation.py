@@ -16,11 +16,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
-from ..cuda_graphs import Fast, backend_for, capture_common
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import Hints
 from ..loop.stats import Stats
+from ..model.graphs import Fast, backend_for, capture_common
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
@@ -79,7 +79,7 @@ class Conversation:
         made.warm_up(self._target.device)  # the first answer waits for no compiler
         made.fit(self._target)
         backend = backend_for(fast)
-        capture_common(self._target, made, backend)
+        capture_common(self._target, backend, made.traits.states, reproducible=made.traits.begins_anew)
         self.acceleration = Acceleration(made, backend, self._target)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]

@@ -35,7 +35,7 @@ from transformers.generation.streamers import BaseStreamer
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
 from ..grammar.adapters import for_sequence
-from ..loop.batch import Backend, Run, decode, eager, requests_of
+from ..loop.batch import Run, decode, requests_of
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
@@ -45,6 +45,7 @@ from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.info import ModelInfo, UnsupportedModelError
 from ..model.kv_cache import slots
 from ..model.prefill import Reading
+from ..model.runner import Backend, eager
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from .batch_stopping import BatchStopping

@@ -11,13 +11,13 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from ..cuda_graphs import Fast, backend_for
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.batch import Run, check_cached, decode, requests_of
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
 from ..model import trial
+from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from transformers import PreTrainedModel
 
-from ..cuda_graphs import backend_for
 from ..drafters._base import Drafter
+from ..model.graphs import backend_for
 from ..model.info import model_info
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel

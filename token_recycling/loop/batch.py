@@ -13,9 +13,8 @@ runner (`model.runner`) owns the slots of the sequences and makes the passes, ea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from transformers.cache_utils import Cache
@@ -26,7 +25,7 @@ from ..drafters._pruning import prune
 from ..model.frequencies import by_turns
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading
-from ..model.runner import EagerRunner, Pass, Runner, States
+from ..model.runner import Backend, EagerRunner, Pass, Runner, Runners, States, eager
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.packed import send
@@ -37,38 +36,6 @@ from .stats import Clock, Stats
 
 _SHORT_PROMPT = 32
 """Uncached tokens; a pass over so few takes about as long as one over a single token, and so do drafted rows in it."""
-
-
-class Runners(Protocol):
-    """What runs a batch behind its prompts, for as long as the backend gives it: `cuda_graphs.passes`."""
-
-    @property
-    def kind(self) -> str:
-        """The name under which the costs of its passes are kept."""
-
-    def runner(self, eager: EagerRunner, longest: int) -> Runner:
-        """Return the runner of a batch whose prompts `eager` reads; its sequences may grow up to `longest` tokens."""
-
-
-class EagerRunners:
-    """All passes are eager."""
-
-    kind = EagerRunner.kind
-
-    def runner(self, eager: EagerRunner, longest: int) -> Runner:
-        """Return the runner that reads the prompts: it makes the other passes too."""
-        return eager
-
-
-Backend = Callable[[TreeModel, Drafter | None, Cache | None], AbstractContextManager[Runners]]
-"""A context manager for the length of a run, of a drafter in a cache or of many that join and leave."""
-
-
-def eager(
-    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None
-) -> AbstractContextManager[Runners]:
-    """Make eager passes."""
-    return nullcontext(EagerRunners())
 
 
 class Batch:
@@ -339,7 +306,7 @@ def decode(
     the forward passes behind the prompts; other threads' calls wait for a step where a pass changes the model.
     """
     border = target.info.border
-    with backend(target, requests[0].drafter, cache) as runners:
+    with backend(target, cache, requests[0].traits.begins_anew) as runners:
         steps = _decode(target, requests, cache, run or Run(), runners)
         with closing(steps):
             yield from by_turns(target, steps) if border is not None and border.changes_model else steps

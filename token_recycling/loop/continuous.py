@@ -25,9 +25,10 @@ from .._util.device import synchronize
 from ..model.info import UnsupportedModelError
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import Reading, piece_of
+from ..model.runner import Backend, EagerRunners, Runners, eager
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
-from .batch import Backend, Batch, EagerRunners, Runners, eager
+from .batch import Batch
 from .state import RequestState
 from .stats import Clock, Stats
 
@@ -131,7 +132,7 @@ class RunningBatch:
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
-            self._runners = self._run.enter_context(self._backend(self.target, None, None))
+            self._runners = self._run.enter_context(self._backend(self.target, None, False))
             self._costs = costs_of(self.target, 1, 1, self._runners.kind)
         request.isolated = True
         batch = Batch(self.target, [request], self._costs, cache, clock, streamed=streamed, reading=reading)

@@ -2,7 +2,7 @@
 
 A runner reads the prompts of a batch into slots, makes a forward pass over one draft for each sequence, and keeps the
 slots of the accepted nodes. Sequences join and leave it. The last token of a sequence is never in a slot: it is the
-root of the next draft. `EagerRunner` works in a cache of transformers, `cuda_graphs.passes.GraphRunner` in the slots of
+root of the next draft. `EagerRunner` works in a cache of transformers, `graphs.passes.GraphRunner` in the slots of
 captured passes.
 """
 
@@ -209,3 +209,35 @@ class EagerRunner:
 
     def give_back(self, lengths: Sequence[int]) -> None:
         """Do nothing: the slots are those of the cache."""
+
+
+class Runners(Protocol):
+    """What runs a batch behind its prompts, for as long as the backend gives it: `graphs.passes`."""
+
+    @property
+    def kind(self) -> str:
+        """The name under which the costs of its passes are kept."""
+
+    def runner(self, eager: EagerRunner, longest: int) -> Runner:
+        """Return the runner of a batch whose prompts `eager` reads; its sequences may grow up to `longest` tokens."""
+
+
+class EagerRunners:
+    """All passes are eager."""
+
+    kind = EagerRunner.kind
+
+    def runner(self, eager: EagerRunner, longest: int) -> Runner:
+        """Return the runner that reads the prompts: it makes the other passes too."""
+        return eager
+
+
+Backend = Callable[[TreeModel, Cache | None, bool], AbstractContextManager[Runners]]
+"""A context manager for the length of a run: in a cache, or None where sequences join and leave; whether equal calls
+must give equal outputs.
+"""
+
+
+def eager(target: TreeModel, cache: Cache | None = None, reproducible: bool = False) -> AbstractContextManager[Runners]:
+    """Make eager passes."""
+    return nullcontext(EagerRunners())

@@ -23,13 +23,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from ..cuda_graphs import FAST, backend_for, capture_common, captured_or_eager
 from ..drafters._base import PREDICTED, Drafter
 from ..grammar.schema import Unenforced
 from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
 from ..hf.batched import DecodingThread
 from ..loop.hints import Hints
 from ..loop.stats import Stats
+from ..model.graphs import FAST, backend_for, capture_common, captured_or_eager
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.self_test import ready
@@ -214,7 +214,8 @@ class Engine:
         self._backend = captured_or_eager if settings.fast == "on" else backend
         self.batch = DecodingThread(loaded.model, self._backend) if self.slots.size > 1 else None
         """Decodes all sequences in one batch; None where one is decoded at a time."""
-        capture_common(self.target, self.pool.base, backend, self.slots.size)
+        traits = self.pool.base.traits
+        capture_common(self.target, backend, traits.states, self.slots.size, reproducible=traits.begins_anew)
         self.workers = WorkerPool(self.slots.size)
         self.grammars = Grammars(loaded)
         self.metrics.drafters.set_function(lambda: len(self.pool))

@@ -63,8 +63,8 @@ def chat(
     made, loaded = running.drafter_and_model(
         drafter, ModelOptions(model, dtype, device, device_map, threads, prepack, reproducible)
     )
-    from ...cuda_graphs import FAST
     from ...hf.conversation import Conversation
+    from ...model.graphs import FAST
 
     arguments = {"fast": FAST[fast], "max_new_tokens": max_new_tokens, "do_sample": False, **sampling}
     conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, prepack=prepack, **arguments)

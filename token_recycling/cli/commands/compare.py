@@ -59,7 +59,7 @@ def compare(
     running.encoded(loaded, given, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
-    from ...cuda_graphs import FAST
+    from ...model.graphs import FAST
     from .. import comparison
 
     through_template = loading.uses_chat(loaded, chat)

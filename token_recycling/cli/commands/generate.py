@@ -78,8 +78,8 @@ def generate(
     arguments = loading.arguments(loaded, ids, max_new_tokens, **sampling, **stops)
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
-    from ...cuda_graphs import FAST
     from ...hf.accelerate import accelerated
+    from ...model.graphs import FAST
     from ...recycling.matrix_file import fingerprint
 
     text = IncrementalText(loaded.tokenizer)

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.support import passes_or_reason
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.tree_model import TreeModel
 
 Change = Callable[[Any], Any]

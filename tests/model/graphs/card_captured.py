@@ -10,10 +10,10 @@ from support.pretend_card import CARD, PretendCard
 
 import token_recycling as tr
 from token_recycling._util.compiled import compiling
-from token_recycling.cuda_graphs import graphs as graphs_module
-from token_recycling.cuda_graphs.graphs import Graphs
-from token_recycling.cuda_graphs.passes import CapturedPasses
 from token_recycling.loop.stats import Clock, Stats
+from token_recycling.model.graphs import capture as capturing
+from token_recycling.model.graphs.capture import Graphs
+from token_recycling.model.graphs.passes import CapturedPasses
 
 WAYS = {
     "greedy": {"do_sample": False},
@@ -25,7 +25,7 @@ WAYS = {
 @pytest.fixture
 def card(monkeypatch):
     """A card whose dispatch mode is no reason against captured passes."""
-    monkeypatch.setattr("token_recycling.cuda_graphs.support._by_surroundings", lambda device: None)
+    monkeypatch.setattr("token_recycling.model.graphs.support._by_surroundings", lambda device: None)
     with PretendCard() as played:
         yield played
 
@@ -110,7 +110,7 @@ def test_common_shapes_are_captured_when_a_model_is_accelerated(captures):
 def test_what_a_capture_takes_is_compilation_and_no_step(monkeypatch):
     """By a clock that is played: else one capture of a bucket would make its passes look dear for good."""
     now = [0.0]
-    for module in (graphs_module.time, __import__("token_recycling.loop.stats").loop.stats.time):
+    for module in (capturing.time, __import__("token_recycling.loop.stats").loop.stats.time):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
 
     class Graph:

@@ -13,14 +13,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..drafters._base import Drafter
-from ..model.foreign import hooks_of
-from ..model.info import ModelInfo
-from ..model.kv_cache import TreeCache, takes_frames
-from ..model.prefill import prefill
-from ..model.tree_model import TreeModel
-from ..trees.draft import Draft
-from ..trees.templates import parse_paths
+from ...trees.draft import Draft
+from ...trees.templates import parse_paths
+from ..foreign import hooks_of
+from ..info import ModelInfo
+from ..kv_cache import TreeCache, takes_frames
+from ..prefill import prefill
+from ..tree_model import TreeModel
 from .passes import CapturedPasses, state_of
 
 _TREE = parse_paths("0 1 10").parents
@@ -175,10 +174,10 @@ def _deviation(target: TreeModel, passes: CapturedPasses, kept: TreeCache, held:
     return worst
 
 
-def why_not(drafter: Drafter | None, cache: Cache | None) -> str | None:
+def why_not(cache: Cache | None, reproducible: bool) -> str | None:
     """Return why the passes of a run cannot be captured, or None."""
     if cache is not None and cache.offloading:
         return "the cache is offloaded"
-    if drafter is not None and drafter.traits.begins_anew:
-        return f"fast and reproducible cannot both be True (the drafter is {drafter.describe()}); leave one of them out"
+    if reproducible:
+        return "fast and reproducible cannot both be True; leave one of them out"
     return None

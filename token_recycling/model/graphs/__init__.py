@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 from transformers.cache_utils import Cache
 
-from ..drafters._base import Drafter
-from ..loop.batch import Backend, EagerRunners, Runners, eager
-from ..model.tree_model import TreeModel
+from ..runner import Backend, EagerRunners, Runners, States, eager
+from ..tree_model import TreeModel
 
 if TYPE_CHECKING:
     from .passes import CapturedPasses
@@ -48,14 +47,14 @@ def backend_for(fast: Fast, suspends: bool = False) -> Backend:
 
 @contextmanager
 def captured(
-    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
+    target: TreeModel, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> Iterator[CapturedPasses]:
     """Make passes of constant shapes, captured where there is CUDA. A model has slots for one run: that of another
     thread is waited for, unless it `suspends`. Raises NoFastPathError where such passes do not hold.
     """
     from .support import why_not
 
-    passes, reason = passes_of(target), why_not(drafter, cache)
+    passes, reason = passes_of(target), why_not(cache, reproducible)
     while reason is None and not passes.take(suspends):
         if passes.wait():
             passes = passes_of(target)  # meanwhile the model may have changed
@@ -70,24 +69,24 @@ def captured(
 
 
 def captured_where_possible(
-    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
+    target: TreeModel, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> AbstractContextManager[Runners]:
     """Make captured passes on CUDA where they hold, else eager ones."""
     if target.device.type != "cuda":
-        return eager(target, drafter, cache)
-    return captured_or_eager(target, drafter, cache, suspends)
+        return eager(target, cache, reproducible)
+    return captured_or_eager(target, cache, reproducible, suspends)
 
 
 @contextmanager
 def captured_or_eager(
-    target: TreeModel, drafter: Drafter | None = None, cache: Cache | None = None, suspends: bool = False
+    target: TreeModel, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> Iterator[Runners]:
     """Make captured passes; eager ones where these do not hold, with one warning for each reason, and while another
     run of the model makes captured ones.
     """
     from .support import passes_or_reason, why_not
 
-    reason = why_not(drafter, cache)
+    reason = why_not(cache, reproducible)
     found = reason if reason is not None else passes_or_reason(target)
     if isinstance(found, str):
         target.kept.say_once(f"forward passes are not captured as CUDA graphs: {found}")
@@ -100,10 +99,12 @@ def captured_or_eager(
         found.give_back()
 
 
-def capture_common(target: TreeModel, drafter: Drafter, backend: Backend, sequences: int = 1) -> None:
-    """Capture the common shapes of passes over up to `sequences` sequences now, with a progress bar, so that no call
-    waits for them. Does nothing without CUDA. Raises NoFastPathError where `backend` is `captured` and captured passes
-    do not hold for the model.
+def capture_common(
+    target: TreeModel, backend: Backend, states: States | None = None, sequences: int = 1, reproducible: bool = False
+) -> None:
+    """Capture the common shapes of passes over up to `sequences` sequences now, those that read hidden `states` if
+    drafters need some, with a progress bar, so that no call waits for them. Does nothing without CUDA. Raises
+    NoFastPathError where `backend` is `captured` and captured passes do not hold for the model.
     """
     if backend is captured:
         passes = passes_of(target)
@@ -116,10 +117,12 @@ def capture_common(target: TreeModel, drafter: Drafter, backend: Backend, sequen
         passes = found
     else:
         return
-    if drafter.traits.begins_anew or not passes.take():
+    if reproducible or not passes.take():
         return
     try:
-        passes.capture_common(target, sequences, drafter.traits.layers_read(target.config.num_hidden_layers))
+        passes.capture_common(
+            target, sequences, () if states is None else tuple(states(target.config.num_hidden_layers))
+        )
     finally:
         passes.give_back()
 

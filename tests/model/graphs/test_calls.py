@@ -11,9 +11,9 @@ from support.runs import decoded, plain
 from transformers import DynamicCache, StoppingCriteria
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import passes_of
-from token_recycling.cuda_graphs.passes import CapturedPasses
-from token_recycling.cuda_graphs.support import passes_or_reason
+from token_recycling.model.graphs import passes_of
+from token_recycling.model.graphs.passes import CapturedPasses
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import TreeModel
 
@@ -85,7 +85,7 @@ def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, mon
 
     monkeypatch.setattr(TreeCache, "reserve", limited)
     passes.slots = passes._empty(TreeModel(model))
-    monkeypatch.setattr("token_recycling.cuda_graphs.passes.ROWS", (1, 8, 16))
+    monkeypatch.setattr("token_recycling.model.graphs.passes.ROWS", (1, 8, 16))
     for ids in (tiny.prompt(0, 6), tiny.prompt(1, 6)):
         assert decoded(model, ids, "recycling:tree=8", max_new_tokens=20)[0] == plain(model, ids)
     assert passes._graphs.stopped

@@ -13,11 +13,11 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from token_recycling import Draft, Template
 from token_recycling._util.topk import grouped_topk
-from token_recycling.cuda_graphs.passes import CapturedPasses
 from token_recycling.loop.accept import TreeSteps, accept_walk
 from token_recycling.loop.processors import penalised
 from token_recycling.loop.state import Sequence, TokenSelector
 from token_recycling.model.architectures import Reach
+from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import ROWS, TreeModel, band_of, batch_of, rows_of, tree_masks

@@ -6,4 +6,4 @@ from support.recorded import RecordedGraphs
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr("token_recycling.cuda_graphs.passes.Graphs", RecordedGraphs)
+    monkeypatch.setattr("token_recycling.model.graphs.passes.Graphs", RecordedGraphs)

@@ -11,8 +11,8 @@ from support.runs import decoded, plain
 from transformers import StoppingCriteriaList
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.passes import CapturedPasses
-from token_recycling.cuda_graphs.support import passes_or_reason
+from token_recycling.model.graphs.passes import CapturedPasses
+from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.tree_model import TreeModel
 
 TEXTS = [tiny.prompt(seed, 6) for seed in range(2)]

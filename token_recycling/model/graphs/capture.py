@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from .._util.compiled import compiling
-from .._util.locks import CAPTURING
+from ..._util.compiled import compiling
+from ..._util.locks import CAPTURING
 
 logger = logging.getLogger("token_recycling")
 

@@ -12,17 +12,17 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.utils.logging import tqdm
 
-from ..model.fingerprint import operations_of
-from ..model.inspection import layer_states
-from ..model.kv_cache import TreeCache, keep_all, take_over, windowed_layer
-from ..model.remembered import lasting
-from ..model.runner import EagerRunner, Pass, States
-from ..model.tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
-from ..trees import shapes
-from ..trees.draft import Draft
-from ..trees.packed import PackedTrees, pack, packed_size, unpack
+from ...trees import shapes
+from ...trees.draft import Draft
+from ...trees.packed import PackedTrees, pack, packed_size, unpack
+from ..fingerprint import operations_of
+from ..inspection import layer_states
+from ..kv_cache import TreeCache, keep_all, take_over, windowed_layer
+from ..remembered import lasting
+from ..runner import EagerRunner, Pass, States
+from ..tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
 from . import NoFastPathError
-from .graphs import Graphs
+from .capture import Graphs
 
 _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then capacity doubles."""
