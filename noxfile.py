@@ -194,13 +194,13 @@ def tables(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def mutants(session: nox.Session) -> None:
-    """300 random mutants, against the tests that run their lines (hours); `-- run --part FOLDER` runs some of them."""
-    here(session, "pip", "install", "--quiet", "--constraint", "constraints.txt", "cosmic-ray==8.7.0", "coverage")
+    """300 random mutants, against the tests that run them (hours); `-- run --part FOLDER` runs some of them."""
+    here(session, "pip", "install", "--quiet", "--constraint", "constraints.txt", "cosmic-ray==8.7.0")
     program = [sys.executable, "scripts/mutants.py"]
     if session.posargs:
         session.run(*program, *session.posargs, external=True)
         return
-    if not (ROOT / "build" / "mutants" / "lines.json").exists():
+    if not (ROOT / "build" / "mutants" / "blocks.json").exists():
         session.run(*program, "coverage", external=True)
     session.run(*program, "run", external=True)
     session.run(*program, "report", external=True)

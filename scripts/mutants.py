@@ -1,22 +1,24 @@
 """Random mutants: does a test fail where a piece of the package is changed?
 
-    python scripts/mutants.py coverage [TESTS ...]    runs tests, and keeps which lines each of them runs
+    python scripts/mutants.py coverage [TESTS ...]    runs tests, and keeps which blocks each of them runs
     python scripts/mutants.py run [--number 300]      runs mutants of a sample that have no result yet
     python scripts/mutants.py report                  prints rates by module, and the mutants that live
 
 cosmic-ray finds the places and makes the mutants. The sample is drawn with a fixed seed: a place each, then one of its
 mutations. Left out are modules with compiled functions, and annotations, which nothing evaluates.
 
-A mutant's tests are those that run its first line: one of each file, then the others, the shortest first, and at most
-60. It is killed where one fails or `--seconds` pass. So a mutant that lives was seen by these tests and not found, and
-one that no test runs is reported as such. Tests start in a fork of a process that has imported the libraries, on a copy
-of the tracked files. Results are in build/mutants, and what is there is not run again.
+A mutant's tests are those that run its block of statements: one of each file, then the others, the shortest first, and
+at most 60. It is killed where one fails or `--seconds` pass. So a mutant that lives was seen by these tests and not
+found, and one that no test runs is reported as such. Tests start in a fork of a process that has imported the
+libraries, on a copy of the tracked files. Results are in build/mutants, and what is there is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import builtins
+import importlib.machinery
 import json
 import os
 import random
@@ -99,45 +101,122 @@ def sample(number: int) -> list[Mutant]:
     return [draw.choice(places[place]) for place in order[:number]]
 
 
-class Recorder:
-    """A plug-in of pytest that gives each test its context of coverage, and times it."""
+class Instrument(ast.NodeTransformer):
+    """Makes each block of a function say that it runs. That costs a hundredth of tracing every line."""
 
-    def __init__(self, measured: Any) -> None:
-        self._measured, self.seconds = measured, {}
+    def __init__(self) -> None:
+        self._in_function = False
+
+    def visit_FunctionDef(self, node: Any) -> Any:
+        outer, self._in_function = self._in_function, True
+        self.generic_visit(node)
+        self._in_function = outer
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if self._in_function and not isinstance(node, ast.ClassDef | ast.Lambda | ast.IfExp):
+            for name in ("body", "orelse", "finalbody"):
+                statements = getattr(node, name, None)
+                if not statements:
+                    continue
+                first = statements[0]
+                call = ast.parse(f"_runs(__file__, {first.lineno})").body[0]
+                for part in ast.walk(call):
+                    ast.copy_location(part, first)
+                documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+                statements.insert(1 if documented else 0, call)
+        return node
+
+
+class InstrumentingFinder(importlib.machinery.PathFinder):
+    """Imports the modules that are mutated with instruments in them."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        spec = super().find_spec(name, path, target) if name.startswith("token_recycling.") else None
+        if spec is None or spec.origin is None or Path(spec.origin) not in modules():
+            return None
+        spec.loader = InstrumentingLoader(name, spec.origin)
+        return spec
+
+
+class InstrumentingLoader(importlib.machinery.SourceFileLoader):
+    """Compiles a module with its instruments; nothing of it is cached."""
+
+    def get_code(self, name: str) -> Any:
+        tree = Instrument().visit(ast.parse(self.get_data(self.path)))
+        return compile(tree, self.path, "exec", dont_inherit=True)
+
+
+class Recorder:
+    """A plug-in of pytest that notes which blocks each test runs, and times it."""
+
+    def __init__(self) -> None:
+        self.blocks: set[tuple[str, int]] = set()
+        self.tests: dict[str, dict[str, list[str]]] = {}
+        self.seconds: dict[str, float] = {}
+        builtins._runs = lambda file, line: self.blocks.add((file, line))  # type: ignore[attr-defined]
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
-        self._measured.switch_context(nodeid)
+        self.blocks.clear()
         self._began = time.perf_counter()
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
         self.seconds[nodeid] = time.perf_counter() - self._began
+        for file, line in list(self.blocks):
+            module = str(Path(file).relative_to(ROOT))
+            self.tests.setdefault(module, {}).setdefault(str(line), []).append(nodeid)
 
 
 def cover(tests: list[str]) -> None:
-    """Run tests and add the lines that they run to build/mutants/lines.json."""
-    import coverage
+    """Run tests and write the blocks that each of them runs to build/mutants/blocks.json."""
     import pytest
 
-    measured = coverage.Coverage(data_file=None, source=[str(ROOT / part) for part in PARTS])
-    recorder = Recorder(measured)
-    measured.start()
+    sys.meta_path.insert(0, InstrumentingFinder)
+    recorder = Recorder()
     pytest.main([*PYTEST, *tests], plugins=[recorder])
-    measured.stop()
-    path, data = KEPT / "lines.json", measured.get_data()
+    path = KEPT / "blocks.json"
     known = json.loads(path.read_text()) if path.exists() else {"seconds": {}, "tests": {}}
     known["seconds"].update(recorder.seconds)
-    for file in data.measured_files():
-        lines = known["tests"].setdefault(str(Path(file).relative_to(ROOT)), {})
-        for line, contexts in data.contexts_by_lineno(file).items():
-            lines[str(line)] = sorted({*lines.get(str(line), ()), *filter(None, contexts)})
+    for module, lines in recorder.tests.items():
+        for line, names in lines.items():
+            row = known["tests"].setdefault(module, {})
+            row[line] = sorted({*row.get(line, ()), *names})
     KEPT.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known))
 
 
+def block_of(mutant: Mutant) -> int:
+    """Return the first line of the innermost block with a mutant; 0 where it runs at import."""
+    blocks = [0]
+
+    class Blocks(ast.NodeVisitor):
+        def generic_visit(self, node: ast.AST) -> None:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.functions += 1
+            for name in ("body", "orelse", "finalbody"):
+                statements = getattr(node, name, None)
+                inside = isinstance(statements, list) and statements and self.functions
+                if inside and statements[0].lineno <= mutant.line <= statements[-1].end_lineno:
+                    blocks.append(statements[0].lineno)
+            super().generic_visit(node)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.functions -= 1
+
+    visitor = Blocks()
+    visitor.functions = 0
+    visitor.visit(ast.parse((ROOT / mutant.module).read_text()))
+    return max(blocks)
+
+
 def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[str]:
-    """Return the tests that run a mutant's line: the shortest of each file, then the shortest of all."""
-    seconds = known["seconds"]
-    tests = sorted(known["tests"].get(mutant.module, {}).get(str(mutant.line), ()), key=lambda test: seconds[test])
+    """Return the tests that run a mutant's block: the shortest of each file, then the shortest of all."""
+    seconds, blocks, line = known["seconds"], known["tests"].get(mutant.module, {}), str(block_of(mutant))
+    at_import = {test for tests in blocks.values() for test in tests} if line == "0" else ()
+    tests = sorted(blocks.get(line, at_import), key=lambda test: seconds[test])
     files: set[str] = set()
     first = [test for test in tests if not ((file := test.partition("::")[0]) in files or files.add(file))]
     return [*first, *(test for test in tests if test not in first)][:MOST_TESTS]
@@ -153,7 +232,7 @@ def run(number: int, part: str, limit: float, seconds: float) -> None:
     from cosmic_ray.plugins import get_operator
 
     torch.set_num_threads(1)
-    known = json.loads((KEPT / "lines.json").read_text())
+    known = json.loads((KEPT / "blocks.json").read_text())
     path, tree, ends = KEPT / "results.jsonl", KEPT / "tree", time.monotonic() + limit
     done = {row["mutant"] for row in results()}
     shutil.rmtree(tree, ignore_errors=True)
