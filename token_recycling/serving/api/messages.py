@@ -246,7 +246,8 @@ class _Content:
                 continue
             kind = "thinking" if piece.kind == "reasoning" else "text"
             if not self._open or self.blocks[-1]["type"] != kind:
-                yield from self._begin({"type": kind, kind: ""})
+                signature = {"signature": ""} if kind == "thinking" else {}
+                yield from self._begin({"type": kind, kind: "", **signature})
             self._growing.append(piece.text)
             yield self._event("content_block_delta", delta={"type": _PIECES[kind], kind: piece.text})
 
@@ -260,8 +261,6 @@ class _Content:
             block["input"] = from_json(text, allow_partial=True) if text else {}
         else:
             block[block["type"]] = text
-        if block["type"] == "thinking":
-            block["signature"] = ""
         yield self._event("content_block_stop")
 
     def _push_call(self, call: Piece) -> Iterator[Event]:
