@@ -320,6 +320,7 @@ def measure(
             differ = sum(one != other for one, other in zip(outputs, wanted, strict=True))
             rows.append({**row, "steps": steps, "seconds": seconds, "requests": len(outputs), "differ": differ})
     for engine in engines.values():
+        assert engine.stdin is not None
         engine.stdin.close()
         engine.wait()
     return rows

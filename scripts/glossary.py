@@ -1,4 +1,4 @@
-"""Find words that this field does not use, in documentation and in docstrings and comments, and say what to write.
+"""Find home-made words in documentation, docstrings and comments, and say which term of the field to write.
 
     python scripts/glossary.py [FILE ...]     default: README.md, CONTRIBUTING.md, docs/ and all Python files but tests
 
@@ -25,6 +25,10 @@ TERMS = {
     r"foreseen|foresees?": "predicted, predicts",
     r"anew": "again",
     r"gone on with|goes on where": "resumed, resumes",
+    r"habits": "token statistics",
+    r"unread": "uncached",
+    r"chances": "probabilities",
+    r"in words": "prompted",
     r"at hand": "available",
     r"whoever|whatever asks": "the component or the user",
     r"what came of": "accepted tokens, the outcome",

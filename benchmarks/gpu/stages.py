@@ -53,14 +53,14 @@ def stages(output: Path, model: str, data: str) -> Iterator[Stage]:
     for dtype in ("bfloat16", "float32"):
         sizes = tuple((_bench(model, data, output / dtype, dtype, batches, *few),) for batches in _halved(BATCHES))
         yield Stage(f"texts {Path(model).stem} {dtype}", 12, sizes)
-    sizes = tuple(
+    grown = tuple(
         (
             _grown(ROOT / "build" / "grown" / shape, shape, model),
             _bench(str(ROOT / "build" / "grown" / shape), data, output / shape, "bfloat16", batches, *few),
         )
         for shape, batches in product(("8B", "3B"), _halved(BATCHES))
     )
-    yield Stage("texts 8B bfloat16", 25, sizes)
+    yield Stage("texts 8B bfloat16", 25, grown)
     rows = ("--rows", str(output / "vllm.jsonl"))
     vllm = _module("benchmarks.engines", "vllm", "--clock", "wall", *rows)
     yield Stage("vLLM", 20, (((*vllm, *_each("--load", (1, 8, 32, 64))),),), _VLLM)

@@ -9,7 +9,7 @@ from support.serving import wait_for
 
 def test_a_race_shows_both_texts_and_who_was_faster(page, server):
     race(page)
-    assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling:tree=8 (anew)"]
+    assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling:tree=8 (untrained)"]
     texts = page.locator(".lane .text").all_text_contents()
     assert texts[0] == texts[1] != ""
     assert "The same 40 tokens, one for one." in page.text_content("#same")
@@ -28,7 +28,7 @@ def test_a_race_begins_with_nothing_learned_and_memory_is_a_figure_of_its_own(pa
     steps = []
     for said in ("brings what this server has learned so far", "has drafted for this very prompt before"):
         race(page, drafter="accelerated")
-        assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling (anew)"]
+        assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling (untrained)"]
         assert "began with nothing learned" in page.text_content("#fairness")
         warmed = page.text_content("#warmed")
         assert said in warmed

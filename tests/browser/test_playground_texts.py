@@ -59,7 +59,7 @@ def test_a_chat_has_several_turns(opened, model):
         assert asked == [first, [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "and?"}]]
         said = page.locator("#turns .assistant").last.text_content()
         assert said == page.locator(".lane .text").text_content() != ""
-        page.click("#anew")
+        page.click("#new-conversation")
         assert page.is_hidden("#turns")
 
 

@@ -60,7 +60,7 @@ def drafted(server, **body):
 
 def test_a_drafter_that_is_offered_has_learned_nothing(server):
     """And so has the server's own, if asked for."""
-    for drafter in ("recycling:tree=4", "anew"):
+    for drafter in ("recycling:tree=4", "untrained"):
         first = drafted(server, drafter=drafter)
         drafted(server)
         assert drafted(server, drafter=drafter) == first != drafted(server)
@@ -79,5 +79,5 @@ def test_what_cannot_be_chosen_is_refused(server, drafter):
         "invalid_drafter" if drafter else "invalid_value",
         "drafter",
     )
-    assert not drafter or "accelerated, anew, plain, recycling:tree=4, published" in error["message"]
+    assert not drafter or "accelerated, untrained, plain, recycling:tree=4, published" in error["message"]
     server.wait_until_idle()

@@ -102,7 +102,7 @@ def test_a_full_server(model, monkeypatch):
             error = refused(server)
             assert (error.status_code, error.code) == (503, "overloaded")
             assert int(error.response.headers["retry-after"]) > 0
-            for drafter in ("anew", "suffix"):
+            for drafter in ("untrained", "suffix"):
                 asked = {"prompt": "a", "drafter": drafter}
                 assert server.post("/v1/token_recycling/steps", asked).status_code == 503
             assert not made, "a refused request costs no drafter"

@@ -107,7 +107,7 @@ def _say(keeps: bool) -> None:
         logger.warning("compiling the drafting loops, once on this machine (%s)", _SECONDS)
     else:
         logger.warning(
-            "compiling the drafting loops (%s), in every process anew, since no folder to keep them in can be "
+            "compiling the drafting loops (%s), in every process again, since no folder to keep them in can be "
             "written; set NUMBA_CACHE_DIR to one that can",
             _SECONDS,
         )

@@ -32,14 +32,14 @@ _PROBE = {"name": "probe", "description": "probe", "parameters": {"type": "objec
 _FAMILIES = {"gpt_oss": "harmony", "kimi_k2": "kimi", "deepseek_v3": "deepseek_v3_1", "glm4_moe": "glm_4_7"}
 """Families of `grammar.calls` whose tokenizers bring a response template, by transformers' names of models."""
 _PROMPTED = "qwen_3"
-"""The family whose delimiters the prompt describes in words."""
+"""The family whose delimiters prompted tools have."""
 
 
 # Prompted tools
 
 
 def needs_prompted_tools(loaded: Loaded, body: ChatRequest) -> bool:
-    """Whether a chat needs its functions in words; raises ApiError where no calls can be read."""
+    """Return whether a chat needs prompted tools; raise ApiError where no calls can be read."""
     tools = body.shown_tools
     if not tools and not any(message.role == "tool" or message.tool_calls for message in body.messages):
         return False
@@ -50,7 +50,7 @@ def needs_prompted_tools(loaded: Loaded, body: ChatRequest) -> bool:
 
 
 def why_prompted_tools(loaded: Loaded) -> str | None:
-    """Why a model is told of functions in words; None where its template shows them and its calls can be read."""
+    """Return why a model needs prompted tools; None where its template shows tools and its calls can be read."""
     if not _shows_tools(loaded.tokenizer):
         return "the chat template shows none"
     readable = "tool_calls" in (response_template(loaded) or {"fields": {}})["fields"]
@@ -60,7 +60,7 @@ def why_prompted_tools(loaded: Loaded) -> str | None:
 def with_prompted_tools(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: list[dict[str, Any]] | None
 ) -> list[Message]:
-    """The conversation with its functions in words: the text that lists `tools`, and calls and results as text."""
+    """Return the conversation with prompted tools: the text that lists `tools`, and calls and results as text."""
     said: list[Message] = []
     before = ""
     for message in messages:
@@ -158,7 +158,7 @@ def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: b
     if field is None or tools is None:
         return None
     delimiters = _PROMPTED if prompted else family(loaded)
-    assert delimiters is not None, "functions of other families are told in words"
+    assert delimiters is not None, "tools of other families are prompted"
     functions = [
         Function(one["name"], one.get("parameters"), bool(one.get("strict")))
         for one in (tool["function"] for tool in tools)

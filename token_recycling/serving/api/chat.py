@@ -123,9 +123,7 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
 
 
 async def prompt_of(engine: Engine, body: ChatRequest) -> tuple[torch.Tensor, bool]:
-    """Return the prompt of a chat (1, length), and whether it describes in words how functions are called; raise
-    ApiError.
-    """
+    """Return the prompt of a chat (1, length), and whether its tools are prompted; raise ApiError."""
     tokenizer, messages, tools = engine.loaded.tokenizer, body.messages, body.shown_tools
     if not getattr(tokenizer, "chat_template", None):
         message = (

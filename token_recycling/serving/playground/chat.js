@@ -21,12 +21,12 @@ export function goOn(messages, answer) {
 function show() {
   const shown = isChat() && turns.length > 0;
   byId("turns").replaceChildren(...turns.map(({ role, content }) => element("p", { class: role }, content)));
-  byId("turns").hidden = byId("anew").hidden = !shown;
+  byId("turns").hidden = byId("new-conversation").hidden = !shown;
   byId("turns").scrollTop = byId("turns").scrollHeight;
 }
 
 byId("kind").addEventListener("change", show);
-byId("anew").addEventListener("click", () => {
+byId("new-conversation").addEventListener("click", () => {
   turns = [];
   show();
   byId("prompt").focus();

@@ -30,9 +30,9 @@ export function offer(served) {
   if (served.chat) openAsChat();
   if (served.max_new_tokens !== null) limitTokens(served.max_new_tokens);
   const own = element("option", { value: "accelerated" }, `${served.drafter_name}, the server’s own`);
-  const anew = offered.map(({ spec }) => element("option", { value: spec }, spec));
-  const group = element("optgroup", { label: "Untrained for every output" }, ...anew);
-  byId("drafter").replaceChildren(own, ...(anew.length ? [group] : []));
+  const untrained = offered.map(({ spec }) => element("option", { value: spec }, spec));
+  const group = element("optgroup", { label: "Untrained for every output" }, ...untrained);
+  byId("drafter").replaceChildren(own, ...(untrained.length ? [group] : []));
   byId("drafter").onchange = () => describeDrafter(served);
   describeDrafter(served);
 }

@@ -110,7 +110,7 @@ async function fillRun(run, body, signal, onStep) {
 }
 
 const promptOf = (body) => JSON.stringify([body.prompt ?? body.messages, body.response_format]);
-const titleOf = (body) => (body.drafter === "accelerated" ? served.drafter_name : `${body.drafter} (anew)`);
+const titleOf = (body) => (body.drafter === "accelerated" ? served.drafter_name : `${body.drafter} (untrained)`);
 
 async function generate(body, signal) {
   const run = new Run(titleOf(body), false);
@@ -158,11 +158,11 @@ function summary(run) {
  */
 async function race(body, signal) {
   const own = body.drafter === "accelerated";
-  const drafted = new Run(own ? `${served.drafter_name} (anew)` : titleOf(body), false);
+  const drafted = new Run(own ? `${served.drafter_name} (untrained)` : titleOf(body), false);
   const plain = new Run("plain decoding", true);
   const warmed = own && served.isolation !== "per-request" ? new Run(titleOf(body), false) : null;
   const known = seen.has(promptOf(body));
-  const sent = new Map([[plain, "plain"], [drafted, own ? "anew" : body.drafter], [warmed, body.drafter]]);
+  const sent = new Map([[plain, "plain"], [drafted, own ? "untrained" : body.drafter], [warmed, body.drafter]]);
   const order = races++ % 2 ? [drafted, plain] : [plain, drafted];
   const measured = warmed ? [...order, warmed] : order;
   for (const [at, run] of measured.entries()) {
