@@ -16,7 +16,7 @@ import torch
 import typer
 
 from token_recycling import load
-from token_recycling.bench.report import Table
+from token_recycling.bench.tables import Table
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
 from token_recycling.model.self_test import ready

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from token_recycling.bench.report import job_page, job_plot
 from token_recycling.bench.summary import read
+from token_recycling.bench.tables import job_page, job_plot
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE, ROWS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "jobs.svg", ROOT / "docs" / "results" / "quick"

@@ -26,7 +26,7 @@ import torch
 import typer
 
 from benchmarks.real_model import NoRealModelError, fetched
-from token_recycling.bench.measure import commit
+from token_recycling.bench.environment import commit
 
 from .stages import ROOT, Command, Stage, rehearsal, stages
 

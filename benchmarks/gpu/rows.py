@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from token_recycling.bench.measure import environment
+from token_recycling.bench.environment import environment
 
 from .shapes import made
 

@@ -9,8 +9,8 @@ from support.pages_of_docs import ROOT
 from token_recycling.bench import measure
 from token_recycling.bench.data import SOURCES, RunOptions, load, runs_of
 from token_recycling.bench.methods import parse
-from token_recycling.bench.report import job_page, job_plot, job_table
 from token_recycling.bench.summary import summarize
+from token_recycling.bench.tables import job_page, job_plot, job_table
 
 SCENARIOS = sorted((ROOT / "benchmarks" / "scenarios").glob("*.yaml"))
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from token_recycling.bench import measure as measuring
 from token_recycling.bench.data import Question, RunOptions
-from token_recycling.bench.measure import BenchmarkPlan, Hook, environment, measure
+from token_recycling.bench.environment import environment
+from token_recycling.bench.measure import BenchmarkPlan, Hook, measure
 from token_recycling.bench.methods import BenchmarkConfig, Call, Outcome, parse
 from token_recycling.bench.store import Store, delete_rows
 from token_recycling.model.tree_model import TreeModel

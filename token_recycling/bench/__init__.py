@@ -1,11 +1,12 @@
 """Measuring methods against each other, and the report of what was measured.
 
-data      what is measured: questions, options of a run, scenario files
-methods   any drafter, and transformers' own decoding: each decodes a call
-measure   the loop over methods and items, and a run as a session
-store     rows and their folder
-summary   figures from rows
-report    tables, findings and pages, with `plots`
+data         what is measured: questions, options of a run, scenario files
+methods      any drafter, and transformers' own decoding: each decodes a call
+measure      the loop over methods and items, and a run as a session
+environment  hardware, versions and model, in each row
+store        rows and their folder
+summary      figures from rows
+report       findings and pages, with `tables` and `plots`
 """
 
 from __future__ import annotations

@@ -15,10 +15,6 @@ learn what they had learned. Saving what a drafter learned would need to know ev
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,10 +27,9 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
 
-from .. import __version__
 from ..model import loading
-from ..model.inspection import weights_fingerprint
 from .data import BASELINE, COLD, REPLAY_BASELINE, Question, RunOptions, digest, load
+from .environment import environment
 from .methods import (
     DEFAULT,
     BenchmarkConfig,
@@ -608,60 +603,3 @@ def _speeds(config: BenchmarkConfig) -> tuple[float, float]:
     parse(BASELINE).decode(config.model, call)
     outcome = parse(BASELINE).decode(config.model, call)
     return outcome.prefill_seconds / len(ids), outcome.seconds / max(1, outcome.steps - 1)
-
-
-# The environment of a measurement: hardware, versions, model; each row has all of it
-
-
-def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
-    """Return everything as plain values; `name` is the user's name of the model."""
-    return {
-        "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "accelerator": _accelerator(model.device),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "token_recycling": __version__,
-        "model": name,
-        "model_fingerprint": weights_fingerprint(model, typed=False),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-    }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):  # another system, or a processor without a name
-        return platform.processor() or platform.machine()
-
-
-def _accelerator(device: torch.device) -> str | None:
-    if device.type == "cpu":
-        return None
-    get_name = getattr(getattr(torch, device.type, None), "get_device_name", None)
-    return str(get_name(device)) if get_name else device.type
-
-
-def commit() -> str | None:
-    """Return this package's commit, with -dirty if its files differ from it; None outside a checkout."""
-    package = Path(__file__).parents[1]
-    if not (package.parent / ".git").exists():
-        return None
-    try:
-        head = _git(package, "rev-parse", "--short=12", "HEAD")
-        changed = _git(package, "status", "--porcelain", "--", ".")
-    except (OSError, subprocess.SubprocessError):  # no git, or a checkout that it does not trust
-        return None
-    return f"{head}-dirty" if changed else head
-
-
-def _git(folder: Path, *command: str) -> str:
-    git = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=10)
-    return git.stdout.strip()
