@@ -12,7 +12,7 @@ from support import tiny
 from support.serving import keys, serving
 
 from token_recycling.serving.access import LocalNamesMiddleware
-from token_recycling.serving.http_server import tls_options
+from token_recycling.serving.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def certificate(tmp_path_factory):
 def test_tls_and_the_health_check_of_the_container(model, certificate):
     script = Path(__file__).parents[2] / "deploy" / "healthcheck.py"
     assert f'"/usr/local/bin/{script.name}"' in script.with_name("Dockerfile").read_text()
-    for tls in ({}, tls_options(*certificate)):
-        with serving(model, tiny.tokenizer(), tls=tls) as running:
+    for tls in ({}, dict(zip(("tls_certificate", "tls_key"), certificate, strict=True))):
+        with serving(model, tiny.tokenizer(), **tls) as running:
             address = f"127.0.0.1:{running.port}/health"
             if tls:
                 context = ssl.create_default_context(cafile=certificate[0])
@@ -94,12 +94,11 @@ def test_tls_and_the_health_check_of_the_container(model, certificate):
 
 
 def test_files_that_are_no_certificate(certificate, tmp_path):
-    assert tls_options(None, None) == {}
     with pytest.raises(ValueError, match="got one of them"):
-        tls_options(certificate[0], None)
+        Settings(tls_certificate=certificate[0])
     for wrong in ((certificate[1], certificate[0]), (certificate[0], tmp_path / "none"), (certificate[0],) * 2):
         with pytest.raises(ValueError, match="must be a certificate and its key"):
-            tls_options(*wrong)
+            Settings(tls_certificate=wrong[0], tls_key=wrong[1])
 
 
 PAGE = "https://page.example"

@@ -10,9 +10,10 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from support.openai_answers import MESSAGES, chat, completion, streamed_chat, streamed_completion
 
 from token_recycling.serving import protocol
+from token_recycling.serving.api.completions import CompletionRequest
 from token_recycling.serving.api.responses import ResponsesRequest
 from token_recycling.serving.generation import AdditivePenalties
-from token_recycling.serving.protocol import ChatRequest, CompletionRequest
+from token_recycling.serving.protocol import ChatRequest
 
 PROMPT = "for index in"
 ASKED = {

@@ -17,7 +17,7 @@ from token_recycling.model.loading import Loaded
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving.drafter_pool import DrafterPool
-from token_recycling.serving.settings import Isolation, default_isolation
+from token_recycling.serving.settings import Isolation, Settings
 
 SECRET = "import os\nfor index in range(10):\n"
 ASKED = {"prompt": SECRET, "max_tokens": 40, "temperature": 0}
@@ -79,7 +79,9 @@ def test_a_shared_drafter_tells(model, tokenizer):
 
 
 def made(loaded, **more):
-    return DrafterPool(loaded, "recycling:tree=8,orders=2", **{"isolation": Isolation.per_key, **more})
+    on_save = more.pop("on_save", lambda good: None)
+    settings = {"drafter": "recycling:tree=8,orders=2", "isolation": "per-key", "keys": keys("a", "b"), **more}
+    return DrafterPool(loaded, Settings(**settings), on_save)
 
 
 @pytest.fixture
@@ -196,7 +198,7 @@ def test_what_is_wrong_is_said_at_start(both, tmp_path):
     with pytest.raises(ValueError, match="no matrix file"):
         made(both, isolation=Isolation.per_request, matrix=matrix_path(tmp_path))
     with pytest.raises(ValueError, match="a drafter with a matrix"):
-        DrafterPool(both, "suffix", Isolation.shared, matrix_path(tmp_path))
+        made(both, drafter="suffix", isolation="shared", matrix=matrix_path(tmp_path))
     matrix_path(tmp_path).write_bytes(b"no matrix")
     with pytest.raises(ValueError, match=str(matrix_path(tmp_path))):
         made(both, matrix=matrix_path(tmp_path))
@@ -215,4 +217,4 @@ def test_what_is_wrong_is_said_at_start(both, tmp_path):
     ],
 )
 def test_which_isolation_is_chosen(host, with_keys, isolation):
-    assert default_isolation(host, with_keys)[0] is isolation
+    assert Settings(host=host, keys=keys("a") if with_keys else ()).isolation is isolation

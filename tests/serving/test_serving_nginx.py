@@ -126,7 +126,7 @@ def test_what_nginx_forwards_is_isolated(model, tokenizer, tmp_path, way):
 
 
 def test_an_operator_may_share_all_the_same(model, tokenizer, tmp_path):
-    with serving(model, tokenizer, isolate_forwarded=False) as server, nginx(tmp_path, server.port, "") as url:
+    with serving(model, tokenizer, isolation="shared") as server, nginx(tmp_path, server.port, "") as url:
         first, again = usage(url), usage(url)
         assert again["speculation"]["steps"] < first["speculation"]["steps"]
 

@@ -11,10 +11,9 @@ from support import architectures, tiny
 
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
-from token_recycling.serving.access import find_key
 from token_recycling.serving.api.common import config_of
 from token_recycling.serving.engine import Engine
-from token_recycling.serving.keys import parse_key, parse_keys
+from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.output import StopTrimmer
 from token_recycling.serving.protocol import Request
 from token_recycling.serving.settings import Settings
@@ -104,7 +103,9 @@ def test_without_the_extra_it_is_named(monkeypatch):
 WRONG = [{name: 0} for name in ("max_prompt_tokens", "max_new_tokens", "max_requests", "save_every")]
 
 
-@pytest.mark.parametrize("settings", [*WRONG, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}])
+@pytest.mark.parametrize(
+    "settings", [*WRONG, {"port": 65_536}, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}]
+)
 def test_settings_that_do_not_fit(settings):
     with pytest.raises(ValueError, match="|".join(settings)):
         Settings(keys=parse_keys(["metrics:one"]), **settings)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 import threading
 import time
 from urllib.request import Request, urlopen
@@ -21,25 +20,25 @@ def served(model, tokenizer):
     """Gives a function that posts and returns the text of the answer."""
     from token_recycling.serving import HttpServer, create_app
 
-    server = HttpServer(create_app(model, tokenizer, name="tiny"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
+    server = HttpServer(create_app(model, tokenizer, name="tiny", host="127.0.0.1", port=0))
+    thread = threading.Thread(target=server.run)
+    thread.start()
 
-        def post(path, **body):
-            address = f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
-            headers = {"Content-Type": "application/json"}
-            with urlopen(Request(address, json.dumps(body).encode(), headers), timeout=60) as answer:
-                return answer.read().decode()
+    def post(path, **body):
+        (socket,) = server.servers[0].sockets
+        address = f"http://127.0.0.1:{socket.getsockname()[1]}{path}"
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(address, json.dumps(body).encode(), headers), timeout=60) as answer:
+            return answer.read().decode()
 
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.01)
-            yield post
-        finally:
-            server.should_exit = True
-            thread.join()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield post
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def test_every_route_answers():

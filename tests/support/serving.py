@@ -74,13 +74,12 @@ def wait_for(condition: Any, seconds: float = 60.0) -> None:
 def serving(
     model: Any,
     tokenizer: Any,
-    tls: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Serving]:
     settings = {"name": "tiny", "drafter": "recycling:tree=8", "grace": 5.0, **settings}
     app = create_app(model, tokenizer, **settings)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(app, log_level="error", **(tls or {}))
+    server = HttpServer(app, log_level="error")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

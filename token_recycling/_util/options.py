@@ -123,10 +123,13 @@ def check_at_least(least: float, options: Any, *names: str) -> None:
 
 
 def check_declared(options: Any) -> None:
-    """Raises ValueError for the first option that is below what its field declares as `min`."""
+    """Raises ValueError for the first option that is below what its field declares as `min`, or above its `max`."""
     for field in dataclasses.fields(options):
+        value, most = getattr(options, field.name), field.metadata.get("max")
         if field.metadata.get("min") is not None:
             check_at_least(field.metadata["min"], options, field.name)
+        if most is not None and value is not None and value > most:
+            raise ValueError(f"{field.name} must be <= {most:g}, got {value}")
 
 
 def check_above(bound: float, options: Any, *names: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,8 +11,6 @@ from ..drafters._registry import check_spec, drafter_names
 
 if TYPE_CHECKING:
     from ..model.loading import Loaded
-
-_Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def completed_drafters(typed: str) -> list[str]:
@@ -100,23 +96,3 @@ class ModelOptions:
         return loading.load(
             self.name, self.dtype, self.device, self.threads, self.prepack, self.reproducible, self.device_map
         )
-
-
-def takes(kind: type) -> Callable[[_Command], _Command]:
-    """Give a command the options that a dataclass declares with `option`, in place of its `**`."""
-
-    def taking(command: _Command) -> _Command:
-        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-        declared, hints = [one for one in fields(kind) if one.metadata], get_type_hints(kind)
-        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*own, *(parameter(one.name, hints[one.name], one.default, one.metadata) for one in declared)]
-        )
-        return command
-
-    return taking
-
-
-def parameter(name: str, hint: Any, default: Any, shown: Mapping[str, Any]) -> inspect.Parameter:
-    """Return the command's option for a field declared with `option`."""
-    written = typer.Option(f"--{name.replace('_', '-')}", **shown)  # no --no-... beside it
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, written])

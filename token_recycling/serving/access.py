@@ -7,8 +7,6 @@ comes to a loopback address of a server without keys must name this machine in b
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import time
 from collections.abc import Iterable
 from typing import Annotated
@@ -20,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._util.network import is_loopback
 from .errors import ApiError, error_body
-from .keys import METRICS, Key
+from .keys import METRICS, Key, find_key
 from .metrics import Metrics
 
 
@@ -44,15 +42,6 @@ def _keys(request: Request) -> tuple[tuple[Key, ...], Key | None]:
     """The configured keys, and the one of them that the request carries."""
     keys = request.app.state.engine.settings.keys
     return keys, find_key(keys, request.headers.get("authorization") or _of_anthropic(request))
-
-
-def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:
-    """Return the key of an Authorization header, `Bearer KEY`, or None. Takes equally long for each."""
-    scheme, _, secret = (authorization or "").partition(" ")
-    digest = hashlib.sha256(secret.strip().encode()).digest()
-    # Every key is compared, in constant time.
-    matches = [key for key in keys if hmac.compare_digest(key.digest, digest)]
-    return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 def _of_anthropic(request: Request) -> str | None:

@@ -28,13 +28,15 @@ from . import playground
 from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User, client_key, is_local
 from .api import chat, completions, messages, responses, steps
 from .api.common import EventStream, events_of, whole_of
+from .api.completions import CompletionRequest
 from .api.messages import MessagesRequest, TokenCountRequest
 from .api.responses import ResponsesRequest
+from .api.steps import StepsRequest
 from .engine import Engine, Job
 from .errors import ApiError, CancelledError, add_error_handlers, client_error
 from .grammars import unenforced_header
 from .keys import Key
-from .protocol import ChatRequest, CompletionRequest, StepsRequest
+from .protocol import ChatRequest
 from .protocol import Request as Body
 from .settings import Settings
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from ..drafters import _listing as listing
@@ -26,7 +25,7 @@ from ..drafters._registry import make_drafter
 from ..model.loading import Loaded, load_matrix
 from ..recycling.matrix_file import fingerprint
 from .errors import ApiError
-from .settings import Isolation
+from .settings import Isolation, Settings
 
 logger = logging.getLogger("token_recycling.serving")
 
@@ -37,20 +36,16 @@ class DrafterPool:
     def __init__(
         self,
         loaded: Loaded,
-        spec: str,
-        isolation: Isolation,
-        matrix: Path | None = None,
+        settings: Settings,
         on_save: Callable[[bool], None] = lambda good: None,
-        reproducible: bool = False,
-        offers: Sequence[str] = (),
     ) -> None:
         """`on_save` is called with True for every matrix that was saved, and with False where that failed. Raises
         ValueError for a drafter that cannot be made, or a matrix file that cannot be used.
         """
-        self.isolation, self._matrix, self._on_save = isolation, matrix, on_save
-        self.base = make_drafter(spec, reproducible=reproducible)
+        self.isolation, self._matrix, self._on_save = settings.isolation, settings.matrix, on_save
+        self.base = make_drafter(settings.drafter, reproducible=settings.reproducible)
         self._untrained = self.base.fork()
-        self.offers = {offer: make_drafter(offer, reproducible=reproducible) for offer in offers}
+        self.offers = {offer: make_drafter(offer, reproducible=settings.reproducible) for offer in settings.offers}
         """Drafters that a request may name, by their specs."""
         self._by_key: dict[str, Drafter] = {}
         """By the names of API keys; the name is empty for the drafter that all share."""
@@ -58,13 +53,13 @@ class DrafterPool:
         """Whether the shared drafter may have learned since it was saved."""
         self._lock, self._saving = threading.Lock(), threading.Lock()
         self._tokenizer = fingerprint(loaded.tokenizer)
-        if matrix is not None:
-            if isolation is not Isolation.shared and not matrix.exists():
+        if self._matrix is not None:
+            if self.isolation is not Isolation.shared and not self._matrix.exists():
                 raise ValueError(
-                    f"there is no matrix file at {matrix}, with which isolation {isolation.value} starts; create one "
-                    "with `token-recycling generate --matrix` or `serve --isolation shared`"
+                    f"there is no matrix file at {self._matrix}, with which isolation {self.isolation.value} starts; "
+                    "create one with `token-recycling generate --matrix` or `serve --isolation shared`"
                 )
-            load_matrix(loaded, self.base, matrix)
+            load_matrix(loaded, self.base, self._matrix)
 
     def __len__(self) -> int:
         """Number of drafters that are kept for further requests."""
@@ -84,10 +79,10 @@ class DrafterPool:
             return self._by_key[name]
 
     def make(self, name: str) -> Drafter:
-        """Return a new drafter: the server's own without what it learned (`anew`), none (`plain`), or an offered one.
-        Raises ApiError for any other.
+        """Return a new drafter: the server's own (`untrained`), none (`plain`), or an offered one. Raise ApiError
+        for any other.
         """
-        if name == "anew":
+        if name == "untrained":
             return self._untrained.fork()
         if name == "plain":
             return make_drafter("plain")
@@ -96,7 +91,7 @@ class DrafterPool:
 
     def check(self, name: str) -> None:
         """Raise ApiError for a drafter that a request cannot name."""
-        names = ("accelerated", "anew", "plain", *self.offers)
+        names = ("accelerated", "untrained", "plain", *self.offers)
         if name not in names:
             raise ApiError(
                 400, f"drafter must be one of {', '.join(names)}, got {name!r}", "invalid_drafter", "drafter"

@@ -200,15 +200,7 @@ class Engine:
         self.target = TreeModel(loaded.model)
         limit = default_budget(self.target) if settings.cache is None else int(settings.cache * 1_000_000)
         self.prefixes = PrefixCache(self.target, limit)
-        self.pool = DrafterPool(
-            loaded,
-            settings.drafter,
-            settings.isolation,
-            settings.matrix,
-            self.metrics.count_save,
-            settings.reproducible,
-            settings.offers,
-        )
+        self.pool = DrafterPool(loaded, settings, self.metrics.count_save)
         self.slots = batch_slots(self.target, self.pool.base, settings, limit)
         backend = backend_for(FAST[settings.fast])
         self._backend = captured_or_eager if settings.fast == "on" else backend

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+
+from .metrics import log_json_lines
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -23,25 +23,9 @@ _ENDING = 5
 """Seconds after the grace period in which streams end with an error event, before they are cut off."""
 
 
-def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
-    """Return uvicorn's options for TLS; raise ValueError for files that cannot be used."""
-    if certificate is None and key is None:
-        return {}
-    if certificate is None or key is None:
-        raise ValueError("--tls-certificate and --tls-key are needed together, got one of them")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ValueError(
-            f"{certificate} and {key} must be a certificate and its key in PEM, without a password: {why}"
-        ) from None
-    return {"ssl_certfile": certificate, "ssl_keyfile": key}
-
-
 class HttpServer(uvicorn.Server):
-    """Serves an app in one process, with the `max_connections` and the `grace` of its settings. `on_start` is called
-    once connections are accepted; other arguments are those of `uvicorn.Config`.
+    """Serves an app in one process, at the address and with the TLS, the log, the `max_connections` and the `grace` of
+    its settings. `on_start` is called once connections are accepted; other arguments are those of `uvicorn.Config`.
     """
 
     def __init__(
@@ -51,16 +35,23 @@ class HttpServer(uvicorn.Server):
         **uvicorns: Any,
     ) -> None:
         self._engine, self._on_start = app.state.engine, on_start
-        options = {"log_level": "warning", "proxy_headers": False, "ws": "none", **uvicorns}
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                limit_concurrency=self._engine.settings.max_connections,
-                timeout_graceful_shutdown=_ENDING,
-                **options,
-            )
-        )
+        settings = self._engine.settings
+        options = {
+            "host": settings.host,
+            "port": settings.port,
+            "ssl_certfile": settings.tls_certificate,
+            "ssl_keyfile": settings.tls_key,
+            "limit_concurrency": settings.max_connections,
+            "timeout_graceful_shutdown": _ENDING,
+            "loop": "asyncio",
+            "log_level": "warning",
+            "proxy_headers": False,
+            "ws": "none",
+        }
+        if settings.log_format == "json":
+            log_json_lines()
+            options["log_config"] = None
+        super().__init__(uvicorn.Config(app, **{**options, **uvicorns}))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -1,12 +1,13 @@
 """API keys. Each has a name, which separates what its requests teach the drafter; nothing else of a key is ever shown.
 
 A key is written NAME:KEY, or KEY alone, whose name is `default`: in an option, in the environment, or one to a line of
-a file. Only digests are kept (`access.find_key` compares them with a received key).
+a file. Only digests are kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import os
 import re
@@ -66,6 +67,15 @@ def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...
     if len({key.digest for key in keys}) < len(keys):
         raise ValueError("API keys must differ, got one twice")
     return keys
+
+
+def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:
+    """Return the key of an Authorization header, `Bearer KEY`, or None. Takes equally long for each."""
+    scheme, _, secret = (authorization or "").partition(" ")
+    digest = _digest(secret.strip())
+    # Every key is compared, in constant time.
+    matches = [key for key in keys if hmac.compare_digest(key.digest, digest)]
+    return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 def _file_text(file: Path) -> str:

@@ -1,9 +1,8 @@
-"""Requests of the HTTP API as pydantic models: what all of them share, OpenAI's completions and chats, and the steps of
-this server. Those of `responses` and `messages` stand beside their answers, which have other forms than a chat's.
+"""Requests of the HTTP API as pydantic models: what all of them share, and a chat, into which the other forms of chats
+are converted. The requests of the other APIs stand in their modules in `api`.
 
 Clients send many fields by default that are only hints. A field that is unknown here is ignored, with one warning per
-field and process. A field that would change the meaning of the answer, and is not supported, is an error. Those
-of other forms convert their request into a `ChatRequest`.
+field and process. A field that would change the meaning of the answer, and is not supported, is an error.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ or `calls`, with those of `grammar.calls`.
 """
 Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: the remedy, and values that ask for the default behaviour."""
-_Text = Annotated[str, StringConstraints(min_length=1)]
-_TokenId = Annotated[int, Field(ge=0)]
+NonemptyText = Annotated[str, StringConstraints(min_length=1)]
+TokenId = Annotated[int, Field(ge=0)]
 _Divisor = Annotated[float, Field(ge=1e-6, le=1e6)]
 """Logits that are divided by a much smaller number become infinite."""
 
@@ -257,7 +256,7 @@ class ToolChoice(NamedTool):
             self.allowed_tools = AllowedTools.model_validate(self.model_extra or {})
         return self
 
-    def given(self) -> str | _Object:
+    def stated(self) -> str | _Object:
         """Return it as the client stated it."""
         if self.type in ("auto", "none", "required"):
             return self.type
@@ -298,57 +297,41 @@ class JsonSchema(BaseModel, extra="allow"):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
-    """OpenAI's output formats, and llama.cpp's `schema` of a `json_object`."""
+class OutputFormat(BaseModel, extra="allow"):
+    """An output format. A schema stands beside the type, or, as in OpenAI's chats, in `json_schema`; llama.cpp's
+    clients send one with `json_object` too.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: _Object | None = Field(None, alias="schema")
+    strict: bool | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> ResponseFormat:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema is missing")
+    def _complete(self) -> OutputFormat:
+        if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
+            raise ValueError("the schema is missing")
         return self
+
+    def stated(self) -> _Object:
+        """Return it as the client stated it."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
 
     @property
     def form(self) -> Form | None:
         """The grammar to compile; None for text."""
-        if self.json_schema is not None and self.type == "json_schema":
-            return "json_schema", self.json_schema.schema_, bool(self.json_schema.strict)
         if self.type == "json_object":
             return "json_schema", self.schema_ or _ANY_OBJECT, self.schema_ is None
+        if self.type == "json_schema":
+            schema = self.json_schema or JsonSchema(schema=self.schema_ or {}, strict=self.strict)
+            return "json_schema", schema.schema_, bool(schema.strict)
         return None
 
 
-class TextFormat(BaseModel, extra="allow"):
-    """An output format as responses state it: a schema stands beside the type."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    schema_: _Object | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> TextFormat:
-        if self.type == "json_schema" and self.schema_ is None:
-            raise ValueError("schema is missing")
-        return self
-
-    def given(self) -> _Object:
-        """Return it as the client stated it."""
-        return self.model_dump(exclude_unset=True, by_alias=True)
-
-    def as_chat(self) -> _Object:
-        """Return the `response_format` of a chat."""
-        if self.type != "json_schema":
-            return {"type": self.type}
-        return {"type": self.type, "json_schema": {"schema": self.schema_, "strict": self.strict}}
-
-
 class FormatOptions(Fields):
-    """The object that holds an output format in the APIs of responses and messages."""
+    """The object that holds an output format in responses and messages."""
 
-    format: TextFormat | None = None
+    format: OutputFormat | None = None
 
 
 def _schema_of(value: Any) -> Any:
@@ -362,7 +345,7 @@ def _schema_of(value: Any) -> Any:
 
 
 _Schema = Annotated[_Object, BeforeValidator(_schema_of)]
-_Choices = Annotated[list[_Text], Field(min_length=1, max_length=MAX_ENTRIES)]
+_Choices = Annotated[list[NonemptyText], Field(min_length=1, max_length=MAX_ENTRIES)]
 
 
 class StructuredOutputs(Fields):
@@ -374,9 +357,9 @@ class StructuredOutputs(Fields):
     }
 
     json_: _Schema | None = Field(None, alias="json")
-    regex: _Text | None = None
+    regex: NonemptyText | None = None
     choice: _Choices | None = None
-    grammar: _Text | None = None
+    grammar: NonemptyText | None = None
     json_object: Literal[True] | None = None
 
     @model_validator(mode="after")
@@ -502,18 +485,18 @@ class Request(Fields):
     )
     min_tokens: int | None = Field(None, ge=0, description="vLLM: no end before this number of tokens.")
     ignore_eos: bool | None = Field(None, description="vLLM: the model's end token does not end the output.")
-    stop_token_ids: list[_TokenId] | None = Field(
+    stop_token_ids: list[TokenId] | None = Field(
         None, max_length=_MAX_STOP_IDS, description="vLLM: token ids that end the output and are not shown."
     )
     cache_prompt: bool | None = Field(None, description="llama.cpp: false neither reads nor fills the prefix cache.")
-    response_format: ResponseFormat | None = Field(None, description="`text`, `json_object` or `json_schema`.")
+    response_format: OutputFormat | None = Field(None, description="`text`, `json_object` or `json_schema`.")
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
     )
     json_schema: _Schema | None = Field(None, description="llama.cpp and SGLang: `structured_outputs.json`.")
-    regex: _Text | None = Field(None, description="SGLang: the same as `structured_outputs.regex`.")
-    grammar: _Text | None = Field(None, description="llama.cpp: the same as `structured_outputs.grammar`.")
-    ebnf: _Text | None = Field(None, description="SGLang: the same as `structured_outputs.grammar`.")
+    regex: NonemptyText | None = Field(None, description="SGLang: the same as `structured_outputs.regex`.")
+    grammar: NonemptyText | None = Field(None, description="llama.cpp: the same as `structured_outputs.grammar`.")
+    ebnf: NonemptyText | None = Field(None, description="SGLang: the same as `structured_outputs.grammar`.")
     format: Literal["json"] | _Object | None = Field(None, description="Ollama: `json`, or a schema.")
     speculation: Speculation | None = Field(
         None, description="`enabled`: false decodes without drafts; `nodes`: maximum drafted tokens per forward pass."
@@ -600,53 +583,6 @@ class ChoicesRequest(Request):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class CompletionRequest(ChoicesRequest):
-    """`POST /v1/completions`."""
-
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[_TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
-    ) = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
-    max_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="Maximum number of output tokens; 0, with `echo`: the prompt alone, scored with `logprobs`.",
-    )
-    echo: bool | None = Field(None, description="The output begins with the prompt.")
-    add_special_tokens: bool | None = Field(
-        None, description="vLLM: false adds no special tokens to a prompt that is text."
-    )
-    logprobs: int | None = Field(
-        None, ge=0, le=5, description="Of the model itself, before penalties, temperature and cuts."
-    )
-
-    unsupported: ClassVar[Unsupported] = {
-        **REFUSED,
-        "suffix": ("write the text to fill in as the model's own prompt for it", ("",)),
-        "prompt_embeds": ("send text or token ids", ()),
-    }
-
-    @model_validator(mode="after")
-    def _something_to_return(self) -> CompletionRequest:
-        if self.max_tokens == 0 and not self.echo:
-            raise invalid("max_tokens", "must be >= 1, or 0 together with echo, got 0")
-        return self
-
-    @model_validator(mode="after")
-    def _not_too_many(self) -> CompletionRequest:
-        if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
-            raise invalid("n", f"at most {MAX_CHOICES} choices per request, got {len(self.prompts)} prompts x {self.n}")
-        return self
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, each text or token ids."""
-        prompt: Any = self.prompt
-        return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-
-
 class Prediction(Fields):
     """Text that the output is expected to repeat."""
 
@@ -698,7 +634,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
     tool_choice: Choosing | None = Field(
         None, description="`auto`, `none`, `required`, a function, or `allowed_tools`."
     )
-    reasoning_effort: _Text | None = Field(None, description="For chat templates that read it; otherwise ignored.")
+    reasoning_effort: NonemptyText | None = Field(None, description="For chat templates that read it.")
 
     unsupported: ClassVar[Unsupported] = {
         **REFUSED,
@@ -762,22 +698,3 @@ def chat_of(request: TemplatedRequest, **fields: Any) -> ChatRequest:
     stated = TemplatedRequest.model_fields.keys() & request.model_fields_set
     shared = {name: getattr(request, name) for name in stated}
     return ChatRequest.model_validate(shared | {name: value for name, value in fields.items() if value is not None})
-
-
-class StepsRequest(Request):
-    """`POST /v1/token_recycling/steps`: the prompt as text, or as the messages of a chat."""
-
-    prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
-    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
-    drafter: _Text = "accelerated"
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_tokens
-
-    @model_validator(mode="after")
-    def _one_prompt(self) -> StepsRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise invalid("prompt", "exactly one of prompt and messages is needed")
-        return self

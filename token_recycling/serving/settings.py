@@ -1,9 +1,10 @@
 """How a model is served, checked when it is stated, and whose texts a drafter may learn from by default."""
+# ruff: noqa: RUF009 - `option` makes fields
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from .._util.network import is_loopback
 from .._util.options import check_declared, option
 from .keys import METRICS, Key
 
-_limit = partial(option, rich_help_panel="Limits")
+_learning, _access, _limit = (partial(option, rich_help_panel=panel) for panel in ("Learning", "Access", "Limits"))
 DEFAULT_OFFERS = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")
 """Drafters that requests for steps may name where the operator lists none."""
 
@@ -31,43 +32,64 @@ class Isolation(StrEnum):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is served: the options of `token-recycling serve`."""
+    """How a model is served. The options of `token-recycling serve`, its help and the table of docs/serving.md are
+    these fields.
+    """
 
-    name: str = "model"
-    """Model name that clients send."""
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port; 0 takes a free one.", 0, max=65_535)
+    name: str = option(
+        "model",
+        "Model name that clients send; may be repeated, and responses carry the first. Default: the hub name, or that "
+        "of the folder or file.",
+    )
     aliases: tuple[str, ...] = ()
     """Further names for the model."""
     drafter: str = "recycling"
-    offers: tuple[str, ...] = DEFAULT_OFFERS
-    """Drafters that a request for steps may name instead, made for that request."""
-    matrix: Path | None = option(  # noqa: RUF009  # a field, as the others
+    offers: tuple[str, ...] = option(
+        DEFAULT_OFFERS,
+        "Drafter that the playground may use instead, new for every request; may be repeated; `none` offers none. "
+        "Default: recycling, published, suffix, prompt_lookup, lookahead.",
+        metavar="NAME[:OPTIONS]",
+    )
+    isolation: Isolation = _learning(
+        None,
+        "Which requests share a drafter; default per-key with API keys, else shared on a loopback address, else "
+        "per-request, as with --reproducible.",
+    )
+    matrix: Path | None = _learning(
         None,
         "Matrix file, loaded if it exists and saved with isolation shared; otherwise read-only, the start of each "
         "key's or request's own.",
-        rich_help_panel="Learning",
     )
-    save_every: float = option(60.0, "Seconds between saves.", 0.001, rich_help_panel="Learning")
-    isolation: Isolation = Isolation.shared
-    """May be given as its value, such as "per-key"."""
-    isolate_forwarded: bool = True
-    """Without API keys, a request that a proxy forwarded is isolated where those of this machine are shared."""
-    reproducible: bool = option(
+    save_every: float = _learning(60.0, "Seconds between saves.", 0.001)
+    reproducible: bool = _learning(
         False,
         "Give equal requests equal outputs in 16 bits too: every request starts with a new drafter, and nothing is "
         "cached.",
-        rich_help_panel="Learning",
     )
-    keys: tuple[Key, ...] = ()
-    allow_hosts: tuple[str, ...] = ()
-    """Host names to accept in addition to those of this machine, without API keys."""
-    allow_origins: tuple[str, ...] = ()
-    """Origins of web pages that may use the server from a browser; `*` is any."""
+    keys: tuple[Key, ...] = _access(
+        (),
+        "API key; may be repeated. Without a name its name is `default`.",
+        metavar="[NAME:]KEY",
+        envvar="TOKEN_RECYCLING_API_KEYS",
+        show_envvar=True,
+    )
+    allow_hosts: tuple[str, ...] = _access(
+        (),
+        "Host name to accept in addition to those of this machine, without API keys; may be repeated.",
+        metavar="NAME",
+    )
+    allow_origins: tuple[str, ...] = _access(
+        (),
+        "Origin of web pages that may use the server from a browser, such as https://example.com, or * for any; may be "
+        "repeated.",
+        metavar="ORIGIN",
+    )
+    tls_certificate: Path | None = _access(None, "File of the certificate and its chain, PEM: HTTPS.")
+    tls_key: Path | None = _access(None, "File of its private key, PEM.")
     max_prompt_tokens: int | None = _limit(None, "Maximum prompt tokens; default the model's context.", 1)
     max_new_tokens: int | None = _limit(None, "Maximum output tokens; default the model's context.", 1)
-    fast: Literal["auto", "on", "off"] = option(
-        "auto",
-        "Capture forward passes as CUDA graphs: auto where possible on CUDA, on or an error, off never.",
-    )
     concurrency: int | None = _limit(
         None, "Maximum number of sequences decoded in one batch; default 4 where they fit in memory, else fewer.", 1
     )
@@ -80,20 +102,49 @@ class Settings:
     timeout: float | None = _limit(None, "Maximum seconds per request, queueing included.", 0.001)
     max_connections: int = _limit(512, "Maximum open connections; further ones get 503.", 1)
     grace: float = _limit(10.0, "Seconds to let in-flight requests finish at shutdown; new ones get 503.", 0)
+    fast: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Capture forward passes as CUDA graphs: auto where possible on CUDA, on or an error, off never.",
+    )
+    log_format: Literal["text", "json"] = option(
+        "text", "json: one line of JSON per response, generation, warning and error."
+    )
+    isolation_reason: str = field(init=False, default="set by --isolation")
+    """Why the requests are isolated as they are."""
+    isolate_forwarded: bool = field(init=False, default=False)
+    """Whether a request that a proxy forwarded is isolated where those of this machine are shared: by default."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "isolation", Isolation(self.isolation))
         check_declared(self)
+        if self.isolation is None:
+            isolation, reason = self._default_isolation()
+            object.__setattr__(self, "isolation_reason", reason)
+            object.__setattr__(self, "isolate_forwarded", isolation is Isolation.shared)
+        else:
+            isolation = Isolation(self.isolation)
+        object.__setattr__(self, "isolation", isolation)
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
             raise ValueError("isolation per-key needs an API key, got none; add a key or choose another isolation")
-        if self.reproducible and (got := ", ".join(self._across_requests())):
+        if self.reproducible and (across := ", ".join(self._across_requests())):
             raise ValueError(
-                f"reproducible cannot be combined with {got}, by which one request changes another; omit one of them"
+                f"reproducible cannot be combined with {across}, by which one request changes another; omit one of them"
             )
+        self._check_tls()
+
+    def _default_isolation(self) -> tuple[Isolation, str]:
+        """Return the isolation where none is stated, and the reason for it."""
+        if self.reproducible:
+            return Isolation.per_request, "since equal requests are to give equal texts"
+        if self.keys:
+            return Isolation.per_key, "since API keys are configured"
+        if is_loopback(self.host):
+            reached = f"since {self.host} is reached from this machine alone, and no API keys are configured"
+            return Isolation.shared, reached
+        return Isolation.per_request, f"since {self.host} is reached from elsewhere, and no API keys are configured"
 
     def _across_requests(self) -> Iterator[str]:
-        """The settings by which one request can change another's text."""
+        """Yield the settings by which one request can change another's text."""
         if self.isolation is not Isolation.per_request:
             yield f"isolation {self.isolation.value}"
         if self.concurrency is not None and self.concurrency > 1:
@@ -103,13 +154,19 @@ class Settings:
         if self.cache:
             yield f"a cache of {self.cache:g} MB"
 
+    def _check_tls(self) -> None:
+        """Raise ValueError for files of TLS that cannot be used."""
+        certificate, key = self.tls_certificate, self.tls_key
+        if certificate is None and key is None:
+            return
+        if certificate is None or key is None:
+            raise ValueError("--tls-certificate and --tls-key are needed together, got one of them")
+        import ssl
 
-def default_isolation(host: str, has_keys: bool, reproducible: bool = False) -> tuple[Isolation, str]:
-    """The default isolation, and the reason for it."""
-    if reproducible:
-        return Isolation.per_request, "since equal requests are to give equal texts"
-    if has_keys:
-        return Isolation.per_key, "since API keys are configured"
-    if is_loopback(host):
-        return Isolation.shared, f"since {host} is reached from this machine alone, and no API keys are configured"
-    return Isolation.per_request, f"since {host} is reached from elsewhere, and no API keys are configured"
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ValueError(
+                f"{certificate} and {key} must be a certificate and its key in PEM, without a password: {why}"
+            ) from None

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +16,7 @@ import typer
 
 from ...model import loading
 from ...serving.keys import parse_keys
-from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation
+from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings
 from .. import console, running
 from ..options import (
     Device,
@@ -27,96 +28,97 @@ from ..options import (
     Prepack,
     Threads,
     completed_drafters,
-    takes,
 )
 
 if TYPE_CHECKING:
     from ...serving.engine import Engine
     from ...serving.http_server import HttpServer
 
-_KEYS, _KEY_FILE = "TOKEN_RECYCLING_API_KEYS", "TOKEN_RECYCLING_API_KEY_FILE"
-_learning, _access = (partial(typer.Option, rich_help_panel=panel) for panel in ("Learning", "Access"))
+_DECLARED = {field.name: field.metadata for field in fields(Settings)}
 
 
-@takes(Settings)
+def _option(setting: str, flag: str = "", **more: Any) -> Any:
+    """Return the option for a field of `Settings`, which declares its help, its bounds and how it is shown."""
+    return typer.Option(flag or f"--{setting.replace('_', '-')}", **_DECLARED[setting], **more)
+
+
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Model name that clients send; may be repeated, and responses carry the first. Default: the hub name, "
-            "or that of the folder or file."
-        ),
-    ] = None,
+    host: Annotated[str, _option("host")] = Settings.host,
+    port: Annotated[int, _option("port")] = Settings.port,
+    name: Annotated[list[str] | None, _option("name")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="File with a chat template instead of the model's.")
     ] = None,
-    drafter: Drafting = "recycling",
-    offer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:OPTIONS]",
-            autocompletion=completed_drafters,
-            help="Drafter that the playground may use instead, new for every request; may be repeated; `none` offers "
-            "none. Default: recycling, published, suffix, prompt_lookup, lookahead.",
-        ),
-    ] = None,
-    isolation: Annotated[
-        Isolation | None,
-        _learning(
-            help="Which requests share a drafter; default per-key with API keys, else shared on a loopback address, "
-            "else per-request, as with --reproducible."
-        ),
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        _access(
-            metavar="[NAME:]KEY",
-            envvar=_KEYS,
-            show_envvar=True,
-            help="API key; may be repeated. Without a name its name is `default`.",
-        ),
-    ] = None,
+    drafter: Drafting = Settings.drafter,
+    offer: Annotated[list[str] | None, _option("offers", "--offer", autocompletion=completed_drafters)] = None,
+    isolation: Annotated[Isolation | None, _option("isolation")] = None,
+    matrix: Annotated[Path | None, _option("matrix")] = Settings.matrix,
+    save_every: Annotated[float, _option("save_every")] = Settings.save_every,
+    reproducible: Annotated[bool, _option("reproducible")] = Settings.reproducible,
+    api_key: Annotated[list[str] | None, _option("keys", "--api-key")] = None,
     api_key_file: Annotated[
         Path | None,
-        _access(envvar=_KEY_FILE, show_envvar=True, help="File of API keys, one NAME:KEY per line."),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        _access(
-            metavar="NAME",
-            help="Host name to accept in addition to those of this machine, without API keys; may be repeated.",
+        typer.Option(
+            rich_help_panel="Access",
+            envvar="TOKEN_RECYCLING_API_KEY_FILE",
+            show_envvar=True,
+            help="File of API keys, one NAME:KEY per line.",
         ),
     ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        _access(
-            metavar="ORIGIN",
-            help="Origin of web pages that may use the server from a browser, such as https://example.com, or * for "
-            "any; may be repeated.",
-        ),
-    ] = None,
-    tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
-    tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
-    log_format: Annotated[
-        Literal["text", "json"],
-        typer.Option(help="json: one line of JSON per response, generation, warning and error."),
-    ] = "text",
+    allow_host: Annotated[list[str] | None, _option("allow_hosts", "--allow-host")] = None,
+    allow_origin: Annotated[list[str] | None, _option("allow_origins", "--allow-origin")] = None,
+    tls_certificate: Annotated[Path | None, _option("tls_certificate")] = Settings.tls_certificate,
+    tls_key: Annotated[Path | None, _option("tls_key")] = Settings.tls_key,
+    max_prompt_tokens: Annotated[int | None, _option("max_prompt_tokens")] = Settings.max_prompt_tokens,
+    max_new_tokens: Annotated[int | None, _option("max_new_tokens")] = Settings.max_new_tokens,
+    concurrency: Annotated[int | None, _option("concurrency")] = Settings.concurrency,
+    cache: Annotated[float | None, _option("cache")] = Settings.cache,
+    max_requests: Annotated[int, _option("max_requests")] = Settings.max_requests,
+    max_requests_per_key: Annotated[int | None, _option("max_requests_per_key")] = Settings.max_requests_per_key,
+    max_body: Annotated[float, _option("max_body")] = Settings.max_body,
+    timeout: Annotated[float | None, _option("timeout")] = Settings.timeout,
+    max_connections: Annotated[int, _option("max_connections")] = Settings.max_connections,
+    grace: Annotated[float, _option("grace")] = Settings.grace,
+    fast: Annotated[Literal["auto", "on", "off"], _option("fast")] = Settings.fast,
+    log_format: Annotated[Literal["text", "json"], _option("log_format")] = Settings.log_format,
     dtype: DType = None,
     device: Device = None,
     device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
-    **settings: Any,
 ) -> None:
     """Serve a model by the APIs of OpenAI (completions, chat, responses) and Anthropic (messages); Ctrl-C stops it."""
     loading.check_source(model)
-    options = ModelOptions(model, dtype, device, device_map, threads, prepack, settings["reproducible"])
-    keys = parse_keys(api_key or [], api_key_file)
-    learning, why = (
-        (isolation, "as asked") if isolation else default_isolation(host, bool(keys), settings["reproducible"])
+    options = ModelOptions(model, dtype, device, device_map, threads, prepack, reproducible)
+    settings = Settings(
+        host=host,
+        port=port,
+        name=name[0] if name else loading.title(model),
+        aliases=tuple(name[1:]) if name else (),
+        drafter=drafter,
+        offers=_offers(drafter, offer),
+        isolation=isolation,  # type: ignore[arg-type]  # None: as the other settings suggest
+        matrix=matrix,
+        save_every=save_every,
+        reproducible=reproducible,
+        keys=parse_keys(api_key or [], api_key_file),
+        allow_hosts=tuple(allow_host or ()),
+        allow_origins=tuple(allow_origin or ()),
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        max_prompt_tokens=max_prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        concurrency=concurrency,
+        cache=cache,
+        max_requests=max_requests,
+        max_requests_per_key=max_requests_per_key,
+        max_body=max_body,
+        timeout=timeout,
+        max_connections=max_connections,
+        grace=grace,
+        fast=fast,
+        log_format=log_format,
     )
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     with contextlib.closing(_bound(host, port)) as listener:
@@ -125,41 +127,25 @@ def serve(
         check_installed()
         from ...serving.app import app_of
         from ...serving.engine import Engine
-        from ...serving.http_server import HttpServer, tls_options
-        from ...serving.metrics import log_json_lines
+        from ...serving.http_server import HttpServer
         from ...serving.tools import why_prompted_tools
 
-        uvicorns = tls_options(tls_certificate, tls_key)
-        chosen = Settings(
-            name=name[0] if name else loading.title(model),
-            aliases=tuple(name[1:]) if name else (),
-            drafter=drafter,
-            offers=_offers(drafter, offer),
-            isolation=learning,
-            isolate_forwarded=isolation is None,
-            keys=keys,
-            allow_hosts=tuple(allow_host or ()),
-            allow_origins=tuple(allow_origin or ()),
-            **settings,
-        )
         with running.loading_shown(model):
             loaded = options.load()
         running.note_dtype(dtype, loaded)
         if template is not None:
             loaded.tokenizer.chat_template = template
-        engine = Engine(loaded, chosen)
-        address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        console.note(f"isolation {learning.value}, {why}")
+        engine = Engine(loaded, settings)
+        scheme, shown_host = "http" if tls_certificate is None else "https", f"[{host}]" if ":" in host else host
+        address = f"{scheme}://{shown_host}:{listener.getsockname()[1]}"
+        console.note(f"isolation {settings.isolation.value}, {settings.isolation_reason}")
         with console.working("completing a warm-up request, so that no client waits for one-time costs"):
             asyncio.run(engine.warm_up())
         console.note(str(engine.slots))
         if loaded.tokenizer.chat_template and (reason := why_prompted_tools(loaded)):
             console.note(f"tools are described in the prompt: {reason}")
-        serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
-        if log_format == "json":
-            log_json_lines()
-            uvicorns["log_config"] = None
-        _run(HttpServer(app_of(engine), partial(console.note, serving), **uvicorns), engine, listener)
+        serving = f"serving {settings.name} at {address}/v1; playground at {address}; Ctrl-C ends"
+        _run(HttpServer(app_of(engine), partial(console.note, serving)), engine, listener)
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:

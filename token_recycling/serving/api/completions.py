@@ -6,21 +6,69 @@ import asyncio
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field, model_validator
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..engine import Engine, Job
 from ..errors import invalid
 from ..generation import Generation
 from ..output import Delta, Output, completion_logprobs
-from ..protocol import CompletionRequest
+from ..protocol import MAX_CHOICES, REFUSED, ChoicesRequest, TokenId, Unsupported
 from .common import Event, generation_of
 
 PREFIX = "cmpl-"
 _DEFAULT_TOKENS = 16
 """As in OpenAI's API."""
+
+
+class CompletionRequest(ChoicesRequest):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+    ) = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Maximum number of output tokens; 0, with `echo`: the prompt alone, scored with `logprobs`.",
+    )
+    echo: bool | None = Field(None, description="The output begins with the prompt.")
+    add_special_tokens: bool | None = Field(
+        None, description="vLLM: false adds no special tokens to a prompt that is text."
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="Of the model itself, before penalties, temperature and cuts."
+    )
+
+    unsupported: ClassVar[Unsupported] = {
+        **REFUSED,
+        "suffix": ("write the text to fill in as the model's own prompt for it", ("",)),
+        "prompt_embeds": ("send text or token ids", ()),
+    }
+
+    @model_validator(mode="after")
+    def _something_to_return(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "must be >= 1, or 0 together with echo, got 0")
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> CompletionRequest:
+        if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
+            raise invalid("n", f"at most {MAX_CHOICES} choices per request, got {len(self.prompts)} prompts x {self.n}")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each text or token ids."""
+        prompt: Any = self.prompt
+        return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 
 class CompletionReply:

@@ -20,10 +20,10 @@ from ..protocol import (
     ChatRequest,
     FormatOptions,
     Function,
+    OutputFormat,
     Part,
     Stops,
     TemplatedRequest,
-    TextFormat,
     Tool,
     ToolChoice,
     Unsupported,
@@ -209,7 +209,7 @@ class MessagesRequest(TokenCountRequest):
     max_tokens: int = Field(ge=1, description="Maximum number of output tokens.")
     stop_sequences: Stops | None = Field(None, description="The same as `stop`.")
     output_config: FormatOptions | None = Field(None, description="`format`: JSON of a schema.")
-    output_format: TextFormat | None = Field(None, description="The same as `output_config.format`.")
+    output_format: OutputFormat | None = Field(None, description="The same as `output_config.format`.")
 
     @property
     def limit(self) -> int | None:
@@ -220,7 +220,7 @@ class MessagesRequest(TokenCountRequest):
         return super().as_chat(
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
-            response_format=form.as_chat() if form else None,
+            response_format=form,
             **more,
         )
 

@@ -119,7 +119,7 @@ class ResponsesRequest(TemplatedRequest):
             tool_choice=self.tool_choice,
             max_completion_tokens=self.max_output_tokens,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            response_format=self.text.format.as_chat() if self.text and self.text.format else None,
+            response_format=self.text.format if self.text else None,
         )
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -311,7 +311,7 @@ def _echo(body: ResponsesRequest) -> dict[str, Any]:
     """Return the fields of the request that its response repeats."""
     usual: dict[str, Any] = {"type": "function", "description": None, "parameters": None, "strict": None}
     choice = body.tool_choice
-    text = {"type": "text"} if body.text is None or body.text.format is None else body.text.format.given()
+    text = {"type": "text"} if body.text is None or body.text.format is None else body.text.format.stated()
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -319,6 +319,6 @@ def _echo(body: ResponsesRequest) -> dict[str, Any]:
         "top_p": body.top_p,
         "text": {"format": text},
         "tools": [{**usual, **tool.model_dump(exclude_unset=True)} for tool in body.tools or ()],
-        "tool_choice": "auto" if choice is None else choice.given(),
+        "tool_choice": "auto" if choice is None else choice.stated(),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
     }

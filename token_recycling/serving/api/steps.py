@@ -5,7 +5,7 @@ The same API key, limits, isolation and cancellation as every other request. The
 | field | meaning |
 |---|---|
 | `prompt` or `messages` | a text to continue, or a chat, for which the chat template is used |
-| `drafter` | `accelerated` (default): the server's; `anew`: it with nothing learned; `plain`: none; one of `--offer` |
+| `drafter` | `accelerated` (default): the server's; `untrained`: a new one; `plain`: none; one of `--offer` |
 | `response_format` | as in /v1/chat/completions |
 | `max_tokens`, `seed`, `stop`, and all that says how tokens are chosen | as in /v1/chat/completions |
 
@@ -37,6 +37,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import Field, model_validator
 from transformers import GenerationConfig
 
 from ...costs.costs import Costs
@@ -45,15 +46,34 @@ from ...grammar.constraint import State
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ..engine import Engine, Job
-from ..errors import CancelledError, failure
+from ..errors import CancelledError, failure, invalid
 from ..generation import Generation
 from ..output import Output, ScoredToken
-from ..protocol import ChatRequest, StepsRequest
+from ..protocol import ChatRequest, Message, NonemptyText, Request
 from .chat import prompt_of
 from .common import generation_of, written
 
 PREFIX = "steps-"
 OnStep = Callable[[Step, float, list[bool]], None]
+
+
+class StepsRequest(Request):
+    """`POST /v1/token_recycling/steps`: the prompt as text, or as the messages of a chat."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
+    drafter: NonemptyText = "accelerated"
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> StepsRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "exactly one of prompt and messages is needed")
+        return self
 
 
 async def prepare(engine: Engine, body: StepsRequest, job: Job) -> Generation:
