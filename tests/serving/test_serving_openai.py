@@ -11,8 +11,8 @@ from support.speaking import CONTEXT, TEMPLATE, chatty
 
 from token_recycling.serving.api import common
 from token_recycling.serving.api.responses import ResponsesRequest
+from token_recycling.serving.prompt import render_prompt
 from token_recycling.serving.protocol import ChatRequest
-from token_recycling.serving.templates import render_prompt
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 

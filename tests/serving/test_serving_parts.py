@@ -15,9 +15,9 @@ from token_recycling.serving.api.common import config_of
 from token_recycling.serving.engine import Engine
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.output import StopTrimmer
+from token_recycling.serving.prompt import check_template
 from token_recycling.serving.protocol import Request
 from token_recycling.serving.settings import Settings
-from token_recycling.serving.templates import check_template
 
 TEXTS = st.text("ab\n", max_size=30)
 

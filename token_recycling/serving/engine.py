@@ -42,8 +42,8 @@ from .grammars import Grammars
 from .keys import Key
 from .metrics import Metrics
 from .output import Delta, Output, ScoredToken
+from .prompt import check_template
 from .settings import Isolation, Settings
-from .templates import check_template
 
 T = TypeVar("T")
 OnTokens = Callable[[list[ScoredToken]], None]

@@ -14,7 +14,7 @@ from support.openai_answers import chat, streamed_chat
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.api.responses import ResponsesRequest
 from token_recycling.serving.output import Delta, ParsedReader, StopTrimmer
-from token_recycling.serving.templates import render_prompt, response_parser
+from token_recycling.serving.prompt import render_prompt, response_parser
 
 THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
 CALL = ("look", {"at": 1})

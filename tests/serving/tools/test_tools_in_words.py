@@ -10,9 +10,8 @@ from support.openai_answers import chat, streamed_chat
 from support.speaking import TEMPLATE
 
 from token_recycling.model.loading import Loaded
+from token_recycling.serving.prompt import needs_prompted_tools, render_prompt, why_prompted_tools, with_prompted_tools
 from token_recycling.serving.protocol import ChatRequest
-from token_recycling.serving.templates import render_prompt
-from token_recycling.serving.tools import needs_prompted_tools, why_prompted_tools, with_prompted_tools
 
 USED = [
     {"role": "user", "content": "where?"},

@@ -128,7 +128,7 @@ def serve(
         from ...serving.app import app_of
         from ...serving.engine import Engine
         from ...serving.http_server import HttpServer
-        from ...serving.tools import why_prompted_tools
+        from ...serving.prompt import why_prompted_tools
 
         with running.loading_shown(model):
             loaded = options.load()

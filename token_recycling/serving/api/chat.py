@@ -16,9 +16,8 @@ from ..engine import Engine, Job
 from ..errors import ApiError
 from ..generation import Generation
 from ..output import Delta, Output, Piece, chat_logprobs
+from ..prompt import calls_form, needs_prompted_tools, render_prompt, response_parser, with_prompted_tools
 from ..protocol import ChatRequest, warn_ignored
-from ..templates import render_prompt, response_parser
-from ..tools import calls_form, needs_prompted_tools, with_prompted_tools
 from .common import Event, generation_of
 
 PREFIX = "chatcmpl-"

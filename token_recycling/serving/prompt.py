@@ -1,0 +1,360 @@
+"""From a chat to its prompt, through the chat template, and back: how models write reasoning and tool calls.
+
+A response template, which transformers reads since 5.13, says where the parts of an output begin and end
+(huggingface.co/docs/transformers, "Response Parsing"). A tokenizer may bring one; here are those of families whose
+tokenizers did not. `grammar.calls` knows the delimiters that model families write around their calls.
+
+A model whose chat template shows no functions, or whose calls cannot be read, gets prompted tools: a text at the head
+of the conversation lists the functions as JSON and describes a call in the delimiters of Hermes and Qwen. Earlier calls
+and their results become messages that every template shows. llama.cpp's generic handler does the same
+(`docs/function-calling.md` there).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from jinja2 import TemplateError
+
+from .._util.text_stream import one_line
+from ..grammar.calls import Calls, Function
+from ..model.loading import Loaded
+from .errors import ApiError
+from .output import REASONING
+from .protocol import ChatRequest, Form, Message, joined
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+# Rendering
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """Return a message as templates read it, with its text in one string."""
+    return {**message.model_dump(exclude_none=True), "content": joined(message.content)}
+
+
+def render_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    continue_final: bool = False,
+    add_prompt: bool = True,
+    tools: list[dict[str, Any]] | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> torch.Tensor:
+    """The prompt (1, length) of a conversation; raises ApiError where the template refuses it. `continue_final`: the
+    output continues its last message; else, with `add_prompt`, it ends with how an answer begins.
+    """
+    conversation = [template_message(message) for message in messages]
+    if not re.search(r"\bdeveloper\b", str(tokenizer.chat_template)):
+        # OpenAI's newer name of the role, which only few templates know.
+        for message in conversation:
+            message["role"] = "system" if message["role"] == "developer" else message["role"]
+    render = partial(
+        tokenizer.apply_chat_template,
+        add_generation_prompt=add_prompt and not continue_final,
+        continue_final_message=continue_final,
+        return_tensors="pt",
+        return_dict=True,
+        tools=tools,
+        **variables,
+    )
+    try:
+        try:
+            return render(conversation)["input_ids"]
+        except Exception:
+            if not _wrap_malformed_arguments(conversation):
+                raise
+            return render(conversation)["input_ids"]
+    except RecursionError as error:
+        refusal = "the request is nested too deeply for the chat template"
+        raise ApiError(400, refusal, "invalid_request", "messages") from error
+    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # Templates raise any of them for messages and variables that they cannot take.
+        refusal = f"the chat template cannot render this request: {one_line(error) or type(error).__name__}"
+        raise ApiError(400, refusal, "invalid_request", "messages") from error
+
+
+def _wrap_malformed_arguments(conversation: list[dict[str, Any]]) -> bool:
+    """Replace arguments of calls that are no JSON object, for a template that reads objects only, by an object with
+    their text; return whether there were any.
+    """
+    functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
+    malformed = [function for function in functions if isinstance(function["arguments"], str)]
+    for function in malformed:
+        function["arguments"] = {"arguments": function["arguments"]}
+    return bool(malformed)
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError for a chat template that cannot render a message, rather than with the first request."""
+    if not getattr(tokenizer, "chat_template", None):
+        return
+    try:
+        length = render_prompt(tokenizer, [Message(role="user", content="Hello")]).shape[-1]
+    except Exception as error:  # a template can fail in any way
+        cause = error.__cause__ or error
+        why = f"{type(cause).__name__}: {one_line(cause)}"
+    else:
+        if length:
+            return
+        why = "no token"
+    raise ValueError(f"the chat template cannot render a message ({why}); set another with --chat-template")
+
+
+# How outputs are written and read
+
+
+def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **calls: Any) -> dict[str, Any]:
+    """A response template: how an answer begins, the marks of its reasoning, its end, and its calls."""
+    fields = {
+        "reasoning_content": {"open": thought[0], "close": thought[1], "content": "text"},
+        "tool_calls": {"repeats": True, **calls},
+        "content": {**end, "content": "text"},
+    }
+    return {"defaults": {"role": "assistant"}, "start_anchor": anchor, "fields": fields}
+
+
+_NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+# Blanks between two marks are no text: they would take the place of the text before.
+_QWEN = "<|im_start|>assistant\n", ("<think>", "</think>"), {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"}
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+_MARKED: dict[str, Any] = {
+    "open_pattern": rf"\s*{CALL_MARKS[0]}",
+    "close": CALL_MARKS[1],
+    "content": "json",
+    "transform": {"type": "function", "function": "{content}"},
+}
+_JSON_CALLS = _template(*_QWEN, **_MARKED)
+_XML_CALLS = _template(
+    *_QWEN,
+    open_pattern=r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    close_pattern=r"</function>\s*</tool_call>",
+    content="xml-inline",
+    content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+    transform=_NAMED,
+)
+_GEMMA = _template(
+    ["<|turn>model\n", "<tool_response|>"],
+    ("<|channel>thought\n", "<channel|>"),
+    {"close": ["<turn|>", "<|tool_response>", "<eos>"]},
+    open_pattern=r"<\|tool_call>call:(?P<name>\w+)",
+    close="<tool_call|>",
+    content="json",
+    content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+    transform=_NAMED,
+)
+
+
+def response_template(loaded: Loaded) -> dict[str, Any] | None:
+    """The tokenizer's own, or that of a family; None where neither is known, or this transformers reads none."""
+    tokenizer, family = loaded.tokenizer, loaded.model.config.model_type
+    if not hasattr(tokenizer, "get_response_parser"):
+        return None
+    if getattr(tokenizer, "response_template", None) is not None:
+        return tokenizer.response_template
+    if family.startswith(("qwen2", "qwen3")):
+        return _XML_CALLS if "<function=" in tokenizer.get_chat_template(tools=[]) else _JSON_CALLS
+    return _GEMMA if family == "gemma4" else None
+
+
+def response_parser(
+    loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None, prompted: bool = False
+) -> Callable[[], Any] | None:
+    """Return a function that makes a parser of the output after a prompt (1, length); None where the model's form of
+    outputs is not known. `prompted`: the prompt says how functions are called.
+    """
+    tokenizer, template = loaded.tokenizer, response_template(loaded)
+    prefix: torch.Tensor | str = ids[0]
+    if prompted:
+        if template is None:  # special tokens are no text, and where the answer begins is not known
+            special = [one for one in tokenizer.all_special_tokens if one not in CALL_MARKS]
+            content = {"content": "text", **({"close": special} if special else {})}
+            template, prefix = {"start_anchor": "\n", "fields": {"content": content}}, ""
+        template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
+    if template is None:
+        return None
+    return partial(tokenizer.get_response_parser, _lenient(template), prefix=prefix, tools=tools)
+
+
+def _lenient(template: dict[str, Any]) -> dict[str, Any]:
+    """The template, where calls that are no JSON are text rather than an error."""
+    calls = template["fields"].get("tool_calls", {})
+    if calls.get("content") != "json":
+        return template
+    lenient = {**calls, "content_args": {**calls.get("content_args", {}), "allow_non_json": True}}
+    return {**template, "fields": {**template["fields"], "tool_calls": lenient}}
+
+
+# Prompted tools
+
+_CALL = "\n{}\n".join(CALL_MARKS)
+_RESULT = "<tool_response>\n{}\n</tool_response>"
+_EXAMPLE = '{"name": "NAME OF THE FUNCTION", "arguments": {"NAME": "VALUE"}}'
+_PROBE = {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}}
+_FAMILIES = {"gpt_oss": "harmony", "kimi_k2": "kimi", "deepseek_v3": "deepseek_v3_1", "glm4_moe": "glm_4_7"}
+"""Families of `grammar.calls` whose tokenizers bring a response template, by transformers' names of models."""
+_PROMPTED = "qwen_3"
+"""The family whose delimiters prompted tools have."""
+
+
+def needs_prompted_tools(loaded: Loaded, body: ChatRequest) -> bool:
+    """Return whether a chat needs prompted tools; raise ApiError where no calls can be read."""
+    tools = body.shown_tools
+    if not tools and not any(message.role == "tool" or message.tool_calls for message in body.messages):
+        return False
+    if tools and not hasattr(loaded.tokenizer, "get_response_parser"):
+        raise ApiError(400, "tools need transformers 5.13 or later on the server; upgrade it", "unsupported", "tools")
+    constrained = tools is not None and (body.constrained_by or body.form) is not None
+    return why_prompted_tools(loaded) is not None or (constrained and family(loaded) is None)
+
+
+def why_prompted_tools(loaded: Loaded) -> str | None:
+    """Return why a model needs prompted tools; None where its template shows tools and its calls can be read."""
+    if not _shows_tools(loaded.tokenizer):
+        return "the chat template shows none"
+    readable = "tool_calls" in (response_template(loaded) or {"fields": {}})["fields"]
+    return None if readable else "how this model writes calls is not known"
+
+
+def with_prompted_tools(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: list[dict[str, Any]] | None
+) -> list[Message]:
+    """Return the conversation with prompted tools: the text that lists `tools`, and calls and results as text."""
+    said: list[Message] = []
+    before = ""
+    for message in messages:
+        plain = template_message(message)
+        role, text, calls = plain.pop("role"), plain.pop("content"), plain.pop("tool_calls", None) or []
+        called = [call["function"] for call in calls]
+        marked = [_CALL.format(_written_call(one["name"], one["arguments"])) for one in called]
+        text = "\n".join([text] * bool(text) + marked)
+        if role == "tool":
+            plain.pop("tool_call_id", None)
+            text = _RESULT.format(text)
+        if before == "tool" and role in ("tool", "user"):  # many templates refuse two messages of a user in a row
+            said[-1] = said[-1].model_copy(update={"content": f"{said[-1].content}\n{text}"})
+        else:
+            said.append(Message(role="user" if role == "tool" else role, content=text, **plain))
+        before = role
+    return _headed(tokenizer, said, _listing(tools)) if tools else said
+
+
+def _written_call(name: str, arguments: dict[str, Any] | str) -> str:
+    """Return a call as the model writes it; arguments that are no JSON object are text as it was written."""
+    return f'{{"name": {_json(name)}, "arguments": {arguments if isinstance(arguments, str) else _json(arguments)}}}'
+
+
+def _listing(tools: list[dict[str, Any]]) -> str:
+    functions = "\n".join(_json(tool["function"]) for tool in tools)
+    return f"""You can call functions. These are all of them, each as JSON:
+
+{functions}
+
+To call one, write its name and its arguments as JSON between these marks, one pair of marks for each call:
+
+{_CALL.format(_EXAMPLE)}
+
+What it gives is then told between <tool_response> and </tool_response>. If no function helps, answer without a call."""
+
+
+def _headed(tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: str) -> list[Message]:
+    """The conversation with a text for the system: in its system message, in one of its own, or in that of the user."""
+    first, *rest = messages
+    if first.role in ("system", "developer"):
+        return [first.model_copy(update={"content": f"{first.content}\n\n{text}"}), *rest]
+    if _shows_system(tokenizer):
+        return [Message(role="system", content=text), *messages]
+    if first.role == "user":
+        return [first.model_copy(update={"content": f"{text}\n\n{first.content}"}), *rest]
+    return [Message(role="user", content=text), *messages]
+
+
+def _shows_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return _shown_by(tokenizer, str(tokenizer.chat_template))[0]
+
+
+def _shows_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a system message is shown, rather than refused or left out."""
+    return _shown_by(tokenizer, str(tokenizer.chat_template))[1]
+
+
+@lru_cache(maxsize=8)
+def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, bool]:
+    """Return whether the chat template of a tokenizer shows tools, and whether it shows a system message; rendered
+    once for each template.
+    """
+    with_tools = _rendered_text(tokenizer, tools=[{"type": "function", "function": _PROBE}])
+    tools = with_tools is not None and with_tools != _rendered_text(tokenizer)
+    one, other = (_rendered_text(tokenizer, {"role": "system", "content": text}) for text in ("one", "other"))
+    return tools, one is not None and one != other
+
+
+def _rendered_text(tokenizer: PreTrainedTokenizerBase, *before: dict[str, str], **variables: Any) -> str | None:
+    """A short conversation as the chat template has it; None where the template fails, as it can in any way."""
+    try:
+        conversation = [*before, {"role": "user", "content": "Hello"}]
+        return str(tokenizer.apply_chat_template(conversation, tokenize=False, **variables))
+    except Exception:
+        return None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# Grammars of calls
+
+
+def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: bool = False) -> tuple[str, Form] | None:
+    """Return the field that constrains an output with tools after a prompt (1, length), and its grammar; None where
+    tools are not constrained. `prompted`: the prompt says how functions are called. Raise ApiError.
+
+    With an output format the output is either calls or text of that format: without that, a model whose every output
+    must have the format could never call a function.
+    """
+    tools = body.shown_tools
+    field = body.constrained_by or (body.form[0] if body.form and tools else None)
+    if field is None or tools is None:
+        return None
+    delimiters = _PROMPTED if prompted else family(loaded)
+    assert delimiters is not None, "tools of other families are prompted"
+    functions = [
+        Function(one["name"], one.get("parameters"), bool(one.get("strict")))
+        for one in (tool["function"] for tool in tools)
+    ]
+    calls = Calls(
+        delimiters,
+        functions,
+        body.tool_mode,
+        body.parallel_tool_calls is not False,
+        _thinking(loaded, ids, prompted),
+        body.form[1] if body.form else None,
+    )
+    return field, ("calls", calls, True)
+
+
+def _thinking(loaded: Loaded, ids: torch.Tensor, prompted: bool) -> Literal["none", "possible", "begun"]:
+    """Whether the output after a prompt may begin with reasoning."""
+    if loaded.tokenizer.decode(ids[0, -8:]).rstrip().endswith("<think>"):
+        return "begun"
+    thinks = (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
+    return "possible" if thinks or not prompted else "none"
+
+
+def family(loaded: Loaded) -> str | None:
+    """Return the name of how the model writes calls; None where it has none, or they could not be read."""
+    template = response_template(loaded)
+    calls = (template or {}).get("fields", {}).get("tool_calls")
+    if calls is None:
+        return None
+    if "<tool_call>" in str(calls.get("open_pattern")) + str(calls.get("open")):
+        return {"json": "qwen_3", "xml-inline": "qwen_3_coder"}.get(calls.get("content"))
+    return _FAMILIES.get(loaded.model.config.model_type)
