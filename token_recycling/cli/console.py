@@ -1,4 +1,4 @@
-"""Terminal output: one-line errors, progress, and statistics, steps and rows as rich text.
+"""Terminal output: one-line errors, progress, and statistics and steps as rich text.
 
 Results go to standard output, notes and progress to standard error.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
     from ..loop.stats import Stats
-    from ..model.info import ModelInfo
 
 TINTS = ("black on bright_cyan", "black on bright_yellow")
 """Two alternating styles, readable on dark and light terminals and distinct among 16 colours."""
 SEPARATOR = "▏"
 """Separates steps where there are no colours."""
-
-_UNTRIED = "experimental, on CUDA only; this check does not run it"
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """All usage errors. Newer typers bring their own copy of click, so that the class has no fixed name to import it by."""
@@ -172,24 +169,6 @@ def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
     console.print(table)
 
 
-def print_support(console: Console, found: ModelInfo) -> None:
-    """Print whether and how a model is supported."""
-    lines = [
-        ("model", f"{found.model}, family {found.family}"),
-        ("supported", "yes" if found.supported else "no"),
-        ("because" if found.reason else "how", found.reason or found.how),
-    ]
-    if found.supported:
-        lines.append(("attention", found.attention))
-        lines.append(("tested family", "yes" if found.tested else "no"))
-        lines.append(("fast path", f"no: {found.no_fast_path}" if found.no_fast_path else _UNTRIED))
-    if found.difference is not None:
-        lines.append(("self-test", f"logits differ by {found.difference:.1e} at most"))
-    lines += [("note", note) for note in found.notes]
-    for name, text in lines:
-        say(console, f"{name:14}{text}")
-
-
 def has_colours(console: Console) -> bool:
     """Return whether tints are visible."""
     return console.color_system is not None and not console.no_color
@@ -200,39 +179,3 @@ def by_step(pieces: Sequence[str], colours: bool) -> Text:
     if not colours:
         return Text(SEPARATOR.join(pieces))
     return Text.assemble(*((piece, TINTS[step % len(TINTS)]) for step, piece in enumerate(pieces)))
-
-
-def print_matrix(console: Console, held: dict[str, Any]) -> None:
-    """Print a saved matrix: the header, then rows of a token and its candidates."""
-    share = percent(held["rows_filled"] / held["vocab_size"])
-    say(
-        console,
-        f"{held['file']}: adjacency matrix, format version {held['format_version']}\n"
-        f"{held['vocab_size']:,} tokens x {held['k']} candidates, {held['bytes']:,} bytes\n"
-        f"tokenizer: {held['tokenizer'] or 'not stated'}\n"
-        f"rows filled: {held['rows_filled']:,} ({share})\n"
-        f"contexts of two tokens and more: {held['longer_contexts']:,}\n"
-        f"earlier outputs: {held['history_tokens']:,} tokens",
-    )
-    if not held["rows"]:
-        return
-    table = Table("after", "candidates, best first")
-    for row in held["rows"]:
-        shown = [_token(token, text) for token, text in zip(row["candidates"], row["candidate_texts"], strict=True)]
-        table.add_row(Text(_token(row["token"], row["text"])), Text("  ".join(shown)))
-    console.print(table)
-
-
-def print_drafters(console: Console, drafters: Iterable[dict[str, Any]]) -> None:
-    """Print every drafter with a table of its options."""
-    for drafter in drafters:
-        console.print(Text.assemble((drafter["name"], "bold"), f"  {drafter['summary']}"), soft_wrap=True)
-        if drafter["options"]:
-            table = Table("option", "type", "default", "what it does")
-            for option in drafter["options"]:
-                table.add_row(*(Text(option[column]) for column in ("name", "type", "default", "summary")))
-            console.print(table)
-
-
-def _token(token: int, text: str | None) -> str:
-    return str(token) if text is None else f"{token} {text!r}"

@@ -14,6 +14,8 @@ from ..options import Device, DType, Json, Model, Threads
 if TYPE_CHECKING:
     from ...model.info import ModelInfo
 
+_UNTRIED = "experimental, on CUDA only; this check does not run it"
+
 
 def check(
     model: Model,
@@ -27,12 +29,12 @@ def check(
 ) -> None:
     """Say whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
     with running.loading_shown(model, weights=self_test):
-        found = _support_of(model, self_test, dtype, device, threads)
+        support = _support_of(model, self_test, dtype, device, threads)
     if as_json:
-        console.print_json(found.as_dict())
+        console.print_json(support.as_dict())
     else:
-        console.print_support(Console(), found)
-    if not found.supported:
+        _print_support(Console(), support)
+    if not support.supported:
         raise typer.Exit(1)
 
 
@@ -53,3 +55,21 @@ def _support_of(name: str, self_test: bool, dtype: str | None, device: str | Non
         return checked(loading.load_model(name, dtype, device, threads), self_test=True)
     with torch.device("meta"):
         return checked(AutoModelForCausalLM.from_config(config))
+
+
+def _print_support(out: Console, support: ModelInfo) -> None:
+    """Print whether and how a model is supported."""
+    lines = [
+        ("model", f"{support.model}, family {support.family}"),
+        ("supported", "yes" if support.supported else "no"),
+        ("because" if support.reason else "how", support.reason or support.how),
+    ]
+    if support.supported:
+        lines.append(("attention", support.attention))
+        lines.append(("tested family", "yes" if support.tested else "no"))
+        lines.append(("fast path", f"no: {support.no_fast_path}" if support.no_fast_path else _UNTRIED))
+    if support.difference is not None:
+        lines.append(("self-test", f"logits differ by {support.difference:.1e} at most"))
+    lines += [("note", note) for note in support.notes]
+    for name, text in lines:
+        console.say(out, f"{name:14}{text}")

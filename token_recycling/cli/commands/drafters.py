@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ...drafters._registry import check_name
 from .. import console
@@ -27,8 +30,19 @@ def drafters(
     with console.working("looking for drafters"):
         from ...drafters import _listing as listing
 
-        found = listing.drafters(names)
+        listed = listing.drafters(names)
     if as_json:
-        console.print_json({"drafters": found})
+        console.print_json({"drafters": listed})
     else:
-        console.print_drafters(Console(), found)
+        _print(Console(), listed)
+
+
+def _print(out: Console, drafters: Iterable[dict[str, Any]]) -> None:
+    """Print every drafter with a table of its options."""
+    for drafter in drafters:
+        out.print(Text.assemble((drafter["name"], "bold"), f"  {drafter['summary']}"), soft_wrap=True)
+        if drafter["options"]:
+            table = Table("option", "type", "default", "what it does")
+            for option in drafter["options"]:
+                table.add_row(*(Text(option[column]) for column in ("name", "type", "default", "summary")))
+            out.print(table)

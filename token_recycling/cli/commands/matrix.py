@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ...model import loading
 from .. import console, running
@@ -40,7 +42,7 @@ def matrix(
             "give the model that it was learned from"
         )
     shown = listing.tokens_of(token, tokenizer, found.vocab_size) if token else listing.busiest(found, rows)
-    held = {
+    facts = {
         "file": str(file),
         "format_version": int(header["version"]),
         "vocab_size": found.vocab_size,
@@ -53,6 +55,31 @@ def matrix(
         "rows": listing.matrix_rows(found, shown, tokenizer),
     }
     if as_json:
-        console.print_json(held)
+        console.print_json(facts)
     else:
-        console.print_matrix(Console(), held)
+        _print(Console(), facts)
+
+
+def _print(out: Console, facts: dict[str, Any]) -> None:
+    """Print a saved matrix: the header, then rows of a token and its candidates."""
+    share = console.percent(facts["rows_filled"] / facts["vocab_size"])
+    console.say(
+        out,
+        f"{facts['file']}: adjacency matrix, format version {facts['format_version']}\n"
+        f"{facts['vocab_size']:,} tokens x {facts['k']} candidates, {facts['bytes']:,} bytes\n"
+        f"tokenizer: {facts['tokenizer'] or 'not stated'}\n"
+        f"rows filled: {facts['rows_filled']:,} ({share})\n"
+        f"contexts of two tokens and more: {facts['longer_contexts']:,}\n"
+        f"earlier outputs: {facts['history_tokens']:,} tokens",
+    )
+    if not facts["rows"]:
+        return
+    table = Table("after", "candidates, best first")
+    for row in facts["rows"]:
+        shown = [_token(token, text) for token, text in zip(row["candidates"], row["candidate_texts"], strict=True)]
+        table.add_row(Text(_token(row["token"], row["text"])), Text("  ".join(shown)))
+    out.print(table)
+
+
+def _token(token: int, text: str | None) -> str:
+    return str(token) if text is None else f"{token} {text!r}"
