@@ -74,4 +74,7 @@ def test_tools_are_chosen_as_anthropic_defines_it(choice, mode):
 def test_a_schema_may_be_asked_for():
     schema = {"type": "object", "properties": {"at": {"type": "integer"}}}
     body = {**ASKED, "output_config": {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}}
-    assert MessagesRequest.model_validate(body).as_chat().form == ("response_format", ("json_schema", schema, False))
+    assert MessagesRequest.model_validate(body).as_chat().constraint == (
+        "response_format",
+        ("json_schema", schema, False),
+    )

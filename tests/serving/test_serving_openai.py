@@ -154,7 +154,7 @@ def test_what_codex_sends_is_a_chat():
     chat = ResponsesRequest.model_validate(asked).as_chat()
     assert [message.role for message in chat.messages] == ["system", "developer", "user", "assistant", "tool"]
     assert [tool["function"]["name"] for tool in chat.shown_tools] == ["shell"]
-    assert (chat.reasoning_effort, chat.form, chat.stream) == ("high", None, True)
+    assert (chat.reasoning_effort, chat.constraint, chat.stream) == ("high", None, True)
 
 
 def test_a_response_repeats_its_request(client):

@@ -26,7 +26,7 @@ from ..grammar.calls import Calls, Function
 from ..model.loading import Loaded
 from .errors import ApiError
 from .output import REASONING
-from .protocol import ChatRequest, Form, Message, joined
+from .protocol import ChatRequest, Constraint, Form, Message, joined
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +212,7 @@ def needs_prompted_tools(loaded: Loaded, body: ChatRequest) -> bool:
         return False
     if tools and not hasattr(loaded.tokenizer, "get_response_parser"):
         raise ApiError(400, "tools need transformers 5.13 or later on the server; upgrade it", "unsupported", "tools")
-    constrained = tools is not None and (body.constrained_by or body.form) is not None
+    constrained = tools is not None and (body.constrained_by or body.constraint) is not None
     return why_prompted_tools(loaded) is not None or (constrained and family(loaded) is None)
 
 
@@ -313,15 +313,15 @@ def _json(value: Any) -> str:
 # Grammars of calls
 
 
-def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: bool = False) -> tuple[str, Form] | None:
-    """Return the field that constrains an output with tools after a prompt (1, length), and its grammar; None where
-    tools are not constrained. `prompted`: the prompt says how functions are called. Raise ApiError.
+def calls_constraint(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: bool = False) -> Constraint | None:
+    """Return the constraint of an output with tools after a prompt (1, length); None where tools are not constrained.
+    `prompted`: the prompt says how functions are called. Raise ApiError.
 
     With an output format the output is either calls or text of that format: without that, a model whose every output
     must have the format could never call a function.
     """
     tools = body.shown_tools
-    field = body.constrained_by or (body.form[0] if body.form and tools else None)
+    field = body.constrained_by or (body.constraint.field if body.constraint and tools else None)
     if field is None or tools is None:
         return None
     delimiters = _PROMPTED if prompted else family(loaded)
@@ -336,9 +336,9 @@ def calls_form(loaded: Loaded, body: ChatRequest, ids: torch.Tensor, prompted: b
         body.tool_mode,
         body.parallel_tool_calls is not False,
         _thinking(loaded, ids, prompted),
-        body.form[1] if body.form else None,
+        body.constraint.form if body.constraint else None,
     )
-    return field, ("calls", calls, True)
+    return Constraint(field, Form("calls", calls, True))
 
 
 def _thinking(loaded: Loaded, ids: torch.Tensor, prompted: bool) -> Literal["none", "possible", "begun"]:

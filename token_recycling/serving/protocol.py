@@ -12,7 +12,7 @@ import inspect
 import json
 import logging
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -38,16 +38,28 @@ _MAX_STOP_IDS = 128
 _MAX_WARNINGS = 200
 """Names of ignored fields that are remembered: clients choose them, so that their number must be limited."""
 
-Form: TypeAlias = tuple[str, Any, bool]
-"""A grammar to compile: its kind, its definition and whether it is strict, as `grammar.compile.compiled` takes them;
-or `calls`, with those of `grammar.calls`.
-"""
 Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: the remedy, and values that ask for the default behaviour."""
 NonemptyText = Annotated[str, StringConstraints(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
 _Divisor = Annotated[float, Field(ge=1e-6, le=1e6)]
 """Logits that are divided by a much smaller number become infinite."""
+
+
+class Form(NamedTuple):
+    """A grammar to compile, as `grammar.compile.compiled` takes it; or tool calls, as `grammar.calls` does."""
+
+    kind: str
+    """A kind of `compiled`, or `calls`."""
+    definition: Any
+    strict: bool
+
+
+class Constraint(NamedTuple):
+    """The form that an output must have, and the field of the request that asks for it."""
+
+    field: str
+    form: Form
 
 
 def _greedy_or_divisor(value: float) -> float:
@@ -321,10 +333,10 @@ class OutputFormat(BaseModel, extra="allow"):
     def form(self) -> Form | None:
         """The grammar to compile; None for text."""
         if self.type == "json_object":
-            return "json_schema", self.schema_ or _ANY_OBJECT, self.schema_ is None
+            return Form("json_schema", self.schema_ or _ANY_OBJECT, self.schema_ is None)
         if self.type == "json_schema":
             schema = self.json_schema or JsonSchema(schema=self.schema_ or {}, strict=self.strict)
-            return "json_schema", schema.schema_, bool(schema.strict)
+            return Form("json_schema", schema.schema_, bool(schema.strict))
         return None
 
 
@@ -375,13 +387,13 @@ class StructuredOutputs(Fields):
         """The grammar to compile."""
         ((name, value),) = self.model_dump(exclude_none=True).items()
         if name == "json_object":
-            return "json_schema", _ANY_OBJECT, True
+            return Form("json_schema", _ANY_OBJECT, True)
         if name == "json_":
-            return "json_schema", value, False
+            return Form("json_schema", value, False)
         if name == "choice":
             # A string of JSON is one of the grammar too.
-            return "grammar", "root ::= " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value), True
-        return name, value, True
+            return Form("grammar", "root ::= " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value), True)
+        return Form(name, value, True)
 
 
 # How tokens are chosen
@@ -534,13 +546,13 @@ class Request(Fields):
             if (value := getattr(self, name)) is not None:
                 forms[name] = StructuredOutputs.model_validate({kind: value}).form
         if self.format is not None:
-            forms["format"] = ("json_schema", _ANY_OBJECT if self.format == "json" else self.format, False)
+            forms["format"] = Form("json_schema", _ANY_OBJECT if self.format == "json" else self.format, False)
         return {name: form for name, form in forms.items() if form is not None}
 
     @property
-    def form(self) -> tuple[str, Form] | None:
-        """The field that states the output format, and its grammar; None for free text."""
-        return next(iter(self._formats.items()), None)
+    def constraint(self) -> Constraint | None:
+        """The output format; None for free text."""
+        return next((Constraint(*stated) for stated in self._formats.items()), None)
 
     @cached_property
     def bias(self) -> SequenceBiasLogitsProcessor | None:

@@ -16,7 +16,7 @@ from ..engine import Engine, Job
 from ..errors import ApiError
 from ..generation import Generation
 from ..output import Delta, Output, Piece, chat_logprobs
-from ..prompt import calls_form, needs_prompted_tools, render_prompt, response_parser, with_prompted_tools
+from ..prompt import calls_constraint, needs_prompted_tools, render_prompt, response_parser, with_prompted_tools
 from ..protocol import ChatRequest, warn_ignored
 from .common import Event, generation_of
 
@@ -117,7 +117,7 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
         n=body.n,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prediction=None if body.prediction is None else body.prediction.text,
-        constraint=calls_form(loaded, body, ids, prompted),
+        constraint=calls_constraint(loaded, body, ids, prompted),
     )
 
 

@@ -26,7 +26,7 @@ from ..errors import ApiError, CancelledError, failure, invalid
 from ..generation import Generation
 from ..grammars import new_processor
 from ..output import Delta, Output, whole
-from ..protocol import Form, Request
+from ..protocol import Constraint, Request
 
 Event = tuple[str, Any]
 """Name, empty where the API has none, and data, None for the end of OpenAI's streams."""
@@ -143,12 +143,12 @@ async def generation_of(
     logprobs: int | None = None,
     scores_prompt: bool = False,
     prediction: str | None = None,
-    constraint: tuple[str, Form] | None = None,
+    constraint: Constraint | None = None,
 ) -> Generation:
     """Return what a body asks to be generated after a prompt (1, length); raise ApiError.
 
     `field` has the prompt; `default_tokens`: maximum output tokens where the body has none, None for the context;
-    `constraint`: the field that constrains the output, and its form, in place of the body's own format.
+    `constraint` takes the place of the body's own format.
     """
     config = config_of(body, engine, default_tokens)
     _limit(engine, job, ids.shape[-1], config, field)
@@ -167,7 +167,7 @@ async def generation_of(
         frequency_penalty=body.frequency_penalty or 0,
         presence_penalty=body.presence_penalty or 0,
         bias=body.bias,
-        new_grammar=await _grammar(engine, job, body, constraint or body.form),
+        new_grammar=await _grammar(engine, job, body, constraint or body.constraint),
         logprobs=logprobs,
         scores_prompt=scores_prompt,
         prediction=predicted,
@@ -252,7 +252,7 @@ def _predicted(engine: Engine, text: str) -> torch.Tensor:
 
 
 async def _grammar(
-    engine: Engine, job: Job, body: Request, constraint: tuple[str, Form] | None
+    engine: Engine, job: Job, body: Request, constraint: Constraint | None
 ) -> Callable[[], LogitsProcessor] | None:
     """Return a function that creates the processor of a constraint; None for no constraint. Raise ApiError."""
     if constraint is None:
