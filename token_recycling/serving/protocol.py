@@ -322,7 +322,7 @@ class OutputFormat(BaseModel, extra="allow"):
     @model_validator(mode="after")
     def _complete(self) -> OutputFormat:
         if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
-            raise ValueError("the schema is missing")
+            raise ValueError("the type json_schema needs a schema, got none")
         return self
 
     def stated(self) -> _Object:
