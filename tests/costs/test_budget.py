@@ -10,10 +10,10 @@ from support.draft_tables import FORK, grown
 from support.runs import fix_costs, fix_work
 
 import token_recycling as tr
-from token_recycling.costs.budget import best_size, paying_size, step_pays
-from token_recycling.costs.costs import Overhead
+from token_recycling.costs.budget import Budget, best_size, paying_size
 from token_recycling.drafters._shared.base import CausalDrafter
-from token_recycling.drafters._shared.expand import Rules, verified
+from token_recycling.drafters._shared.expand import Rules
+from token_recycling.loop.pacer import History, prune
 
 pytestmark = pytest.mark.measured
 
@@ -23,9 +23,14 @@ CHEAP, STEP = np.array([1.0, 1.0, 1.0, 2.0]), 0.1
 
 def test_drafting_goes_on_while_a_step_pays():
     """With one sure node at hand the rate is 2 / 1.1, so that a step of 0.1 must promise more than 0.18 tokens."""
-    assert step_pays([0.19], [1.0], CHEAP + STEP, STEP)
-    assert not step_pays([0.18], [1.0], CHEAP + STEP, STEP)
-    assert step_pays([0.1, 0.09], [1.0], CHEAP + STEP, STEP)
+    budget = Budget(CHEAP, of_pass=STEP)
+    assert budget.pays([1.0])
+    assert not budget.pays([0.18], [1.0])
+    assert budget.passes == 1
+    assert budget.pays([0.19], [1.0])
+    other = Budget(CHEAP, of_pass=STEP)
+    assert other.pays([1.0])
+    assert other.pays([0.1, 0.09], [1.0])
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.integers(0, 5))
@@ -42,14 +47,13 @@ def test_a_graph_is_grown_and_cut_to_what_pays():
     """1 (0.6) and 3 below it (0.54) are verified. Two steps of 0.6 passes give 2.14 tokens by 2.2 passes; a third would
     have to promise 0.58 more, and below 3 there are 0.54 at most. A step of 0.1 is taken.
     """
-    rules = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), overhead=Overhead(0.1))
-    graph, reader = grown(FORK, rules)
-    assert verified(graph, rules).tokens.tolist() == [0, 1, 3]
-    assert reader.layers == [[1, 2], [3]]
-    dear = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), overhead=Overhead(0.6))
-    graph, reader = grown(FORK, dear)
-    assert reader.layers == [[1, 2]]
-    assert verified(graph, dear).tokens.tolist() == [0, 1, 3]
+    rules, times = Rules(depth=5, k=2, nodes=3), np.array([1.0, 1.0, 1.0, 3.0])
+    for of_pass, layers in ((0.1, [[1, 2], [3]]), (0.6, [[1, 2]])):
+        budget = Budget(times, of_pass=of_pass)
+        graph, reader = grown(FORK, rules, budget=budget)
+        (verified,) = prune([graph.unrolled(rules.nodes)], budget.times, [1.0])
+        assert verified.tokens.tolist() == [0, 1, 3]
+        assert reader.layers == layers
 
 
 falling = st.lists(st.floats(0.01, 1), max_size=4).map(lambda values: np.array(sorted(values, reverse=True)))
@@ -97,7 +101,7 @@ def run(model, draft, sequences=1, **options):
 
 def test_by_default_trees_have_as_many_nodes_as_pay(model, small, machine):
     stats = run(model, small, theta_prob=0.0, theta_sib=0.0)
-    assert "as far as they pay" in stats.drafter
+    assert "as many nodes as pay" in stats.drafter
     assert 2 < max(stats.nodes) <= 9
     machine[0] = 0.9
     assert run(model, small, theta_prob=0.0, theta_sib=0.0).drafted < stats.drafted
@@ -125,7 +129,7 @@ def test_a_disabled_draft_model_probes(model, small, machine):
         return stats.drafted
 
     assert drafted()
-    (overhead,) = drafter._overheads.values()
+    (overhead,) = History.of(drafter).overheads.values()
     overhead.step = 5.0
     runs = [drafted() for _ in range(20)]
     assert runs[0] == 0

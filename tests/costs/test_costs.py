@@ -1,9 +1,10 @@
-"""What steps cost: of texts that share passes, come and go, and grow."""
+"""What steps cost: of sequences that share forward passes, come and go, and grow."""
 
 import numpy as np
 import pytest
 
-from token_recycling.costs.costs import Costs, OnlineCurve, band, shared_by
+from token_recycling.costs.curve import OnlineCurve, band, shared_by
+from token_recycling.loop.pacer import Pacer
 
 pytestmark = pytest.mark.measured
 
@@ -11,7 +12,7 @@ TIMES = np.array([1.0, 1.5, 2.25, 3.0, 4.5, 6.0])
 
 
 def curves():
-    """One for each number of texts and band of length, as asked for."""
+    """One for each number of sequences and band of length, as asked for."""
     known = {}
 
     def curve_of(sequences, length):
@@ -20,47 +21,52 @@ def curves():
     return curve_of
 
 
-def test_texts_share_passes_and_come_and_go():
-    """Of 2 texts a pass has 2, 4, 6 rows; of 4 it has 4, and 8 are not known."""
+def test_sequences_share_passes_and_come_and_go():
+    """Of 2 sequences a pass has 2, 4, 6 rows; of 4 it has 4, and 8 are not known."""
     assert shared_by(4, TIMES).tolist() == [3.0]
     assert shared_by(8, TIMES).tolist() == shared_by(100, TIMES).tolist() == [6.0]
-    costs = Costs(curves(), sequences=2, length=10)
-    assert [costs.of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
-    assert costs.in_passes(0.75) == 1
+    pacer = Pacer(curves(), sequences=2, length=10)
+    assert [pacer.time_of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
     for sequences, wanted in ((2, [1, 2, 4]), (1, TIMES.tolist()), (6, [1])):
-        costs.share(sequences, 10)
-        assert costs.by_nodes.tolist() == wanted
+        pacer.share(sequences, 10)
+        assert pacer.curve.relative.tolist() == wanted
 
 
 def test_costs_follow_what_steps_take():
     """Passes take twice as long as expected, then as long; three nodes cost as two."""
-    costs = Costs(curves(), sequences=2, length=10)
-    costs.took(2, 100.0, 10)  # nobody has asked yet
-    assert not costs.asked
-    assert costs.by_nodes.tolist() == [1, 2, 4]
-    assert costs.asked
+    pacer = Pacer(curves(), sequences=2, length=10)
+    pacer.took(2, 100.0, 10)  # no draft is sized by cost yet
+    assert pacer.curve.relative.tolist() == [1, 2, 4]
     for factor in (2, 1):
         for nodes in (1, 2, 3, 4) * 100:  # a drafter may give more nodes than there are times for
-            costs.took(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1], 10)
-        assert costs.in_passes(0.75) == pytest.approx(1 / factor, rel=0.05)
-        assert costs.by_nodes == pytest.approx([1, 2, 2], rel=0.1)
+            pacer.took(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1], 10)
+        assert pacer.curve.seconds[0] == pytest.approx(1.5 * factor, rel=0.05)
+        assert pacer.curve.relative == pytest.approx([1, 2, 2], rel=0.1)
 
 
-def test_what_is_learned_of_longer_texts_does_not_change_the_shorter_ones():
+def test_a_pass_that_read_a_prompt_is_not_counted():
+    pacer = Pacer(curves(), sequences=1, length=10)
+    before = pacer.curve.seconds.tolist()
+    for _ in range(50):
+        pacer.took(3, 0.0, 10)
+    assert pacer.curve.seconds.tolist() == before
+
+
+def test_what_is_learned_of_longer_sequences_does_not_change_the_shorter_ones():
     known = curves()
-    costs = Costs(known, 1, 250)
-    assert costs.of(6) == 6
+    pacer = Pacer(known, 1, 250)
+    assert pacer.time_of(6) == 6
     for _ in range(100):
-        costs.took(1, 1.0, 300)
-        costs.took(6, 20.0, 300)
-    assert costs.of(6) > 10
-    assert Costs(known, 1, 256).of(6) == 6
-    assert Costs(known, 1, 1000).of(6) == costs.of(6)
+        pacer.took(1, 1.0, 300)
+        pacer.took(6, 20.0, 300)
+    assert pacer.time_of(6) > 10
+    assert Pacer(known, 1, 256).time_of(6) == 6
+    assert Pacer(known, 1, 1000).time_of(6) == pacer.time_of(6)
 
 
 def test_processes_agree_on_every_time():
-    costs = Costs(curves(), 1, 10, agreed=lambda seconds: 2 * seconds)
-    assert costs.in_passes(0.5) == 1.0
+    pacer = Pacer(curves(), 1, 10, agreed=lambda seconds: 2 * seconds)
+    assert pacer.curve.seconds[0] == 1.0
     for _ in range(50):
-        costs.took(1, 1.0, 10)
-    assert costs.in_passes(0.5) == pytest.approx(0.5, rel=0.1)
+        pacer.took(1, 1.0, 10)
+    assert pacer.curve.seconds[0] == pytest.approx(2.0, rel=0.1)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from token_recycling.costs.budget import best_size
-from token_recycling.costs.costs import OnlineCurve
+from token_recycling.costs.curve import OnlineCurve
 
 pytestmark = pytest.mark.measured
 

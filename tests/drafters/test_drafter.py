@@ -104,7 +104,7 @@ def test_a_drafter_is_told_what_it_needs(length):
     calls = []
 
     class Listening(Drafter):
-        def start(self, prompt, target, costs):
+        def start(self, prompt, target):
             assert target.vocab_size == 64
             calls.append(("start", prompt.tolist()))
             return self

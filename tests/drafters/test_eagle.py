@@ -100,12 +100,10 @@ def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):
 
 
 def test_drafting_and_verification_end_where_they_do_not_pay(counting, tmp_path, monkeypatch):
-    """The counting llama is sure enough of its first candidate; a dear head is asked for one layer, since it must be,
-    and then not for a long time.
-    """
+    """The counting llama is sure enough of its first candidate; a head that takes longer than the target is not run."""
     counting.lm_head.weight.data *= 5
     cheap, folder = (1.0, 1.01, 1.02, 1.03), counting_head(tmp_path, counting)
-    for price, seconds, layers in ((0.01, cheap, {3}), (0.01, (1.0, 90.0), {0}), (3.0, cheap, {0, 1})):
+    for price, seconds, layers in ((0.01, cheap, {3}), (0.01, (1.0, 90.0), {0}), (3.0, cheap, {0})):
         assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
 
 

@@ -13,15 +13,14 @@ from support.runs import paths_of
 from support.strategies import drafts
 
 from token_recycling import Draft
-from token_recycling.costs.budget import NO_COSTS
-from token_recycling.drafters._pruning import ROOT as ROOT_NODE
-from token_recycling.drafters._pruning import prune
 from token_recycling.drafters.fuse import merge as fusing
 from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, kept_first, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
+from token_recycling.loop.pacer import prune
 from token_recycling.trees.templates import parse_paths
 
 ROOT = 5
+ROOT_NODE = frozenset({0})
 
 
 def draft(paths, tokens, probabilities=None, **more):
@@ -34,10 +33,9 @@ def paths(tree_of):
     return paths_of(tree_of.draft if isinstance(tree_of, Merged) else tree_of)[1:]
 
 
-def chosen_of(merged, values, most, first=ROOT_NODE, drawn=frozenset(), times=NO_COSTS):
+def chosen_of(merged, values, most, first=ROOT_NODE, drawn=frozenset()):
     """The draft of the best nodes of a merged one."""
-    (found,) = prune([valued_draft(merged, np.array(values), drawn)], times, most, first)
-    return found
+    return valued_draft(merged, np.array(values), drawn, first).first_ranked(1 + most)
 
 
 # Two small drafts: 7 and 8 after the root, 9 after 7; and 8, then 6 and 9 after it.
@@ -117,15 +115,17 @@ def test_as_many_are_kept_as_pay():
     star = Draft.of(range(5), [-1, 0, 0, 0, 0], [1, 0.9, 0.8, 0.1, 0.05])
     flat, steep = np.array([1.0, 1.05, 1.1, 1.15, 1.2]), np.array([1.0, 3, 5, 7, 9])
 
-    def kept(times, first=ROOT_NODE):
-        return prune([star], times, 4, first)[0].tokens.tolist()
+    def kept(times, needed=frozenset(), ratio=1.0):
+        return prune([dataclasses.replace(star, needed=needed)], times, [ratio])[0].tokens.tolist()
 
     assert kept(flat) == [0, 1, 2]
     assert kept(steep) == [0]
     # Where drafting has taken ten times a pass already, a pass should bring what it can.
     assert kept(flat + 10.0) == [0, 1, 2, 3, 4]
     # What must be kept is, whether it pays or not.
-    assert kept(np.array([1.0, 2, 20, 40, 60]), frozenset({0, 4})) == [0, 4]
+    assert kept(np.array([1.0, 2, 20, 40, 60]), frozenset({4})) == [0, 4]
+    # Where a tenth of what was predicted came true, nothing pays.
+    assert kept(flat, ratio=0.01) == [0]
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=7), st.integers(0, 10**6), st.integers(0, 7))
@@ -135,7 +135,7 @@ def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
     for _ in shares:
         parents.append(int(draws.integers(0, len(parents))))
     whole = Draft.of(range(len(parents)), parents, [1, *shares])
-    (kept,) = prune([whole], NO_COSTS, most)
+    kept = whole.first_ranked(1 + most)
     above, values = whole.parents.tolist(), whole.values
     closed = [
         sum(values[node] for node in nodes)
@@ -151,9 +151,9 @@ def test_drafts_without_probabilities_and_sampled_ones_stay_whole():
     silent = Draft.of(range(3), [-1, 0, 0])
     sampled = Draft.of(range(2), [-1, 0], [1, 0.1], sampled_from={1: torch.full((9,), 1 / 9)})
     dear = np.array([1.0, 9, 99, 999])
-    assert [len(one) for one in prune([sure, silent, sampled], dear)] == [3, 3, 2]
-    assert [len(one) for one in prune([sure, sampled], dear)] == [2, 2]
-    assert [len(one) for one in prune([sure], dear)] == [1]
+    assert [len(one) for one in prune([sure, silent, sampled], dear, [1.0] * 3)] == [3, 3, 2]
+    assert [len(one) for one in prune([sure, sampled], dear, [1.0] * 2)] == [2, 2]
+    assert [len(one) for one in prune([sure], dear, [1.0])] == [1]
 
 
 # What was drawn
@@ -227,6 +227,6 @@ def test_texts_have_the_targets_distribution(way):
 
 def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
     made, _ = WAYS["one drawn layer of two"]
-    monkeypatch.setattr(Draft, "ranked", lambda draft, kept: np.argsort(-draft.values, kind="stable"))
+    monkeypatch.setattr(Draft, "ranked", lambda draft: np.argsort(-draft.values, kind="stable"))
     monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6

@@ -10,7 +10,7 @@ from support.runs import fix_costs
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling.drafters.recycling import sequence
+from token_recycling.loop import state
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
 
@@ -86,11 +86,11 @@ def test_drafting_comes_back_when_candidates_prove_right(counting, rise):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """How often the drafter has looked at its clock, which goes on by a twentieth of a pass each time: drafting and
-    learning look twice each.
+    """How often the loop has looked at the clock of drafting, which goes on by a twentieth of a pass each time: once
+    before and once after drafting, and learning.
     """
     looks = []
-    monkeypatch.setattr(sequence, "_now", lambda: (looks.append(1), len(looks) / 20)[1])
+    monkeypatch.setattr(state, "now", lambda: (looks.append(1), len(looks) / 20)[1])
     return looks
 
 

@@ -7,7 +7,7 @@ from support.drafters import NAMES, example
 from support.runs import fix_costs
 
 import token_recycling as tr
-from token_recycling.costs.costs import Costs
+from token_recycling.costs.curve import OnlineCurve
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.tree_model import TreeModel
 
@@ -52,7 +52,7 @@ def test_what_came_before_decides_without(model):
 
 
 def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
-    monkeypatch.setattr(Costs, "took", lambda *_: pytest.fail("a pass was measured"))
+    monkeypatch.setattr(OnlineCurve, "took", lambda *_: pytest.fail("a pass was measured"))
     written = []
     monkeypatch.setattr("token_recycling.model.remembered.write", lambda path, found: written.append(path))
     monkeypatch.setattr("token_recycling.model.pass_times._STEPS", 1)

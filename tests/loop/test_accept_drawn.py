@@ -16,6 +16,7 @@ from scipy.stats import chisquare
 from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Text, drafted, fits, texts
 
 from token_recycling import Draft
+from token_recycling.costs.budget import Budget
 from token_recycling.drafters._shared.expand import Rules, draw, grow
 from token_recycling.loop import accept
 from token_recycling.loop.accept import accept_siblings, accept_walk
@@ -40,7 +41,7 @@ def graph(text):
     """Three steps with merges; what is copied was drawn for another path, after which q is another."""
     rules = Rules(depth=3, k=2, nodes=14, theta_prob=0.1, tau=1)
     tokens = torch.tensor(text or [0])
-    made = grow(Reading(text), tokens, rules, TOKENS, warp=lambda logits: logits)
+    made = grow(Reading(text), tokens, rules, Budget(), TOKENS, warp=lambda logits: logits)
     draft = made.unrolled(rules.nodes)
     COPIES.append(len(made.copied))
     return draft
@@ -50,7 +51,13 @@ def stopped(text):
     """At most three tokens; none after a 0, so that what is drawn decides how long the draft is."""
     tokens = torch.tensor(text or [0])
     made = grow(
-        Reading(text), tokens, Rules(3, 1, 3), TOKENS, lambda logits: logits, lambda graph: graph.tokens[-1] == 0
+        Reading(text),
+        tokens,
+        Rules(3, 1, 3),
+        Budget(),
+        TOKENS,
+        lambda logits: logits,
+        lambda graph: graph.tokens[-1] == 0,
     )
     return made.unrolled(3)
 

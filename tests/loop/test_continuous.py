@@ -235,7 +235,7 @@ def test_nodes_are_divided_by_what_passes_cost(monkeypatch):
     free = {1: 1.0, 16: 1.0, 17: 20.0, 64: 70.0}
     assert max(sizes(monkeypatch, 1, free)) > max(sizes(monkeypatch, 4, free)) > 1
     assert max(sizes(monkeypatch, 4, free)) <= 4
-    fused = "fuse:recycling+suffix,nodes=12"
+    fused = "fuse:recycling+suffix"
     assert 4 >= max(sizes(monkeypatch, 4, free, fused)) > 1
     dear = {1: 1.0, 4: 1.0, 5: 50.0, 64: 700.0}
     assert sizes(monkeypatch, 4, dear) == {1}

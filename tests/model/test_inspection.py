@@ -36,7 +36,7 @@ class Reading(Drafter):
     def traits(self):
         return DrafterTraits(states=(lambda layers: self.numbers) if self.numbers else None)
 
-    def start(self, prompt, target, costs):
+    def start(self, prompt, target):
         begun = Reading(numbers=self.numbers)
         self.begun = [*getattr(self, "begun", []), begun]
         return begun

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from token_recycling.costs.budget import Budget
 from token_recycling.drafters._shared.expand import Graph, Rules, grow
 
 Table = dict[int, dict[int, float]]
@@ -36,4 +37,5 @@ class Told:
 
 def grown(table: Table, rules: Rules, text: Sequence[int] = (0,), **more: object) -> tuple[Graph, Told]:
     reader = Told(table)
-    return grow(reader, torch.tensor(text), rules, more.pop("vocabulary", 10), **more), reader
+    budget, vocabulary = more.pop("budget", Budget()), more.pop("vocabulary", 10)
+    return grow(reader, torch.tensor(text), rules, budget, vocabulary, **more), reader

@@ -121,7 +121,7 @@ class Garbage(Drafter):
     loud: bool = False
     note: str | None = None
 
-    def start(self, prompt: torch.Tensor, target: object, costs: object) -> Garbage:
+    def start(self, prompt: torch.Tensor, target: object) -> Garbage:
         self._generator = torch.Generator().manual_seed(self.seed)
         self.steps: list[Step] = []
         return self

@@ -15,9 +15,10 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling import Draft
-from token_recycling.costs.costs import OnlineCurve, Overhead, shared_by
+from token_recycling.costs.curve import OnlineCurve, shared_by
 from token_recycling.drafters._base import Drafter, SequenceDrafter
-from token_recycling.model.pass_times import PassTimes, costs_of
+from token_recycling.loop.pacer import History, Overhead
+from token_recycling.model.pass_times import PassTimes
 from token_recycling.model.tree_model import TreeModel
 
 
@@ -47,7 +48,7 @@ def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
 def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: TreeModel) -> SequenceDrafter:
     """What drafts for a text, started as the loop does."""
     prompt = torch.as_tensor(prompt)
-    return drafter.start(prompt, target, costs_of(target, 1, len(prompt)))
+    return drafter.start(prompt, target)
 
 
 def noted_drafts(drafter: Drafter) -> list[list[tuple[list[int], Draft]]]:
@@ -81,6 +82,11 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Se
 def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says that drafting takes what it is expected to, whatever it takes."""
     monkeypatch.setattr(Overhead, "count", lambda *_: None)
+
+
+def fix_overhead(drafter: Any, step: float) -> None:
+    """Says what drafting for a step of one sequence takes, or a pass of a drafter's model."""
+    History.of(drafter).overheads[False, 1] = Overhead(step)
 
 
 def check_same(
@@ -124,6 +130,6 @@ def depths_that_pay(
     """
     fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
     fix_work(monkeypatch)
-    drafter.overhead.step = price
+    fix_overhead(drafter, price)
     steps = list(tr.stream(model, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=31))
     return {step.draft.depth for step in steps[1:-2]}

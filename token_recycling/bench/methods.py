@@ -30,7 +30,6 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 from .._util.device import synchronize
 from .._util.options import check_known, written_options
 from .._util.text_stream import StepRecorder
-from ..costs.costs import Costs
 from ..drafters._base import Drafter
 from ..drafters._registry import drafter_names, make_drafter
 from ..drafters._shared.base import ModelDrafter
@@ -303,7 +302,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
         """Set the next sequence (length,), prompt included."""
         self._text = text
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
         text = self._text.to(prompt.device)
         assert torch.equal(text[: len(prompt)], prompt)
         choices = _choices(model, text, target.vocab_size)

@@ -3,7 +3,8 @@
 A step emits one token, and every verified node adds its probability of being accepted. Its forward pass costs t(n), the
 root included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form
 of the threshold of SpecDec++ (2405.19715, theorem 3.1). Every size is decided here: of trees that grow node by node
-(`may_pay`), of drafts that are pruned once they are made (`paying_size`), and of drafting steps (`step_pays`).
+(`may_pay`), of drafts that are pruned once they are made (`paying_size`), and of passes of a draft model
+(`Budget.pays`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .._util.compiled import compiled_part
 
 NO_COSTS = np.empty(0)
 """Instead of t(n): every node pays."""
+EVERY_NODE = np.ones(4097)
+"""The same, for at most so many nodes."""
 
 
 @compiled_part
@@ -79,8 +82,62 @@ def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1)
     return least + int(np.argmax(expected[least - 1 :] / times[least - 1 : most]))
 
 
-def step_pays(followed: Sequence[float], probabilities: Sequence[float], times: np.ndarray, step: float) -> bool:
-    """Whether one more drafting step, which takes `step`, below nodes of the probabilities `followed`, may give tokens
-    at a better rate: one for each of these nodes at most. `times` as in `best_size`, the steps so far included.
-    """
-    return sum(followed) > best_size(probabilities, times)[1] * step
+class Budget:
+    """What one draft may cost, in units of t(1). The loop gives one with every context."""
+
+    def __init__(
+        self,
+        verifying: np.ndarray = EVERY_NODE,
+        ratio: float = 1.0,
+        *,
+        step: float = 0.0,
+        node: float = 0.0,
+        of_pass: float = 0.0,
+    ) -> None:
+        """`verifying` (m,) float64: time of verifying 1, 2, ... nodes. `ratio`: the forecast ratio, which scales what
+        nodes are expected to gain. `step`, `node` and `of_pass`: drafting overhead of a step, of each drafted node and
+        of each pass of a draft model.
+        """
+        self.verifying, self.ratio = verifying, ratio
+        self.step, self.node, self.of_pass = step, node, of_pass
+        self.passes = 0
+        """Passes of draft models so far."""
+
+    @classmethod
+    def of_nodes(cls, nodes: int) -> Budget:
+        """Return the budget of a draft of a given size: every one of its nodes pays."""
+        return cls(np.ones(1 + nodes))
+
+    def for_part(self, nodes: int | str | None) -> Budget:
+        """Return the budget of a part of a fused drafter, whose traits have these `nodes`."""
+        if nodes is None:
+            return Budget()
+        return self if isinstance(nodes, str) else Budget.of_nodes(nodes)
+
+    @property
+    def nodes(self) -> int:
+        """Maximum number of drafted nodes, the root left out."""
+        return len(self.verifying) - 1
+
+    @property
+    def overhead(self) -> float:
+        """Drafting overhead so far, without that of the nodes."""
+        return self.step + self.passes * self.of_pass
+
+    @property
+    def times(self) -> np.ndarray:
+        """(m,) float64: time of a step over 1, 2, ... nodes, drafting included."""
+        return self.verifying + self.overhead + self.node * np.arange(len(self.verifying))
+
+    def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
+        """Whether one more pass of a draft model may give tokens at a better rate: below nodes of the probabilities
+        `gains`, one token for each at most, where nodes of the probabilities `drafted` are there. Counts the pass.
+        """
+        if self.nodes < 1:
+            return False
+        if self.of_pass:
+            _, rate = best_size(self.ratio * np.asarray(drafted, np.float64), self.times)
+            if self.ratio * sum(gains) <= rate * self.of_pass:
+                return False
+        self.passes += 1
+        return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -18,7 +18,6 @@ from .._util.options import check_at_least as check_at_least  # for drafters, in
 from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
-    from ..costs.costs import Costs
     from ..grammar.grow import GrammarStatistics
 from ..model.tree_model import TreeModel
 
@@ -45,10 +44,18 @@ class DrafterTraits:
     """Drafts within the grammar state `Context.state` itself; other drafts are cut and completed by the loop."""
     grammar_statistics: GrammarStatistics | None = None
     """What targets choose within grammars, kept for all sequences; None: each sequence has its own."""
+    nodes: int | Literal["auto"] | None = None
+    """How many nodes of its drafts are verified besides the root, the most probable ones; auto: as many as pay, and
+    drafting is disabled where it would slow decoding; None: all. `Context.budget` says how many to propose.
+    """
+    assumed_nodes: int = 1
+    """Assumed size of earlier drafts before anything is learned: of larger ones fewer are tried where nodes are
+    expensive.
+    """
     samples: bool = False
     """May sample draft tokens where the output is sampled (`Draft.sampled_from`)."""
     reproducible: bool = False
-    """A `fork` that has learned nothing drafts only from its sequence and `costs`: no clock and no other sequence
+    """A `fork` that has learned nothing drafts only from its sequence and the budget: no clock and no other sequence
     matters.
     """
     begins_anew: bool = False
@@ -66,9 +73,12 @@ class SequenceDrafter:
     cache alone; the root of a draft is the context's last token.
     """
 
+    pass_cost: float | None = None
+    """Of a drafter that runs a model: time of its forward pass relative to one of the target, until it is measured."""
+
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        """The drafter that started it."""
+        """The drafter that started it. What its drafts took and gave is kept with that."""
 
     def predict(self, tokens: torch.Tensor) -> None:
         """Take predicted output after the prompt, tokens (n,): a source of drafts that the target never reads.
@@ -87,13 +97,14 @@ class SequenceDrafter:
     def draft(self, context: Context) -> Draft:
         """Return a tree of tokens to verify; a lone root where there is nothing to propose.
 
-        Called once per step. Where the first token must not wait, the first step is made without a draft and this is
-        called after it, with the context of before and no node allowed.
+        Called once per step, but not where drafting is disabled. Where the first token must not wait, the first step is
+        made without a draft and this is called after it, with the context of before and no node allowed. A drafter that
+        runs a model asks `context.budget.pays` before each of its passes.
         """
         raise NotImplementedError(f"{type(self).__name__} must define draft()")
 
     def observe(self, step: Step) -> None:
-        """Learn from a verified draft; called once per step, after `draft`, when the cache has kept the accepted nodes.
+        """Learn from a verified draft; called once per step, when the cache has kept the accepted nodes.
 
         In a fused drafter `step.draft` has nodes of other parts too and may lack some of its own: find nodes by their
         tokens, as `Draft.places_in` does, not by number.
@@ -143,9 +154,9 @@ class Drafter(SequenceDrafter):
         cannot draft for the target.
         """
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> SequenceDrafter:
         """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Check options against
-        the target here. `costs`: costs of this call's steps, shared by the sequences of a batch.
+        the target here.
         """
         return self
 

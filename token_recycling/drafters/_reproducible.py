@@ -2,7 +2,7 @@
 
 The other rows of a forward pass decide how the sums of a node are rounded: how many there are, and in which slots its
 ancestors are. In 16 bits near-ties then resolve differently. So drafts must follow from the sequence alone: nothing
-learned from others, nothing measured (`costs.fixed`). Cost: what would have been learned.
+learned from others, nothing measured (`loop.pacer`). Cost: what would have been learned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ._base import Drafter, DrafterTraits, SequenceDrafter
 
@@ -40,8 +39,8 @@ class Reproducible(Drafter):
     def fit(self, target: TreeModel) -> None:
         self.base.fit(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
-        return self.base.fork().start(prompt, target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> SequenceDrafter:
+        return self.base.fork().start(prompt, target)
 
     def fork(self) -> Reproducible:
         """Return itself: nothing is learned."""

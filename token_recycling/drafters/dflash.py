@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from .._util.topk import top_candidates
-from ..costs.costs import Costs
 from ..model.compat import DFlashTokenCandidateGenerator, needed
 from ..model.inspection import output_layer
 from ..model.tree_model import TreeModel
@@ -61,14 +59,14 @@ class DFlash(StatesDrafter[PreTrainedModel]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=self.states_of)
+        return DrafterTraits(states=self.states_of, nodes=self.nodes)
 
     def states_of(self, layers: int) -> list[int]:
         """Return the states after the layers that the assistant's configuration names."""
         return [number + 1 for number in self.config.target_layer_ids]
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> DFlashSequence:
-        return DFlashSequence(self, prompt, target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> DFlashSequence:
+        return DFlashSequence(self, prompt, target)
 
     def place(self, target: TreeModel) -> PreTrainedModel:
         if isinstance(self.model, str):
@@ -127,8 +125,8 @@ class DFlashSequence(StatesSequence):
 
     drafter: DFlash
 
-    def __init__(self, drafter: DFlash, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> None:
-        super().__init__(drafter, PendingStates(len(prompt)), costs)
+    def __init__(self, drafter: DFlash, prompt: torch.Tensor, target: TreeModel) -> None:
+        super().__init__(drafter, PendingStates(len(prompt)))
         self._generator = DFlashTokenCandidateGenerator(
             drafter.placed(target),
             _without_norm(target.model.get_input_embeddings()),
@@ -138,17 +136,15 @@ class DFlashSequence(StatesSequence):
 
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(context.remaining, self.drafter.config.block_size) - 1
-        nodes, times = (places, None) if drafter.template is not None else self._limits()
-        if self._backs_off() or not self._pending.waits or places < 1 or nodes < 1:
+        if not self._pending.waits or places < 1 or not context.budget.pays([1.0]):
             return Draft.chain(context.root)
-        began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
         candidates, probabilities = top_candidates(logits, min(drafter.k, logits.shape[-1]))
-        self._spent(1, since=began)
-        given = drafter.template
-        if times is not None:
-            times = times + self._overhead.step
-        tree = best_product(probabilities.tolist(), nodes, times) if given is None else given.cut(places)
+        self._counts["draft_forwards"] += 1
+        if drafter.template is None:
+            tree = best_product(probabilities.tolist(), context.budget.nodes)
+        else:
+            tree = drafter.template.cut(places)
         return product_draft(tree, context.root, candidates, probabilities)
 
     def _read(self, sequence: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedModel
 
 from .._util.locks import Lock
-from ..costs.costs import Costs
 from ..model.info import UnsupportedModelError, model_info
 from ..model.inspection import decoder_layers
 from ..model.prefill import continued
@@ -75,11 +74,11 @@ class LayerSkip(CausalDrafter):
         if self._skipped is not None:
             super().fit(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelSequence:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> ModelSequence:
         with self._choosing:
             if self._skipped is None:
                 self.choose(target, prompt if self._chooses_by_prompt else _beginning(target))
-        return super().start(prompt, target, costs)
+        return super().start(prompt, target)
 
     def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
         """Choose the layers by the target's continuation of `prompt` (length,), once for all sequences."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft, DraftBuilder, Step
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
@@ -55,7 +54,7 @@ class Lookahead(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(reproducible=True)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> LookaheadSequence:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> LookaheadSequence:
         return LookaheadSequence(self, prompt.tolist())
 
     def describe(self) -> str:

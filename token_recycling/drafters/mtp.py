@@ -10,7 +10,6 @@ Cost per step: a pass of every layer and of the target's output layer, and one m
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,14 +18,12 @@ import torch
 
 from .._util.text_stream import first_line
 from .._util.topk import top_candidates
-from ..costs.budget import NO_COSTS, step_pays
-from ..costs.costs import Costs
+from ..costs.budget import Budget
 from ..model.compat import MtpCache, MtpModel, needed
 from ..model.inspection import last_state
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft, DraftBuilder
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
-from ._pruning import prune
 from ._shared.placed import placed_copy
 from ._shared.states import PendingStates, StatesDrafter, StatesSequence
 
@@ -59,10 +56,10 @@ class Mtp(StatesDrafter[MtpModel]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=last_state)
+        return DrafterTraits(states=last_state, nodes=self.nodes)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MtpSequence:
-        return MtpSequence(self, MtpReader(self.placed(target), len(prompt)), costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> MtpSequence:
+        return MtpSequence(self, MtpReader(self.placed(target), len(prompt)))
 
     def place(self, target: TreeModel) -> MtpModel:
         made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
@@ -180,26 +177,24 @@ class MtpSequence(StatesSequence):
 
     drafter: Mtp
 
-    def __init__(self, drafter: Mtp, reader: MtpReader, costs: Costs) -> None:
-        super().__init__(drafter, reader, costs)
+    def __init__(self, drafter: Mtp, reader: MtpReader) -> None:
+        super().__init__(drafter, reader)
         self._reader = reader
 
     def draft(self, context: Context) -> Draft:
-        drafter, places = self.drafter, min(self.drafter.depth, context.remaining - 1)
-        nodes, times = self._limits()
-        if self._backs_off() or not self._reader.waits or places < 1 or nodes < 1:
+        drafter, budget, places = self.drafter, context.budget, min(self.drafter.depth, context.remaining - 1)
+        if not self._reader.waits or places < 1 or not budget.pays([1.0]):
             return Draft.chain(context.root)
-        began = time.perf_counter()
         logits = self._reader.read(context.tokens)
         passes = len(logits)
+        budget.passes += passes - 1
         candidates, probabilities = top_candidates(logits[:places], min(drafter.k, logits.shape[-1]))
-        while len(probabilities) < places and _goes_on(probabilities, times, passes, self._overhead.step):
+        while len(probabilities) < places and _goes_on(probabilities, budget):
             more, likely = top_candidates(self._reader.read_on(), candidates.shape[1])
             candidates, probabilities = np.concatenate([candidates, more]), np.concatenate([probabilities, likely])
             passes += 1
-        self._spent(passes, since=began)
-        draft = _below_the_best(context.root, candidates, probabilities)
-        return prune([draft], NO_COSTS if times is None else times + passes * self._overhead.step, nodes)[0]
+        self._counts["draft_forwards"] += passes
+        return _below_the_best(context.root, candidates, probabilities)
 
 
 def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:
@@ -213,10 +208,8 @@ def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: n
     return grown.draft()
 
 
-def _goes_on(probabilities: np.ndarray, times: np.ndarray | None, passes: int, step: float) -> bool:
-    """Return whether one more position is worth a pass, which takes `step`, after `passes` of them."""
-    if times is None:
-        return True
+def _goes_on(probabilities: np.ndarray, budget: Budget) -> bool:
+    """Return whether a pass for one more position pays."""
     of_best = np.cumprod(probabilities[:, 0], dtype=np.float64)
     gains = np.append(1.0, of_best[:-1])[:, None] * probabilities
-    return step_pays([float(of_best[-1])], gains.ravel().tolist(), times + passes * step, step)
+    return budget.pays([float(of_best[-1])], gains.ravel().tolist())

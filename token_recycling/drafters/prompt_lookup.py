@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
@@ -42,7 +41,7 @@ class PromptLookup(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(on_host=True, reproducible=True)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PromptLookupSequence:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> PromptLookupSequence:
         return PromptLookupSequence(self)
 
     def describe(self) -> str:

@@ -15,7 +15,6 @@ from typing import get_args
 import torch
 
 from .._util.locks import Lock
-from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.matrix import AdjacencyMatrix, UpdateRule
 from ..recycling.matrix_file import check_vocabulary, say_that_it_starts_again
@@ -61,7 +60,7 @@ class Published(Drafter):
             check_vocabulary(self.matrix.vocab_size, target.vocab_size)
             self.prepare(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedSequence:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> PublishedSequence:
         return PublishedSequence(self, self.prepare(target))
 
     def prepare(self, target: TreeModel) -> AdjacencyMatrix:

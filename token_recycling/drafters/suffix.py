@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.suffix_index import LONGEST, SuffixIndex, longest_match, warm_up
 from ..trees.draft import Context, Draft
@@ -52,7 +51,7 @@ class Suffix(Drafter):
     def warm_up(self, device: torch.device) -> None:
         warm_up()
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SuffixSequence:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> SuffixSequence:
         self.warm_up(target.device)
         return SuffixSequence(self)
 

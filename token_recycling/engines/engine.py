@@ -28,7 +28,7 @@ from .._util.options import check_above, read_options
 from .._util.topk import as_candidates, packed_candidates
 from .._util.versions import release
 from ..costs.budget import paying_prefix
-from ..costs.costs import OnlineCurve
+from ..costs.curve import OnlineCurve
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options

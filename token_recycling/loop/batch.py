@@ -19,11 +19,9 @@ from dataclasses import dataclass, replace
 import torch
 from transformers.cache_utils import Cache
 
-from ..costs.costs import Costs
 from ..drafters._base import Drafter
-from ..drafters._pruning import prune
 from ..model.frequencies import by_turns
-from ..model.pass_times import costs_of, pass_times
+from ..model.pass_times import pass_times
 from ..model.prefill import Reading
 from ..model.runner import Backend, EagerRunner, Pass, Runner, Runners, States, eager
 from ..model.tree_model import TreeModel
@@ -31,6 +29,7 @@ from ..trees.draft import Draft, Step
 from ..trees.packed import send
 from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
+from .pacer import Pacer
 from .state import RequestState, Sequence, TokenSelector
 from .stats import Clock, Stats
 
@@ -45,7 +44,7 @@ class Batch:
         self,
         target: TreeModel,
         requests: list[RequestState],
-        costs: Costs,
+        pacer: Pacer,
         cache: Cache,
         clock: Clock,
         *,
@@ -55,7 +54,7 @@ class Batch:
         """`cache` holds `cached` tokens of each request, from slot 0 on. `streamed`: a client waits for the first
         token. `reading` is called before each piece of a prompt, and may raise.
         """
-        self.target, self.requests, self.costs, self.clock = target, requests, costs, clock
+        self.target, self.requests, self.pacer, self.clock = target, requests, pacer, clock
         self.reading = reading
         self.use(cache)
         self._along = target.info.recurrent or (len(requests) == 1 and target.info.border is None)
@@ -121,7 +120,7 @@ class Batch:
         self._prompt_alone = self.target.info.recurrent or (
             self._waited_for and self._along and uncached > _SHORT_PROMPT
         )
-        first.stats.drafter = "" if self._prompt_alone else first.started(self.target, self.costs).describe()
+        first.stats.drafter = "" if self._prompt_alone else first.started(self.target).drafter.describe()
         if runners is not None:
             self.runner = runners.runner(self._eager, max(request.sequence.max_length for request in self.requests))
         first.stats.path = self.runner.describe()
@@ -132,7 +131,7 @@ class Batch:
         """Give each drafter the hidden states (n, states * hidden) of its prompt: of earlier pieces, then `states`."""
         for request, last in zip(self.requests, states, strict=True):
             with request.guarded():
-                request.started(self.target, self.costs).read_prompt(torch.cat([*self._states_read, last]))
+                request.started(self.target).drafter.read_prompt(torch.cat([*self._states_read, last]))
         self._states_read.clear()
 
     # One step
@@ -165,11 +164,10 @@ class Batch:
         drafts = [Draft.chain(request.sequence.on_host[-1:]) for request in self.requests]
         for row in active:
             with self.requests[row].guarded():
-                drafts[row] = self.requests[row].draft(self.target, self.costs)
-        if len(drafts) > 1 and active and self.costs.asked:
-            pruned = prune([drafts[row] for row in active], self.costs.by_nodes)
-            for row, draft in zip(active, pruned, strict=True):
-                drafts[row] = draft
+                drafts[row] = self.requests[row].draft(self.target, self.pacer)
+        paces = [self.requests[row].started(self.target) for row in active]
+        for row, draft in zip(active, self.pacer.best([drafts[row] for row in active], paces), strict=True):
+            drafts[row] = self.requests[row].verifiable(self.target, draft)
         return drafts
 
     def _at_once(self, drafts: list[Draft], active: list[int]) -> bool:
@@ -213,14 +211,13 @@ class Batch:
         steps = self._steps
         for step in steps:
             self.requests[step.row].stats.count(step)
-        self.costs.nodes = max((len(step.draft) for step in steps), default=1)
-        if self.clock.reads_prompt:
-            self.clock.reads_prompt = False
+        largest = max((len(step.draft) for step in steps), default=1)
+        longest = max((self.requests[step.row].sequence.length for step in steps), default=1)
+        reads_prompt, self.clock.reads_prompt = self.clock.reads_prompt, False
+        self.pacer.took(largest, 0.0 if reads_prompt else self.clock.pass_seconds, longest)
+        if reads_prompt:
             for step in steps:
                 self.requests[step.row].stats.first_tokens += len(step.tokens)
-        elif steps:
-            longest = max(self.requests[step.row].sequence.length for step in steps)
-            self.costs.took(self.costs.nodes, self.clock.pass_seconds, longest)
 
     def learn(self) -> None:
         """Let drafters learn from the last step, after its tokens were delivered; where a prompt was read alone, first
@@ -235,9 +232,9 @@ class Batch:
         for row, request in enumerate(self.requests):
             with request.guarded():
                 if alone:
-                    request.query_drafter(self.target, self.costs, request.prompt, remaining=1)
+                    request.query_drafter(self.target, self.pacer, request.prompt, remaining=1)
                 if row in steps:
-                    request.observe(self.target, self.costs, steps[row])
+                    request.observe(self.target, self.pacer, steps[row])
         self.clock.lap("update matrix")
 
     # Sequences that come and go
@@ -320,9 +317,9 @@ def _decode(
     fixed, stats = requests[0].traits.begins_anew, requests[0].stats
     target = target.unmeasured() if fixed else target
     longest = max(request.sequence.length for request in requests)
-    costs, clock = costs_of(target, len(requests), longest, runners.kind, fixed=fixed), Clock(stats, target.device)
+    pacer, clock = Pacer.of(target, len(requests), longest, runners.kind, fixed), Clock(stats, target.device)
     streamed = run.streamed or fixed  # a prompt is read alike whether somebody waits for its first token or not
-    batch = Batch(target, list(requests), costs, cache, clock, streamed=streamed, reading=run.reading)
+    batch = Batch(target, list(requests), pacer, cache, clock, streamed=streamed, reading=run.reading)
     batch.begin(runners)
     try:
         while batch.active:
@@ -336,7 +333,7 @@ def _decode(
             ended = [request for request in batch.requests if request.sequence.ended]
             if not run.keeps_all and 0 < len(ended) < len(batch.requests):
                 batch.leave(ended)
-                costs.share(len(batch.requests), batch.longest)
+                pacer.share(len(batch.requests), batch.longest)
     finally:
         with ExitStack() as ending:  # each, whatever the others raise
             ending.callback(pass_times(target, runners.kind).keep)

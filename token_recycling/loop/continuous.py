@@ -23,12 +23,13 @@ from transformers.cache_utils import Cache
 
 from .._util.device import synchronize
 from ..model.info import UnsupportedModelError
-from ..model.pass_times import costs_of, pass_times
+from ..model.pass_times import pass_times
 from ..model.prefill import Reading, piece_of
 from ..model.runner import Backend, EagerRunners, Runners, eager
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
 from .batch import Batch
+from .pacer import Pacer
 from .state import RequestState
 from .stats import Clock, Stats
 
@@ -86,7 +87,7 @@ class RunningBatch:
         self._backend, self._run = backend, ExitStack()
         self._runners: Runners = EagerRunners()
         """What makes the passes as long as there are requests."""
-        self._costs = costs_of(target, 1, 1)
+        self._pacer = Pacer.of(target, 1, 1)
         self._piece = piece_of(target, 0, others=True)
         self._joining: list[_Joining] = []
         """In order of arrival."""
@@ -133,9 +134,9 @@ class RunningBatch:
                 )
         if not self.requests:
             self._runners = self._run.enter_context(self._backend(self.target, None, False))
-            self._costs = costs_of(self.target, 1, 1, self._runners.kind)
+            self._pacer = Pacer.of(self.target, 1, 1, self._runners.kind)
         request.isolated = True
-        batch = Batch(self.target, [request], self._costs, cache, clock, streamed=streamed, reading=reading)
+        batch = Batch(self.target, [request], self._pacer, cache, clock, streamed=streamed, reading=reading)
         self._joining.append(_Joining(batch, on_step))
 
     def _states(self, request: RequestState) -> list[int] | None:
@@ -187,7 +188,7 @@ class RunningBatch:
             self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
             going_on = False
             if request.error is None:
-                self._costs.share(1, request.sequence.length)
+                self._pacer.share(1, request.sequence.length)
                 try:
                     going_on = uncached > most and self.target.info.reads_on
                     if going_on:
@@ -253,7 +254,7 @@ class RunningBatch:
 
     def _pass(self, batch: Batch) -> None:
         """Make one forward pass over all sequences; its time counts for each of them."""
-        self._costs.share(len(batch.requests), batch.longest)
+        self._pacer.share(len(batch.requests), batch.longest)
         batch.clock.stats = spent = Stats(batch.requests[0].stats.synchronize)
         batch.clock.restart()
         _step(batch, [self._callbacks[request] for request in batch.requests])

@@ -21,8 +21,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from .._util.device import derived_generator, random_state, set_random_state
-from ..costs.costs import Costs
-from ..drafters._base import Drafter, DrafterTraits, SequenceDrafter
+from ..drafters._base import Drafter, DrafterTraits
 from ..grammar.constraint import constraint_of
 from ..grammar.state import State
 from ..model.tree_model import TreeModel
@@ -30,6 +29,7 @@ from ..trees.draft import Context, Draft, Step
 from ..trees.packed import PackedTrees
 from .accept import IMPOSSIBLE
 from .hints import NO_HINTS, Hints
+from .pacer import Pace, Pacer, now
 from .processors import Scope, holds_at_nodes, penalised, scope
 from .stats import Stats
 
@@ -245,8 +245,8 @@ class RequestState:
     """The error that ended it early, if one did."""
     whole: bool = field(default=False, init=False)
     """Whether its last step was accepted and its slots were kept; set in continuous batching."""
-    sequence_drafter: SequenceDrafter | None = field(default=None, init=False)
-    """Its drafter; None until started."""
+    _pace: Pace | None = field(default=None, init=False)
+    """Its drafter, and how it drafts; None until started."""
 
     def __post_init__(self) -> None:
         self.prompt = self.sequence.tokens
@@ -282,55 +282,71 @@ class RequestState:
                 raise
             self.error = error
 
-    def started(self, target: TreeModel, costs: Costs) -> SequenceDrafter:
-        """Return its drafter, started when first needed."""
-        if self.sequence_drafter is None:
-            self.sequence_drafter = self.drafter.start(self.prompt.to(target.device), target, costs)
+    def started(self, target: TreeModel) -> Pace:
+        """Return the pace of its drafter, which is started when first needed."""
+        if self._pace is None:
+            drafter = self.drafter.start(self.prompt.to(target.device), target)
             if self.hints.prediction is not None:
-                self.sequence_drafter.predict(self.hints.prediction)
-        return self.sequence_drafter
+                drafter.predict(self.hints.prediction)
+            self._pace = Pace(drafter, self.traits.nodes)
+        return self._pace
 
-    def draft(self, target: TreeModel, costs: Costs) -> Draft:
-        """Return a draft, without nodes beyond the length limit or that the target cannot verify exactly."""
-        sequence, support = self.sequence, target.info
+    def draft(self, target: TreeModel, pacer: Pacer) -> Draft:
+        """Return a draft, without nodes beyond the length limit."""
+        sequence = self.sequence
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
-        draft = self.query_drafter(target, costs, tokens, sequence.remaining)
+        draft = self.query_drafter(target, pacer, tokens, sequence.remaining)
         root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
         if root != newest:
             raise ValueError(
                 f"the root of a draft must be the newest token, {newest}, got {root} from "
-                f"{self.started(target, costs).describe()}; give `context.root` as the first of the tokens"
+                f"{self.started(target).drafter.describe()}; give `context.root` as the first of the tokens"
             )
         draft = draft.cut(self.deepest(target))
-        if self.hints.nodes is not None:
-            draft = draft.most_probable(1 + self.hints.nodes)
-        if not support.branches:
-            draft = draft.first_branch()
-        if support.border is None or support.fits(sequence.length - 1, len(draft)):
-            return draft
-        return draft.cut(0)
+        return draft if target.info.branches else draft.first_branch()
 
-    def query_drafter(self, target: TreeModel, costs: Costs, tokens: torch.Tensor, remaining: int) -> Draft:
+    def query_drafter(self, target: TreeModel, pacer: Pacer, tokens: torch.Tensor, remaining: int) -> Draft:
         """Ask the drafter for a draft after `tokens` (length,), with `remaining` tokens to emit; it is not checked
-        yet.
+        yet. A lone root where drafting is disabled.
         """
-        device = "cpu" if self.traits.on_host else target.device
-        warp = self.selector.warp if self.selector.sample else None
-        state = None if self.constraint is None else self.constraint.at(tokens.cpu().numpy())
-        draft = self.started(target, costs).draft(
-            Context(tokens.to(device), remaining, warp, state, self.draft_generator)
-        )
+        pace, state = self.started(target), None
+        if self.constraint is not None:
+            state = self.constraint.at(tokens.cpu().numpy())
+        budget = pacer.budget(pace, state is not None)
+        if budget is None:
+            draft = Draft.chain(tokens[-1:])
+        else:
+            began, device = now(), "cpu" if self.traits.on_host else target.device
+            warp = self.selector.warp if self.selector.sample else None
+            draft = pace.drafter.draft(Context(tokens.to(device), remaining, warp, state, self.draft_generator, budget))
+            pace.seconds = now() - began
+            if isinstance(pace.nodes, int):
+                draft = draft.first_ranked(1 + pace.nodes)
         self._asked_at = state
         if self.constraint is None or state is None or self.traits.within_grammars:
             return draft
         return self.constraint.fitted(draft, state, remaining)
 
-    def observe(self, target: TreeModel, costs: Costs, step: Step) -> None:
+    def verifiable(self, target: TreeModel, draft: Draft) -> Draft:
+        """Return the draft as far as the hints allow; a lone root where the target cannot verify it exactly."""
+        if self.hints.nodes is not None:
+            draft = draft.most_probable(1 + self.hints.nodes)
+        if target.info.border is None or target.info.fits(self.sequence.length - 1, len(draft)):
+            return draft
+        return draft.cut(0)
+
+    def observe(self, target: TreeModel, pacer: Pacer, step: Step) -> None:
         """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
         state, self._asked_at = self._asked_at, None
         if self.constraint is not None and state is not None:
             step = self.constraint.learn(state, step)
-        self.started(target, costs).observe(step)
+        pace = self.started(target)
+        if pace.budget is None:
+            pace.drafter.observe(step)
+            return
+        began = now()
+        pace.drafter.observe(step)
+        pacer.count(pace, pace.budget, step, now() - began)
 
     def deepest(self, target: TreeModel) -> int:
         """Return the maximum depth of a node: limited by tokens to emit and by the target's positions."""
@@ -340,7 +356,8 @@ class RequestState:
 
     def finish(self) -> None:
         """Add the drafter's counts to the statistics; called once, after the last step."""
-        if self.sequence_drafter is not None:
+        if self._pace is not None:
             with self.guarded():
-                self.stats.drafter_statistics.update(self.sequence_drafter.statistics())
-                self.stats.drafter = self.stats.drafter or self.sequence_drafter.describe()
+                drafter = self._pace.drafter
+                self.stats.drafter_statistics.update(drafter.statistics())
+                self.stats.drafter = drafter.describe()

@@ -1,7 +1,7 @@
 """The cost t(n) of verifying n nodes, learned from a model's steps by batch size and length, and kept on disk.
 
 Nothing is measured for its own sake. The first step starts from what earlier processes learned about the model on this
-machine, or from a prior; every step teaches (`costs.costs`). Only the shape t(n) / t(1) is kept on disk, as a slow
+machine, or from a prior; every step teaches (`costs.curve`). Only the shape t(n) / t(1) is kept on disk, as a slow
 average, so that a machine that is busy for a while spoils little. It is written when a sequence has ended, at most once
 a minute.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,7 @@ import torch
 import torch.distributed
 
 from .._util.locks import Lock
-from ..costs.costs import Costs, OnlineCurve, band, shared_by
-from ..costs.fixed import FixedCosts
+from ..costs.curve import OnlineCurve, band, shared_by
 from . import remembered
 from .tree_model import TreeModel
 
@@ -125,14 +124,15 @@ def _agreed(target: TreeModel, seconds: float) -> float:
     return float(held)
 
 
-def costs_of(target: TreeModel, texts: int, length: int, kind: str = "", fixed: bool = False) -> Costs:
-    """Return the learned costs of steps with a batch of `texts`, the longest of `length` tokens; or `fixed` ones."""
-    if fixed:
-        # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
-        times = np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
-        return FixedCosts(times, texts, length)
-    alone = target.info.processes < 2
-    return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(_agreed, target))
+def agreed_time(target: TreeModel) -> Callable[[float], float]:
+    """Return what makes a measured time equal in all processes of a model."""
+    return float if target.info.processes < 2 else partial(_agreed, target)
+
+
+def fixed_times(target: TreeModel) -> np.ndarray:
+    """Return the times (rows,) float64 of forward passes over 1, 2, ... rows where nothing is measured."""
+    # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
+    return np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
 
 
 def _new(target: TreeModel, kind: str) -> PassTimes:

@@ -29,7 +29,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from .._util.device import memory
-from ..costs.costs import TICK
+from ..costs.curve import TICK
 from .fingerprint import parts_of, place
 from .remembered import Kept, kept_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import torch
 from .._util import display
 from .._util.text_stream import Decodes
 from .._util.topk import top_candidates
+from ..costs.budget import Budget
 from . import shapes
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Draft:
     be left out because of the tokens that were sampled.
     """
     needed: frozenset[int] = frozenset()
-    """Nodes that the drafter learns from even if rejected; kept in a fused draft if all of them fit."""
+    """Nodes that stay when a draft is pruned, with those above them; in a fused draft if all of them fit."""
 
     def __init__(
         self,
@@ -133,19 +134,35 @@ class Draft:
             path.append(children[path[-1]][0])
         return self.part(path)
 
-    def ranked(self, kept: frozenset[int] = frozenset({0})) -> np.ndarray | None:
+    @property
+    def kept(self) -> frozenset[int]:
+        """The root, the `needed` nodes and those above them."""
+        return frozenset({0}).union(*(self.lineages[node] for node in self.needed))
+
+    def ranked(self) -> np.ndarray | None:
         """Return all nodes (n,), those of `kept` first, then the most probable ones; None where probabilities are
         unknown, or sampled nodes are not among `kept`: which of these stay must not depend on what was sampled.
         """
-        if self.values is None or (self.sampled_from and not self.sampled_from.keys() <= kept):
+        if self.values is None:
+            return None
+        if not self.needed and not self.sampled_from:
+            return np.argsort(-self.values, kind="stable")  # a parent comes before its children
+        if self.sampled_from and not self.sampled_from.keys() <= self.kept:
             return None
         later = np.ones(len(self), bool)
-        later[list(kept)] = False
-        return np.lexsort((-self.values, later))  # stable: a parent comes before its children
+        later[list(self.kept)] = False
+        return np.lexsort((-self.values, later))
+
+    def first_ranked(self, n: int) -> Draft:
+        """Return the first n nodes of `ranked`; all where it returns None."""
+        order = self.ranked() if len(self) > n else None
+        return self if order is None else self.part(sorted(order[:n].tolist()))
 
     def most_probable(self, n: int) -> Draft:
-        """Return the n most probable nodes, the root included; the first n where `ranked` returns None."""
-        order = self.ranked()
+        """Return the n most probable nodes, the root included; the first n where the order is unknown, or decides about
+        sampled nodes.
+        """
+        order = None if self.sampled_from else self.ranked()
         return self.part(range(min(n, len(self))) if order is None else sorted(order[:n].tolist()))
 
     def part(self, nodes: Sequence[int]) -> Draft:
@@ -230,6 +247,8 @@ class Context:
     """Grammar state at the end of the sequence; None without a grammar, or where it is unknown."""
     generator: torch.Generator | None = None
     """Random numbers of this sequence's drafts, for drafters that sample; None where nothing is sampled."""
+    budget: Budget = field(default_factory=Budget)
+    """What the draft may cost: how many nodes, and whether one more pass of a draft model pays."""
 
     @property
     def root(self) -> torch.Tensor:

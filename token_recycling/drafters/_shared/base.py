@@ -6,7 +6,7 @@ stay in its cache; an accepted node that was not read on its own path is read wi
 
 from __future__ import annotations
 
-import time
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,15 +14,12 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from .._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
-from .expand import Graph, Rules, Stop, grow, verified
+from .expand import Graph, Rules, Stop, grow
 from .reader import Reader
 
-_PROBED = 16
-"""While drafting is disabled, one of this many sequences measures the overhead again."""
 Mode = Literal["sequence", "tree", "graph"]
 _SAMPLED_NODES = 16
 """Nodes of a sampled draft: the same number on every machine, so that a seed gives the same output."""
@@ -49,9 +46,15 @@ class ModelDrafter(Drafter):
         """Create the reader of a sequence for the draft model."""
         return Reader(model, self.reads_states)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
-        """Choose the rules for a new sequence; None to draft nothing."""
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
+        """Choose the rules for a new sequence."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
+
+    def step_cost(self, target: TreeModel, model: TreeModel) -> float:
+        """Return the cost of a forward pass of the draft model relative to the target's, until one was timed: by
+        weights read.
+        """
+        return model.info.bytes_read / target.info.bytes_read
 
     def stop(self, sequence: ModelSequence) -> Stop | None:
         """Create the criterion that may end the next draft early."""
@@ -65,8 +68,8 @@ class ModelDrafter(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(samples=self.sampled)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelSequence:
-        return ModelSequence(self, prompt, target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> ModelSequence:
+        return ModelSequence(self, prompt, target)
 
     def describe(self) -> str:
         return f"{self.name}: {self.what()}"
@@ -85,40 +88,34 @@ class ModelSequence(SequenceDrafter):
 
     drafter: ModelDrafter
 
-    def __init__(self, drafter: ModelDrafter, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> None:
+    def __init__(self, drafter: ModelDrafter, prompt: torch.Tensor, target: TreeModel) -> None:
         super().__init__(drafter)
         model = drafter.drafting_model(target)
-        self._target, self._costs = target, costs
-        self._rules = drafter.rules_for(target, model, prompt, costs)
+        self._target, self.pass_cost = target, drafter.step_cost(target, model)
+        self._rules = drafter.rules_for(target, model, prompt)
         self.reader = drafter.reader(target, model)
         self.counts: Counter[str] = Counter()
         """Counts for the next `statistics`."""
         self._graph: Graph | None = None
-        if self._rules is not None:
-            self.reader.prefill(prompt)
+        self._drafted, self._refused = False, False
+        """Whether the draft model was ever run, and whether its first pass of a step did not pay."""
 
     def draft(self, context: Context) -> Draft:
-        reader, rules, drafter = self.reader, self._rules, self.drafter
+        reader, rules, drafter, budget = self.reader, self._rules, self.drafter, context.budget
         self._graph = None
-        if rules is None:
-            return Draft.chain(context.root)
         sequence, warp = context.tokens, context.warp if drafter.sampled else None
         depth = min(drafter.depth_for(context, rules), context.remaining - 1, reader.reach(sequence))
-        if rules.times is not None and rules.overhead.step >= 1:
-            return Draft.chain(context.root)
+        rules = replace(rules, depth=depth, nodes=min(rules.nodes, budget.nodes))
         # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
         if depth < 1 or (warp and not self._target.info.fits(len(sequence) - 1, rules.nodes + 1)):
             return Draft.chain(context.root)
-        rules, began = replace(rules, depth=depth), time.perf_counter()
-        if rules.times is not None:
-            rules = replace(rules, times=self._costs.by_nodes)
-        graph = self._graph = grow(
-            reader, sequence, rules, self._target.vocab_size, warp, drafter.stop(self), context.generator
+        graph = grow(
+            reader, sequence, rules, budget, self._target.vocab_size, warp, drafter.stop(self), context.generator
         )
-        if rules.times is not None and graph.steps:
-            seconds = (time.perf_counter() - began) / graph.steps
-            self._costs.count(rules.overhead, 1, seconds)
-        draft = verified(graph, rules)
+        if not graph.steps:
+            self._refused = True
+            return Draft.chain(context.root)
+        self._graph, self._drafted, draft = graph, True, graph.unrolled(rules.nodes)
         self.counts.update(
             draft_forwards=graph.steps,
             drafted_by_model=len(graph) - 1,
@@ -147,11 +144,11 @@ class ModelSequence(SequenceDrafter):
         return counts
 
     def describe(self) -> str:
-        drafter, rules = self.drafter, self._rules
-        if rules is None:
+        drafter = self.drafter
+        if self._refused and not self._drafted:
             return f"{drafter.describe()}, nothing drafted, since a drafting step costs what it may save"
         how = "sampled drafts for sampled texts" if drafter.sampled else "deterministic drafts"
-        return f"{drafter.describe()}, {drafter.shape(rules)}, {how}"
+        return f"{drafter.describe()}, {drafter.shape(self._rules)}, {how}"
 
 
 @dataclass(kw_only=True)
@@ -184,51 +181,27 @@ class CausalDrafter(ModelDrafter):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         check_auto_or_nodes(self, "nodes")
-        self._overheads: dict[int, Overhead] = {}
-        """Overhead of a drafting step, by the number of sequences."""
-        self._disabled = 0
-        """Sequences started while drafting was disabled."""
 
-    def step_cost(self, target: TreeModel, model: TreeModel) -> float:
-        """Return the cost of a forward pass of the draft model relative to the target's, until one was timed: by
-        weights read.
-        """
-        return model.info.bytes_read / target.info.bytes_read
+    @property
+    def traits(self) -> DrafterTraits:
+        nodes: int | Literal["auto"] | None = self.nodes
+        if self.mode == "sequence":
+            nodes = None
+        elif self.sampled and nodes == "auto":  # measured times must not decide how many numbers are sampled
+            nodes = _SAMPLED_NODES
+        return replace(super().traits, nodes=nodes)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
-        """Return None where a drafting step costs as much as the token that it may save."""
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
         if self.mode == "sequence":
             return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
         tau = self.tau if self.mode == "graph" else 0
-        rules = Rules(self.depth, self.k, _SAMPLED_NODES, self.theta_prob, self.theta_sib, tau)
-        if self.nodes != "auto":
-            return replace(rules, nodes=int(self.nodes))
-        if self.sampled:  # measured times must not decide how many numbers are sampled
-            return rules
-        overhead = self._overhead_for(costs.sequences, self.step_cost(target, model))
-        nodes = len(costs.by_nodes) - 1
-        return (
-            replace(rules, nodes=nodes, times=costs.by_nodes, overhead=overhead)
-            if nodes and overhead.step < 1
-            else None
-        )
-
-    def _overhead_for(self, batch: int, cost: float) -> Overhead:
-        """Return the overhead of a drafting step for that many sequences, which are verified together, but drafted for
-        one after another. Where drafting is disabled nothing is measured, so now and then a sequence probes: it starts
-        with the overhead estimated from the weights.
-        """
-        overhead = self._overheads.setdefault(batch, Overhead(batch * cost))
-        if overhead.step >= 1:
-            self._disabled += 1
-            if self._disabled % _PROBED == 0:
-                overhead = self._overheads[batch] = Overhead(batch * cost)
-        return overhead
+        return Rules(self.depth, self.k, sys.maxsize, self.theta_prob, self.theta_sib, tau)
 
     def shape(self, rules: Rules) -> str:
         steps = f"{self.mode} of {rules.depth} steps"
         if self.mode == "sequence":
             return steps
-        nodes = f"{rules.nodes} nodes at most" if rules.times is None else "nodes at most, as far as they pay"
+        size = self.traits.nodes
+        nodes = "as many nodes as pay" if size == "auto" else f"{size} nodes at most"
         pruned = f"k = {rules.k}, theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
         return f"{steps} and {nodes}, {pruned}" + (f", tau = {rules.tau}" if rules.tau else "")

@@ -18,19 +18,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from ...costs.budget import step_pays
-from ...costs.costs import Overhead
+from ...costs.budget import Budget
 from ...trees.best_first import best_first
 from ...trees.draft import Draft
 from ...trees.shapes import by_depth
-from .._pruning import prune
 
 
 class Graph:
@@ -48,7 +45,7 @@ class Graph:
         self.children: list[list[int]] = [[]]
         self.merged: dict[int, int] = {}
         """For each merged node the one whose children it shares."""
-        self.steps = 1
+        self.steps = 0
         """Forward passes of the draft model."""
         self.read: dict[int, int] = {0: 0}
         """Nodes that the draft model has read, with their order of reading."""
@@ -170,12 +167,6 @@ class Rules:
     """Tokens that must recur for a merge; 0 for a tree."""
     frontier: int | None = None
     """Maximum number of nodes expanded in one step, the most probable ones; None: no limit."""
-    times: np.ndarray | None = None
-    """(nodes + 1,) t(n) of the target's passes over 1, 2, ... nodes. If given, drafting ends where one more step does
-    not pay, and only as many nodes are verified as pay.
-    """
-    overhead: Overhead = field(default_factory=Overhead)
-    """Overhead of a drafting step, in the same unit."""
 
 
 class LayerReader(Protocol):
@@ -192,23 +183,27 @@ def grow(
     reader: LayerReader,
     sequence: torch.Tensor,
     rules: Rules,
+    budget: Budget,
     vocabulary: int,
     warp: Warp | None = None,
     stop: Stop | None = None,
     generator: torch.Generator | None = None,
 ) -> Graph:
-    """Draft with the model in `reader` after `sequence` (length,); return the graph. `reader` has read the followed
-    nodes.
+    """Draft with the model in `reader` after `sequence` (length,), as long as `budget` says that a pass pays; return
+    the graph. `reader` has read the followed nodes.
 
     Ids are below `vocabulary`, the target's. With `warp` tokens are sampled with `generator` from the softmax of the
     logits (n, vocabulary) that it makes of the model's. `stop` may end a draft early.
     """
     graph, followed = Graph(sequence[-max(1, rules.tau) :].tolist(), rules.tau), [0]
-    logits = reader.read(sequence)
+    if not budget.pays([1.0]):
+        return graph
+    logits, graph.steps = reader.read(sequence), 1
     for step in range(rules.depth):
         added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp, generator)
         followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
-        if not followed or not _pays(graph, followed, rules):
+        gains = [graph.probabilities[node] for node in followed]
+        if not followed or not budget.pays(gains, graph.probabilities[1:]):
             break
         graph.read.update(zip(followed, count(len(graph.read)), strict=False))
         graph.steps += 1
@@ -217,23 +212,6 @@ def grow(
         if stop is not None and stop(graph):
             break
     return graph
-
-
-def verified(graph: Graph, rules: Rules) -> Draft:
-    """Return the draft to verify for a graph."""
-    draft = graph.unrolled(rules.nodes)
-    if rules.times is None:
-        return draft
-    return prune([draft], rules.times + graph.steps * rules.overhead.step)[0]
-
-
-def _pays(graph: Graph, followed: Sequence[int], rules: Rules) -> bool:
-    if rules.times is None:
-        return True
-    gains = [graph.probabilities[node] for node in followed]
-    return step_pays(
-        gains, graph.probabilities[1:], rules.times + graph.steps * rules.overhead.step, rules.overhead.step
-    )
 
 
 def _add_children(

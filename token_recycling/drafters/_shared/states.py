@@ -6,17 +6,14 @@ of the one before (`product_draft`; Medusa, section 2.1.1).
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 
-from ...costs.budget import best_size
-from ...costs.costs import Costs, Overhead
 from ...model.tree_model import TreeModel
 from ...trees.draft import Draft, Step
 from ...trees.templates import Template, best_paths, size_in_words, tree_of
@@ -24,7 +21,6 @@ from .._base import Drafter, SequenceDrafter
 from .placed import Placed
 
 Module = TypeVar("Module")
-"""Former options of heads and layers, and what to use instead."""
 
 
 class PendingStates:
@@ -64,8 +60,6 @@ class StatesDrafter(Drafter, Generic[Module]):
     """The template that the option gives; None where the tree grows."""
 
     def __post_init__(self) -> None:
-        self.overhead = Overhead()
-        """Overhead of the module, shared by all sequences, where the tree is sized by cost."""
         self._placed = Placed[Module]()
 
     def placed(self, target: TreeModel) -> Module:
@@ -95,51 +89,27 @@ class StatesDrafter(Drafter, Generic[Module]):
         """Return this drafter: nothing is learned, and the module is shared."""
         return self
 
+    @property
+    def nodes(self) -> int | Literal["auto"] | None:
+        """How many nodes of its drafts are verified: see `DrafterTraits.nodes`."""
+        if self.template is not None:
+            return None
+        return "auto" if self.tree == "auto" else int(self.tree)
+
     def tree_in_words(self) -> str:
         """Return a description of the draft."""
         return str(self.template or size_in_words(self.tree))
 
 
 class StatesSequence(SequenceDrafter):
-    """Drafts for one sequence from hidden states, and measures the overhead. Where the tree is sized by cost, drafting
-    is disabled while no node pays: the module's time is spent before anything is known.
-    """
+    """Drafts for one sequence from hidden states."""
 
-    def __init__(
-        self,
-        drafter: StatesDrafter[Any],
-        pending: PendingStates,
-        costs: Costs,
-    ) -> None:
+    pass_cost = 0.02
+
+    def __init__(self, drafter: StatesDrafter[Any], pending: PendingStates) -> None:
         super().__init__(drafter)
-        self._pending, self._costs = pending, costs
-        self._tree, self._overhead = drafter.tree, drafter.overhead
-        self._disabled_steps = 0
-        """Steps left without a draft, where the tree is sized by cost."""
+        self._pending = pending
         self._counts: Counter[str] = Counter()
-        self._passes = 0
-
-    def _limits(self) -> tuple[int, np.ndarray | None]:
-        """Return the most nodes to verify, and t(n) of 1, 2, ... nodes where the tree is sized by cost; for trees that
-        grow.
-        """
-        if self._tree != "auto":
-            return int(self._tree), None
-        times = self._costs.by_nodes
-        return len(times) - 1, times
-
-    def _backs_off(self) -> bool:
-        """Return whether to draft nothing in this step; called once per step."""
-        disabled = self._disabled_steps > 0
-        self._disabled_steps -= disabled
-        return disabled
-
-    def _spent(self, passes: int, since: float) -> None:
-        """Record that the module ran so often for this step, which began drafting at `since` (`time.perf_counter`)."""
-        self._counts["draft_forwards"] += passes
-        self._passes = passes
-        if self._tree == "auto":
-            self._costs.count(self._overhead, 1, (time.perf_counter() - since) / passes)
 
     def read_prompt(self, states: torch.Tensor) -> None:
         self._pending.read_prompt(states)
@@ -147,26 +117,17 @@ class StatesSequence(SequenceDrafter):
     def observe(self, step: Step) -> None:
         assert step.states is not None
         self._pending.learn(step.states[step.accepted])
-        passes, self._passes = self._passes, 0
-        if passes and self._tree == "auto":
-            own = passes * self._overhead.step
-            taken = self._costs.of(self._costs.nodes) + own
-            self._disabled_steps = self._costs.back_off(self._overhead, len(step.tokens), taken, own)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
         return counts
 
 
-def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.ndarray | None = None) -> Template:
-    """Return the best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of
-    `nodes` nodes, or of as many as pay where `times` (most + 1,) are those of steps over 1, 2, ... nodes, drafting
-    included.
+def best_product(acceptance: Sequence[Sequence[float]], nodes: int) -> Template:
+    """Return the best tree of `nodes` nodes if the candidate of rank r at depth d is right with probability
+    `acceptance[d - 1][r]`.
     """
-    paths = list(islice(best_paths(acceptance), nodes))
-    if times is not None:
-        paths = paths[: best_size([gain for gain, _ in paths], times)[0]]
-    return tree_of(paths)
+    return tree_of(islice(best_paths(acceptance), nodes))
 
 
 def product_draft(template: Template, root: torch.Tensor, candidates: np.ndarray, probabilities: np.ndarray) -> Draft:

@@ -11,21 +11,20 @@ Cost per step: a pass of the head over the tokens accepted last, and one over ea
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ...costs.costs import Costs
+from ...costs.budget import Budget
 from ...model.inspection import output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees import shapes
 from ...trees.draft import Context, Draft
 from ...trees.templates import Template, parse_paths, template_from
 from .._base import DrafterTraits, check_at_least
-from .._shared.expand import Rules, grow, verified
+from .._shared.expand import Rules, grow
 from .._shared.placed import placed_copy
 from .._shared.saved import TrainedPartError, check_model
 from .._shared.states import StatesDrafter, StatesSequence
@@ -61,10 +60,10 @@ class Eagle(StatesDrafter[PlacedHead]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=self._saved.head.shape.states_of)
+        return DrafterTraits(states=self._saved.head.shape.states_of, nodes=self.nodes)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> EagleSequence:
-        return EagleSequence(self, HeadReader(self.placed(target), len(prompt)), target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> EagleSequence:
+        return EagleSequence(self, HeadReader(self.placed(target), len(prompt)), target)
 
     def check(self, target: TreeModel) -> None:
         """Raise TrainedPartError unless the head fits the target."""
@@ -107,28 +106,24 @@ class EagleSequence(StatesSequence):
 
     drafter: Eagle
 
-    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: Costs) -> None:
-        super().__init__(drafter, reader, costs)
+    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel) -> None:
+        super().__init__(drafter, reader)
         self._reader, self._target = reader, target
 
     def draft(self, context: Context) -> Draft:
         depth = min(self.drafter.depth, context.remaining - 1)
-        if self._backs_off() or depth < 1 or not self._reader.knows:
+        if depth < 1 or not self._reader.knows:
             return Draft.chain(context.root)
         if self.drafter.template is not None:
             return self._filled(context.tokens, self.drafter.template.cut(context.remaining - 1))
-        return self._grown(context.tokens, depth)
+        return self._grown(context.tokens, depth, context.budget)
 
-    def _grown(self, sequence: torch.Tensor, depth: int) -> Draft:
-        began, k = time.perf_counter(), min(self.drafter.k, self._target.vocab_size)
-        nodes, times = self._limits()
-        if nodes < 1:
-            return Draft.chain(sequence[-1:])
-        rules = Rules(depth, k, nodes, frontier=k, times=times, overhead=self._overhead)
-        graph = grow(self._reader, sequence, rules, self._target.vocab_size)
-        draft = verified(graph, rules)
-        self._spent(graph.steps, since=began)
-        return draft
+    def _grown(self, sequence: torch.Tensor, depth: int, budget: Budget) -> Draft:
+        k = min(self.drafter.k, self._target.vocab_size)
+        rules = Rules(depth, k, budget.nodes, frontier=k)
+        graph = grow(self._reader, sequence, rules, budget, self._target.vocab_size)
+        self._counts["draft_forwards"] += graph.steps
+        return graph.unrolled(budget.nodes)
 
     def _filled(self, sequence: torch.Tensor, template: Template) -> Draft:
         children, above = shapes.children(template.parents), template.parents.tolist()

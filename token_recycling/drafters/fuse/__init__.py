@@ -10,7 +10,6 @@ Cost per step: that of all parts, spent before anything is chosen; a few microse
 from __future__ import annotations
 
 import copy
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,12 +20,9 @@ import torch
 
 from ..._util.locks import Lock
 from ..._util.options import name_and_options, split_outside
-from ...costs.budget import NO_COSTS
-from ...costs.costs import Costs
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from .._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter, check_auto_or_nodes
-from .._pruning import prune
 from .._registry import make_drafter
 from .merge import FuseCalibration, Merged, NodeValues, kept_first, merge_drafts, valued_draft, warm_up
 
@@ -73,6 +69,8 @@ class Fuse(Drafter):
             top_k=max(part.top_k for part in parts),
             predictions=any(part.predictions for part in parts),
             grammar_statistics=next((part.grammar_statistics for part in parts if part.grammar_statistics), None),
+            nodes=self.nodes,
+            assumed_nodes=max(part.assumed_nodes for part in parts),
             samples=any(part.samples for part in parts),
             reproducible=all(part.reproducible for part in parts),
         )
@@ -96,9 +94,9 @@ class Fuse(Drafter):
         for drafter in self.drafters:
             drafter.fit(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> FuseSequence:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> FuseSequence:
         self.warm_up(target.device)
-        return FuseSequence(self, [drafter.start(prompt, target, costs) for drafter in self.drafters], target, costs)
+        return FuseSequence(self, [drafter.start(prompt, target) for drafter in self.drafters], target)
 
     def describe(self) -> str:
         return self.describe_parts(self.drafters)
@@ -110,21 +108,20 @@ class Fuse(Drafter):
 
 
 class FuseSequence(SequenceDrafter):
-    """The parts' drafters of one sequence, and what was selected of their drafts."""
+    """The parts' drafters of one sequence, and what they proposed."""
 
     drafter: Fuse
 
-    def __init__(self, drafter: Fuse, parts: list[SequenceDrafter], target: TreeModel, costs: Costs) -> None:
+    def __init__(self, drafter: Fuse, parts: list[SequenceDrafter], target: TreeModel) -> None:
         super().__init__(drafter)
         self._parts, self._target = parts, target
-        self._costs = costs if drafter.nodes == "auto" else None
-        """Costs of forward passes, where the draft is sized by cost."""
-        self._most = len(costs.by_nodes) - 1 if drafter.nodes == "auto" else drafter.nodes
+        self._nodes = [part.traits.nodes for part in drafter.drafters]
+        self.pass_cost = max((part.pass_cost for part in parts if part.pass_cost is not None), default=None)
         layers = target.config.num_hidden_layers
         needs = [len(part.traits.layers_read(layers)) for part in drafter.drafters]
         self._states = np.cumsum([0, *needs]).tolist()
         """Offset of each part's hidden states among the concatenated ones, and the number of all."""
-        self._chosen: _Selection | None = None
+        self._proposed: _Proposal | None = None
         self._counts: Counter[str] = Counter()
 
     def predict(self, tokens: torch.Tensor) -> None:
@@ -147,40 +144,35 @@ class FuseSequence(SequenceDrafter):
         return states[:, begin * width : end * width]
 
     def draft(self, context: Context) -> Draft:
-        began = time.perf_counter()
-        drafts = [part.draft(context).cut(context.remaining - 1) for part in self._parts]
-        chosen = self._chosen = self._select(drafts, context, time.perf_counter() - began)
-        return chosen.draft
-
-    def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
-        """Select the nodes of all drafts to verify; `seconds` were spent on drafting."""
-        times, most = NO_COSTS, self._most
-        if self._costs is not None:
-            times = self._costs.by_nodes + self._costs.in_passes(seconds)
-            most = min(most, len(times) - 1)
+        drafts, budget = [], context.budget
+        for part, nodes in zip(self._parts, self._nodes, strict=True):
+            own = budget.for_part(nodes)
+            draft = part.draft(replace(context, budget=own)).cut(context.remaining - 1)
+            drafts.append(draft.first_ranked(1 + nodes) if isinstance(nodes, int) else draft)
+            budget.passes += 0 if own is budget else own.passes
         merged = merge_drafts(drafts)
         with self.drafter.learning:
             valued = self.drafter.calibration.values_of(merged)
-        first, sampled = kept_first(merged, most)
+        self._proposed = _Proposal(merged, valued)
+        first, sampled = kept_first(merged, budget.nodes)
         # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
-        if sampled and not self._target.info.fits(len(context.tokens) - 1, self._most + 1):
-            return _Selection(merged, valued, merged.draft.cut(0))
-        return _Selection(merged, valued, prune([valued_draft(merged, valued.values, sampled)], times, most, first)[0])
+        if sampled and not self._target.info.fits(len(context.tokens) - 1, budget.nodes + 1):
+            return merged.draft.cut(0)
+        return valued_draft(merged, valued.values, sampled, first)
 
     def observe(self, step: Step) -> None:
-        chosen, self._chosen = self._chosen, None
-        if chosen is not None:
-            self._count(chosen, step)
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None:
+            self._count(proposed.merged, step)
             with self.drafter.learning:
-                self.drafter.calibration.learn(chosen.merged, chosen.valued, step.tokens)
+                self.drafter.calibration.learn(proposed.merged, proposed.valued, step.tokens)
         for number, part in enumerate(self._parts):
             shown = step if step.states is None else replace(step, states=self._states_for(number, step.states))
             part.observe(shown)
 
-    def _count(self, chosen: _Selection, step: Step) -> None:
-        merged = chosen.merged
+    def _count(self, merged: Merged, step: Step) -> None:
         proposed = merged.ranks >= 0
-        kept = [node for node in chosen.draft.places_in(merged.draft) if node is not None]
+        kept = [node for node in step.draft.places_in(merged.draft) if node is not None]
         accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
         for part, label in enumerate(self.drafter.labels):
             self._counts[f"{label}.proposed"] += int(proposed[1:, part].sum())
@@ -200,11 +192,9 @@ class FuseSequence(SequenceDrafter):
         return self.drafter.describe_parts(self._parts)
 
 
-class _Selection(NamedTuple):
+class _Proposal(NamedTuple):
     merged: Merged
     valued: NodeValues
-    draft: Draft
-    """The nodes to verify."""
 
 
 def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:

@@ -217,12 +217,12 @@ def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int
     return kept, sampled
 
 
-def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int]) -> Draft:
+def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int], kept: frozenset[int]) -> Draft:
     """Return the merged draft with acceptance probabilities `values` (n,); of its sampled nodes only those in `sampled`
-    count as sampled.
+    count as sampled, and those in `kept` stay whatever their value.
     """
     draft, probabilities = merged.draft, np.ones(len(values), np.float32)
     above = values[draft.parents[1:]]
     probabilities[1:] = np.divide(values[1:], above, out=np.zeros(len(above)), where=above > 0)
     sources = {node: source for node, source in (draft.sampled_from or {}).items() if node in sampled}
-    return replace(draft, probabilities=probabilities, sampled_from=sources or None)
+    return replace(draft, probabilities=probabilities, sampled_from=sources or None, needed=kept - {0})

@@ -12,15 +12,14 @@ Nothing is drafted in a first step that reads the prompt too: its hidden states 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 
 from ..._util.topk import top_candidates
-from ...costs.costs import Costs
+from ...costs.budget import Budget, best_size
 from ...model.inspection import last_state, output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
@@ -49,7 +48,8 @@ class Medusa(StatesDrafter[MedusaHeads]):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=last_state)
+        nodes = "auto" if self.tree == _STATIC else self.nodes  # sized for the machine at the first draft
+        return DrafterTraits(states=last_state, nodes=nodes)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,8 +64,8 @@ class Medusa(StatesDrafter[MedusaHeads]):
             self.template = template_from(self.tree)
             self.check_template(len(self.accuracy), f"{len(self.accuracy)} layers, one a head,")
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MedusaSequence:
-        return MedusaSequence(self, self.placed(target), target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> MedusaSequence:
+        return MedusaSequence(self, self.placed(target), target)
 
     def check(self, target: TreeModel) -> None:
         """Raise TrainedPartError unless the heads were trained for the target."""
@@ -86,37 +86,37 @@ class MedusaSequence(SequenceDrafter):
 
     drafter: Medusa
 
-    def __init__(self, drafter: Medusa, heads: MedusaHeads, target: TreeModel, costs: Costs) -> None:
+    def __init__(self, drafter: Medusa, heads: MedusaHeads, target: TreeModel) -> None:
         super().__init__(drafter)
         self._heads, self._output = heads, output_layer(target.model)
         self._hidden: torch.Tensor | None = None
         """(hidden,): the state of the last accepted node, from which the newest token was chosen."""
-        self._costs = costs if drafter.tree in ("auto", _STATIC) else None
-        """Costs of forward passes, where the tree is sized by cost; None if its size is given."""
         read = sum(weight.numel() for weight in (*heads.parameters(), *self._output.parameters()))
-        self._step = read / target.model.num_parameters()
-        """Cost of drafting in forward passes of the target: the share of its weights that is read."""
+        self.pass_cost = read / target.model.num_parameters()
         self._template = drafter.template
-        if drafter.tree == _STATIC:
-            self._template = self._best_tree(drafter.accuracy)
-
-    def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Template:
-        """Return the tree of `best_product` with the given number of nodes, or as many as pay."""
-        if self._costs is None:
-            return best_product(acceptance, int(self.drafter.tree))
-        times = self._costs.by_nodes + self._step
-        return best_product(acceptance, len(times) - 1, times)
+        """The tree that is filled; None where it grows, and until the first draft where it is sized for the machine."""
 
     def read_prompt(self, states: torch.Tensor) -> None:
         self._hidden = states[-1] if len(states) else None
 
     def draft(self, context: Context) -> Draft:
-        if self._hidden is None or (self._template is not None and len(self._template) == 1):
+        static = self.drafter.tree == _STATIC
+        if self._hidden is None or not context.budget.pays([1.0]):
+            return Draft.chain(context.root)
+        if static and self._template is None:
+            self._template = self._static(context.budget)
+        if self._template is not None and len(self._template) == 1:
             return Draft.chain(context.root)
         logits = self._heads(self._hidden[None], self._output)[:, 0]
         candidates, probabilities = top_candidates(logits, min(self.drafter.k, logits.shape[-1]))
-        tree = self._template or self._best_tree(probabilities.tolist())
-        return product_draft(tree, context.root, candidates, probabilities)
+        tree = self._template or best_product(probabilities.tolist(), context.budget.nodes)
+        draft = product_draft(tree, context.root, candidates, probabilities)
+        return replace(draft, probabilities=None) if static else draft
+
+    def _static(self, budget: Budget) -> Template:
+        """Return the tree of as many nodes as pay by the accuracy that was measured in training."""
+        paths = list(islice(best_paths(self.drafter.accuracy), budget.nodes))
+        return tree_of(paths[: best_size([gain for gain, _ in paths], budget.times)[0]])
 
     def observe(self, step: Step) -> None:
         assert step.states is not None
@@ -125,4 +125,4 @@ class MedusaSequence(SequenceDrafter):
     def describe(self) -> str:
         if self.drafter.tree != _STATIC:
             return self.drafter.describe()
-        return f"medusa: {self._heads.heads} heads of {self.drafter.heads}, tree {self._template}"
+        return f"medusa: {self._heads.heads} heads of {self.drafter.heads}, tree {self._template or _STATIC}"

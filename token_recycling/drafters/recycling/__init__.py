@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...costs.costs import Costs, Overhead
 from ...grammar.grow import GrammarStatistics
 from ...model.tree_model import TreeModel
 from ...recycling.matrix_file import check_vocabulary, say_that_it_starts_again
@@ -54,8 +54,13 @@ class Recycling(Drafter, Options):
 
     @property
     def traits(self) -> DrafterTraits:
+        nodes: int | Literal["auto"] | None = None
+        if self.template is None:
+            nodes = "auto" if self.tree == "auto" else int(str(self.tree))
         return DrafterTraits(
             on_host=True,
+            nodes=nodes,
+            assumed_nodes=_UNLEARNED,
             top_k=self.k,
             predictions=self.suffix,
             within_grammars=self.template is None,
@@ -65,10 +70,6 @@ class Recycling(Drafter, Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.overhead = Overhead(nodes=_UNLEARNED)
-        """Overhead of all sequences, where the tree is sized by cost."""
-        self.overhead_within = Overhead()
-        """The same for sequences with a grammar, most of whose drafts are forced."""
         self.grammar_statistics = GrammarStatistics()
         """Which tokens the target chooses where a grammar allows several."""
         self.template = template_from(self.tree)
@@ -85,9 +86,9 @@ class Recycling(Drafter, Options):
         if self.warmed or self.matrix is not None:
             self.prepare(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingSequence:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> RecyclingSequence:
         self.warm_up(target.device)
-        return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy(), costs)
+        return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy())
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """Return the matrix for this target; raises ValueError if it has other options. For a target with

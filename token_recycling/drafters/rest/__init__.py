@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...costs.costs import Costs
 from ...model.remembered import remembered
 from ...model.tree_model import TreeModel
 from ...recycling.suffix_index import warm_up
@@ -72,7 +71,7 @@ class Rest(Drafter):
                 "build a datastore with --model of this target"
             )
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> Rest:
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> Rest:
         self.warm_up(target.device)
         self.fit(target)
         return self

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ...costs.costs import Costs
 from ...model.inspection import output_width
 from ...model.tree_model import TreeModel
 from .._shared.base import ModelDrafter, ModelSequence
@@ -77,7 +76,7 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
             )
         return load_head(folder, model)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
         self._head_for(model.model)  # report a missing head at the first sequence, not at its first draft
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 

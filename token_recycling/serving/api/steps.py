@@ -40,9 +40,7 @@ import torch
 from pydantic import Field, model_validator
 from transformers import GenerationConfig
 
-from ...costs.costs import Costs
 from ...drafters._base import Drafter, DrafterTraits, SequenceDrafter
-from ...grammar.constraint import State
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ..engine import Engine, Job
@@ -143,8 +141,8 @@ class StepReporter(Drafter):
     def traits(self) -> DrafterTraits:
         return self._inner.traits
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SequenceDrafter:
-        return _ReportedText(self, self._inner.start(prompt, target, costs), self._on_step)
+    def start(self, prompt: torch.Tensor, target: TreeModel) -> SequenceDrafter:
+        return _ReportedText(self._inner.start(prompt, target), self._on_step)
 
     def describe(self) -> str:
         return self._inner.describe()
@@ -153,11 +151,9 @@ class StepReporter(Drafter):
 class _ReportedText(SequenceDrafter):
     """One sequence of a wrapped drafter."""
 
-    def __init__(self, drafter: Drafter, inner: SequenceDrafter, on_step: OnStep) -> None:
-        super().__init__(drafter)
-        self._inner, self._on_step = inner, on_step
-        self._state: State | None = None
-        """What may follow the root of the last draft."""
+    def __init__(self, inner: SequenceDrafter, on_step: OnStep) -> None:
+        super().__init__(inner.drafter)
+        self._inner, self._on_step, self.pass_cost = inner, on_step, inner.pass_cost
         self._since: float | None = None
 
     def predict(self, tokens: torch.Tensor) -> None:
@@ -169,23 +165,24 @@ class _ReportedText(SequenceDrafter):
     def draft(self, context: Context) -> Draft:
         if self._since is None:
             self._since = time.perf_counter()
-        self._state = context.state
         return self._inner.draft(context)
 
     def observe(self, step: Step) -> None:
         self._inner.observe(step)
-        assert self._since is not None
-        self._on_step(step, time.perf_counter() - self._since, self._forced(step.tokens))
-
-    def _forced(self, tokens: list[int]) -> list[bool]:
-        state, forced = self._state, []
-        for token in tokens:
-            forced.append(state is not None and (state.single or bool(state.forced)))
-            state = None if state is None else state.after(token)
-        return forced
+        since = time.perf_counter() if self._since is None else self._since
+        self._on_step(step, time.perf_counter() - since, _forced(step))
 
     def statistics(self) -> Mapping[str, float]:
         return self._inner.statistics()
 
     def describe(self) -> str:
         return self._inner.describe()
+
+
+def _forced(step: Step) -> list[bool]:
+    """Return for each emitted token whether the grammar allowed no other."""
+    state, forced = None if step.grammar_states is None else step.grammar_states[0], []
+    for token in step.tokens:
+        forced.append(state is not None and (state.single or bool(state.forced)))
+        state = None if state is None else state.after(token)
+    return forced

@@ -1,0 +1,134 @@
+"""The cost curve t(n): the time of verifying n nodes of each sequence, learned while decoding.
+
+`OnlineCurve` learns t(n) from the time of every forward pass. It is a Kalman filter over the logarithms of the times of
+all sizes. The load of the machine is common to all sizes and changes quickly. The shape t(n) / t(1) hardly changes: it
+is a random walk along log n, plus a small deviation of each size, so that a measurement of one size updates its
+neighbours. The estimate of a size is optimistic: its mean less its uncertainty relative to the usual sizes. So sizes
+that were never measured are tried where they may pay, and expensive ones are probed again. The curve may take any shape
+that never falls: it follows the steps of kernels that work on 8 or 16 rows, and of mixtures of experts. Where
+`may_fall` says so it may fall too, as in an engine whose kernel for two rows is slower than that for five.
+
+All but the seconds of a curve is in units of t(1). Cost per step: 20 to 40 microseconds at first, later a third of it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from .._util.locks import Lock
+
+TICK = 1e-7
+"""Seconds; no pass is quicker than a clock can tell."""
+_SHORTEST_BAND, _BAND_STEP = 256, 4
+_LOAD_AT_FIRST, _LOAD = 1.0, 0.05
+"""Standard deviations of log time: of the load relative to the seed, and of its change per step."""
+_SHAPE, _OWN = 0.15, 0.05
+"""Standard deviations of the shape relative to the seed: per doubling of nodes, and of each size."""
+_OWN_OF_FEW, _FEW, _CAUTION = 0.2, 8, 0.5
+"""Where times may fall: the deviation of each size up to 8, less for larger ones; and the share of the uncertainty by
+which estimates are optimistic.
+"""
+_FADING = 4000
+"""Steps after which the uncertainty of the shape has grown by its initial amount."""
+_NOISE, _MOST = 0.2, 0.5
+"""Standard deviation of the log time of one step, and the largest residual that is counted."""
+_USUAL = 0.05
+"""EMA rate of the tree-size histogram."""
+_ONE_BY_ONE, _TOGETHER = 32, 8
+"""The first 32 steps update the curve one by one, the next 32 two at a time, and so on; at most 8 together."""
+
+
+class OnlineCurve:
+    """Current times of forward passes over 1, 2, ... nodes of each sequence; thread-safe."""
+
+    def __init__(self, seed: np.ndarray, may_fall: bool = False) -> None:
+        """`seed` (nodes,) float64: seconds. `may_fall`: a larger size may take less time than a smaller one."""
+        self._may_fall = may_fall
+        self._nodes = np.arange(1, len(seed) + 1)
+        self._sizes = _sizes_up_to(len(seed))
+        self._place = np.searchsorted(self._sizes, self._nodes).tolist()
+        """Index of the size that represents each number of nodes."""
+        octaves = np.log2(self._sizes)
+        own = _OWN_OF_FEW * np.minimum(1, _FEW / self._sizes) if may_fall else np.full(len(octaves), _OWN)
+        shape = _SHAPE**2 * np.minimum.outer(octaves, octaves) + np.diag(own**2)
+        self._logs, self._covariance = np.log(seed[self._sizes - 1]), shape + _LOAD_AT_FIRST**2
+        self._drift = shape / _FADING + _LOAD**2
+        self._usual = np.zeros(len(octaves))
+        """Histogram of recent tree sizes."""
+        self._learning = Lock()
+        self.steps = 0
+        """Number of steps learned from."""
+        self._observed: list[tuple[int, float]] = []
+        """Sizes and log seconds of the steps since the last update."""
+        self.seconds = seed
+        """(nodes,) float64: optimistic times in seconds; never falling unless they may."""
+        self.relative = seed / seed[0]
+        """(nodes,) float64: t(n) / t(1)."""
+
+    def shape(self) -> np.ndarray:
+        """Return t(n) / t(1), (nodes,) float64, without optimism; never falling."""
+        with self._learning:
+            return np.interp(self._nodes, self._sizes, np.maximum.accumulate(np.exp(self._logs - self._logs[0])))
+
+    def took(self, nodes: int, seconds: float) -> None:
+        """Learn from a forward pass over `nodes` of each sequence; larger ones than the largest size count as that."""
+        with self._learning:
+            self._observed.append((self._place[min(nodes, len(self._place)) - 1], math.log(max(seconds, TICK))))
+            if len(self._observed) >= min(_TOGETHER, 1 + self.steps // _ONE_BY_ONE):
+                self._learn()
+                self.seconds = self._at_best()
+                self.relative = self.seconds / self.seconds[0]
+
+    def _learn(self) -> None:
+        covariance, usual = self._covariance, self._usual
+        covariance += len(self._observed) * self._drift
+        for place, log in self._observed:
+            off = log - self._logs[place]
+            if self.steps:
+                off = max(-_MOST, min(_MOST, off))
+            else:
+                usual[place] = 1
+            deviation = math.sqrt(covariance[place, place] + _NOISE**2)
+            row = covariance[place] / deviation
+            self._logs += row * (off / deviation)
+            covariance -= np.multiply.outer(row, row)
+            usual *= 1 - _USUAL
+            usual[place] += _USUAL
+            self.steps += 1
+        self._observed = []
+
+    def _at_best(self) -> np.ndarray:
+        with_usual = self._covariance @ self._usual
+        variance = np.diagonal(self._covariance) - 2 * with_usual + self._usual @ with_usual
+        uncertainty = np.sqrt(np.maximum(variance, 0))
+        if self._may_fall:
+            return np.interp(self._nodes, self._sizes, np.exp(self._logs - _CAUTION * uncertainty))
+        hoped = np.exp(self._logs - uncertainty)
+        # Between the two curves that never fall, that above this one and that below.
+        rising = (np.maximum.accumulate(hoped) + np.minimum.accumulate(hoped[::-1])[::-1]) / 2
+        return np.interp(self._nodes, self._sizes, rising)
+
+
+@lru_cache
+def _sizes_up_to(most: int) -> np.ndarray:
+    """Return the sizes of a curve: all up to 32, every second one up to 64, every fourth up to 128, ..."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(most, sizes[-1] + max(1, 2 ** (sizes[-1].bit_length() - 5))))
+    return np.array(sizes)
+
+
+def shared_by(sequences: int, times: np.ndarray) -> np.ndarray:
+    """Return seconds by nodes of each sequence, (nodes,) float64, from `times` (rows,) by rows of the whole batch."""
+    return times[min(sequences, len(times)) - 1 :: sequences]
+
+
+def band(length: int) -> int:
+    """Return the length bucket of sequences of `length` tokens: 256, 1,024, 4,096, ..."""
+    longest = _SHORTEST_BAND
+    while longest < length:
+        longest *= _BAND_STEP
+    return longest

@@ -1,0 +1,333 @@
+"""The pacer: how many nodes a step verifies, and whether it drafts at all.
+
+One `Pacer` belongs to the sequences that share forward passes. It learns the time of drafting, verifying and learning,
+and the yield of drafts. Before a draft it gives a budget (`costs.budget.Budget`); of the drafts it keeps the nodes that
+pay; after the step it counts their outcome. Drafters only propose.
+
+- **Size.** The nodes that give the most expected tokens per time, where a drafter asks for `auto` (`DrafterTraits`).
+  Expected tokens are scaled by the forecast ratio, accepted / predicted tokens of past drafts, since estimates are too
+  high at the start of a sequence.
+- **Back-off.** Drafting is disabled where drafted steps give fewer tokens per time than plain decoding in the long run.
+- **Probing.** Where drafting is disabled it is tried again, in about 1% of the time.
+
+What drafts take and give is kept with the drafter, for all its sequences (`History`). Times are in units of t(1). Cost
+per step: some 20 microseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from .._util.compiled import compiling
+from .._util.locks import Lock
+from ..costs.budget import Budget, paying_size
+from ..costs.curve import OnlineCurve, band, shared_by
+from ..drafters._base import Drafter, SequenceDrafter
+from ..model.pass_times import agreed_time, fixed_times, pass_times
+from ..model.tree_model import TreeModel
+from ..trees.draft import Draft, Step
+
+_DECAY = 0.999
+"""Exponential decay per step of what drafters take and give."""
+_PRIOR_STEPS, _PRIOR_RATE = 16.0, 1.25
+"""Prior of the tokens per time of a call: number of steps, and tokens of each."""
+_PRIOR_PREDICTED, _PRIOR_RATIO = 8.0, 0.7
+"""Prior of the forecast ratio: predicted tokens, and the share that was accepted."""
+_OVERHEAD, _PRIOR_COUNTS = 0.02, 4.0
+"""Prior of the overhead of a step, and the number of steps that it counts for."""
+_OUTLIER = 3.0
+"""Largest measured overhead that is counted, as a multiple of the estimate: outliers are other processes."""
+_DECAY_OF_CALL = 0.98
+"""Exponential decay per step of the sums that decide whether drafting pays in a call."""
+_UNPREDICTED = 0.2
+"""Predicted and accepted tokens of a step without predictions: the forecast ratio slowly returns to 1."""
+_PROBING, _LONGEST_PAUSE = 0.01, 64
+"""Share of the time that probing takes where drafting is disabled, and the most steps between two probes."""
+_PROBED = 16
+"""Where a pass of a draft model takes as long as one of the target, one of this many sequences measures it again."""
+
+
+class Overhead:
+    """Drafting overhead: per step and per node, by linear regression with exponential decay."""
+
+    def __init__(self, step: float = _OVERHEAD) -> None:
+        """`step`: prior of the overhead of a step, or of a pass of a draft model."""
+        self.step, self.node = step, 0.0
+        """Overhead per step and per drafted node."""
+        self._sums = [_PRIOR_COUNTS, 0.0, 0.0, step * _PRIOR_COUNTS, 0.0]
+        """Sums of steps, nodes, squared nodes, time, and time x nodes."""
+
+    def of(self, nodes: int) -> float:
+        """Return the overhead of a step of `nodes` nodes, the root included."""
+        return self.step + self.node * (nodes - 1)
+
+    def count(self, nodes: int, time: float) -> None:
+        """Learn from the time that drafting `nodes` nodes, the root included, and learning from them took."""
+        drafted = nodes - 1
+        # Negative where another thread has compiled meanwhile.
+        time = max(0.0, min(time, _OUTLIER * self.of(nodes)))
+        terms = (1, drafted, drafted**2, time, drafted * time)
+        self._sums = [_DECAY * old + new for old, new in zip(self._sums, terms, strict=True)]
+        steps, drafted_nodes, squares, total, products = self._sums
+        spread = squares - drafted_nodes * drafted_nodes / steps
+        slope = (products - drafted_nodes * total / steps) / spread if spread > 1 else 0.0
+        self.node = min(max(0.0, slope), total / max(1.0, drafted_nodes))
+        self.step = (total - self.node * drafted_nodes) / steps
+
+
+class History:
+    """What the drafts of a drafter took and gave, over all its sequences; those within grammars apart. Thread-safe."""
+
+    def __init__(self, assumed_nodes: int = 1) -> None:
+        """`assumed_nodes`: see `DrafterTraits`; within grammars, where most nodes are forced, one is assumed."""
+        self.assumed_nodes = {False: assumed_nodes, True: 1}
+        self.overheads: dict[tuple[bool, int], Overhead] = {}
+        """By whether there is a grammar, and the number of sequences, which are drafted for one after another."""
+        self.sums = {within: [0.0, 0.0, _PRIOR_RATIO * _PRIOR_PREDICTED, _PRIOR_PREDICTED] for within in (False, True)}
+        """Tokens, time, accepted drafted tokens, and predicted ones."""
+        self._prior_steps = {False: _PRIOR_STEPS, True: _PRIOR_STEPS}
+        """How many of the prior steps still count."""
+        self._too_slow = 0
+        """Sequences that began while passes of a draft model took too long."""
+        self.counting = Lock()
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> History:
+        """Return the history that is kept with a drafter; a fork takes over what its original has."""
+        history: History = vars(drafter).setdefault("_history", cls(drafter.traits.assumed_nodes))
+        return history
+
+    def begin(self) -> None:
+        """Begin a sequence. Passes of a draft model that take too long are no longer made, so that nothing measures
+        them: now and then a sequence starts with the prior again.
+        """
+        with self.counting:
+            slow = [key for key, overhead in self.overheads.items() if overhead.step >= 1]
+            self._too_slow += bool(slow)
+            if slow and self._too_slow % _PROBED == 0:
+                for key in slow:
+                    del self.overheads[key]
+
+    def count(self, within: bool, step: Sequence[float]) -> None:
+        """Count a step: its tokens, time, accepted drafted tokens, and predicted ones."""
+        with self.counting:
+            self.sums[within] = [_DECAY * old + new for old, new in zip(self.sums[within], step, strict=True)]
+            self._prior_steps[within] *= _DECAY
+
+    def of_call(self, within: bool, assumed: float) -> list[float]:
+        """Return the four sums that a call begins with, in proportion to past steps; `assumed`: t(assumed nodes)."""
+        tokens, passes, accepted, predicted = self.sums[within]
+        prior = self._prior_steps[within]
+        tokens, passes = tokens + prior * _PRIOR_RATE, passes + prior * assumed
+        ratio = accepted / predicted
+        return [_PRIOR_STEPS * tokens / passes, _PRIOR_STEPS, _PRIOR_PREDICTED * ratio, _PRIOR_PREDICTED]
+
+
+@dataclass(eq=False)
+class Pace:
+    """How one sequence drafts."""
+
+    drafter: SequenceDrafter
+    nodes: int | Literal["auto"] | None
+    """See `DrafterTraits.nodes`."""
+    history: History = field(init=False)
+    budget: Budget | None = field(default=None, init=False)
+    """That of the draft of this step; None without one, or for a draft that is not sized by cost."""
+    within: bool = field(default=False, init=False)
+    """Whether the draft is within a grammar."""
+    paused: int = field(default=0, init=False)
+    """Steps for which drafting is disabled."""
+    seconds: float = field(default=0.0, init=False)
+    """Spent on the draft of this step."""
+    drafts: int = field(default=0, init=False)
+    """Drafts so far; the first one also reads the prompt, and is not measured."""
+
+    def __post_init__(self) -> None:
+        drafter = self.drafter
+        self.history = History.of(drafter if isinstance(drafter, Drafter) else drafter.drafter)
+        self.history.begin()
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether the overhead of its drafts is that of passes of a draft model."""
+        return self.drafter.pass_cost is not None
+
+
+class Pacer:
+    """Sizes and paces the drafts of sequences that share forward passes and may join and leave."""
+
+    def __init__(
+        self,
+        curve_of: Callable[[int, int], OnlineCurve],
+        sequences: int,
+        length: int,
+        agreed: Callable[[float], float] = float,
+        measures: bool = True,
+    ) -> None:
+        """`curve_of(sequences, length)` returns a curve; `agreed` makes times equal in all processes of a model.
+        `measures`: whether times are learned; otherwise drafts depend on tokens alone.
+        """
+        self.sequences, self.length = sequences, length
+        self._curve_of, self._agreed, self._measures = curve_of, agreed, measures
+        self._curve: OnlineCurve | None = None
+        """None until a draft is sized by cost."""
+        self._largest = 1
+        """Nodes of the largest tree of the newest pass."""
+        self._sums: WeakKeyDictionary[History, dict[bool, list[float]]] = WeakKeyDictionary()
+        """Sums of `History.of_call` for this call, without a grammar and within one."""
+
+    @classmethod
+    def of(cls, target: TreeModel, sequences: int, length: int, kind: str = "", fixed: bool = False) -> Pacer:
+        """Return the pacer of a batch, the longest sequence of `length` tokens; `kind`: how passes are made, if not
+        eagerly. `fixed`: measure nothing.
+        """
+        if fixed:
+            times = fixed_times(target)
+            return cls(lambda sharing, _: OnlineCurve(shared_by(sharing, times)), sequences, length, measures=False)
+        return cls(pass_times(target, kind).curve, sequences, length, agreed_time(target))
+
+    # What verifying takes
+
+    @property
+    def curve(self) -> OnlineCurve:
+        """t(n) of the sequences that share passes now."""
+        if self._curve is None:
+            self._curve = self._curve_of(self.sequences, self.length)
+        return self._curve
+
+    def share(self, sequences: int, length: int) -> None:
+        """Set how many sequences share the next passes, the longest of `length` tokens."""
+        if self._curve is not None and (sequences, band(length)) != (self.sequences, band(self.length)):
+            self._curve = self._curve_of(sequences, length)
+        self.sequences, self.length = sequences, length
+
+    def took(self, nodes: int, seconds: float, length: int) -> None:
+        """Learn from a pass over `nodes` nodes of each sequence, the longest of `length` tokens by now; `seconds` are 0
+        where the pass is not measured, since it has read a prompt too.
+        """
+        self._largest = nodes
+        if seconds and self._curve is not None:
+            self.share(self.sequences, max(length, self.length))
+            if self._measures:
+                self._curve.took(nodes, self._agreed(seconds))
+
+    def time_of(self, nodes: int) -> float:
+        """Return the cost of verifying `nodes` nodes of every sequence, at most the largest known."""
+        times = self.curve.relative
+        return float(times[min(nodes, len(times)) - 1])
+
+    # Before a step
+
+    def budget(self, pace: Pace, within: bool) -> Budget | None:
+        """Return what the next draft of a sequence may cost, None to leave it out; `within`: there is a grammar."""
+        pace.budget, pace.within = None, within
+        if pace.nodes != "auto":
+            return Budget() if pace.nodes is None else Budget.of_nodes(pace.nodes)
+        if pace.paused:
+            pace.paused -= 1
+            return None
+        overhead, (_, _, accepted, predicted) = self._overhead(pace), self._sums_of(pace)
+        ratio, times = min(1.0, accepted / predicted), self.curve.relative
+        pace.budget = (
+            Budget(times, ratio, of_pass=overhead.step)
+            if pace.runs_model
+            else Budget(times, ratio, step=overhead.step, node=overhead.node)
+        )
+        pace.drafts += 1
+        return pace.budget
+
+    def best(self, drafts: Sequence[Draft], paces: Sequence[Pace]) -> list[Draft]:
+        """Return each draft with the most probable nodes, as many of each as give the most expected tokens per time;
+        all nodes where no draft is sized by cost. See `prune`.
+        """
+        budgets = [pace.budget for pace in paces if pace.budget is not None]
+        if not budgets:
+            return [*drafts]
+        times, n = self.curve.relative, len(paces)
+        times = times + sum(budget.overhead for budget in budgets) / n
+        times += np.arange(len(times)) * (sum(budget.node for budget in budgets) / n)
+        ratios = [1.0 if pace.budget is None else pace.budget.ratio for pace in paces]
+        return prune(drafts, times, ratios)
+
+    # After a step
+
+    def count(self, pace: Pace, budget: Budget, step: Step, seconds: float) -> None:
+        """Count a step of a sequence with a draft of that budget: the tokens that it gave, and what drafting and
+        learning, `seconds` of it, took.
+        """
+        pace.budget = None
+        overhead, nodes = self._overhead(pace), len(step.draft)
+        units, size = (budget.passes, 1) if pace.runs_model else (1, nodes)
+        if self._measures and units and pace.drafts > 1:
+            # The sequences of a batch are drafted for one after another.
+            passes = self._agreed((pace.seconds + seconds) * self.sequences / float(self.curve.seconds[0]))
+            overhead.count(size, passes / units)
+        values = step.draft.values
+        drafting = units * overhead.of(size)
+        pace.paused = self.back_off(
+            pace,
+            len(step.tokens),
+            self.time_of(self._largest) + drafting,
+            own=units * overhead.step,
+            predicted=1.0 if values is None else float(values.sum()),
+        )
+
+    def back_off(self, pace: Pace, tokens: int, passes: float, own: float, predicted: float = 1.0) -> int:
+        """Count a drafted step; return for how many steps drafting is disabled.
+
+        The step gave `tokens` and took `passes`, `own` of them for drafting. Drafting is disabled where it does not pay
+        in the long run, unless this step was to pay by its `predicted` tokens. The long run is that of all sequences
+        of the batch: disabling drafting for one of them saves nothing.
+        """
+        sums = self._sums_of(pace)
+        paid = 1 + min(1.0, sums[2] / sums[3]) * (predicted - 1) >= passes
+        forecast = (tokens - 1, predicted - 1) if predicted > 1 else (_UNPREDICTED, _UNPREDICTED)
+        step = tokens, passes, *forecast
+        sums[:] = [_DECAY_OF_CALL * old + new for old, new in zip(sums, step, strict=True)]
+        pace.history.count(pace.within, step)
+        return 0 if paid or sums[0] >= sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
+
+    def _overhead(self, pace: Pace) -> Overhead:
+        key, cost = (pace.within, self.sequences), pace.drafter.pass_cost
+        overhead = pace.history.overheads.get(key)
+        if overhead is None:
+            overhead = pace.history.overheads[key] = Overhead(_OVERHEAD if cost is None else cost * self.sequences)
+        return overhead
+
+    def _sums_of(self, pace: Pace) -> list[float]:
+        """Return the sums of this call for a drafter."""
+        sums, within = self._sums.setdefault(pace.history, {}), pace.within
+        if within not in sums:
+            sums[within] = pace.history.of_call(within, self.time_of(pace.history.assumed_nodes[within]))
+        return sums[within]
+
+
+def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -> list[Draft]:
+    """Return each draft with its most probable nodes, the same number of each, for the most expected tokens per time.
+
+    `times` (m,) are those of steps over 1, 2, ... nodes of every draft, drafting overhead included; `ratios` scale what
+    the nodes of each draft are expected to gain. Nodes that a drafter needs stay (`Draft.needed`). A draft without
+    probabilities, or with sampled nodes that are not needed, stays whole.
+    """
+    orders = [draft.ranked() for draft in drafts]
+    whole = [len(draft) if order is None else len(draft.kept) for draft, order in zip(drafts, orders, strict=True)]
+    gains = [
+        np.ones(1) if order is None or draft.values is None else np.append(1.0, ratio * draft.values[order[1:]])
+        for draft, order, ratio in zip(drafts, orders, ratios, strict=True)
+    ]
+    size = paying_size(gains, times, max(whole))
+    return [
+        draft if order is None else draft.part(sorted(order[:size].tolist()))
+        for draft, order in zip(drafts, orders, strict=True)
+    ]
+
+
+def now() -> float:
+    """Return seconds, time of compilation excluded."""
+    return time.perf_counter() - compiling.seconds
