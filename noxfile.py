@@ -173,7 +173,7 @@ def llama_cpp(session: nox.Session) -> None:
 def mlx(session: nox.Session) -> None:
     """mlx-lm, on Linux its CPU build; `-- bench` measures it."""
     wanted = ("mlx==0.32.4", "mlx-lm==0.32.2", "pytest", "hypothesis")
-    session.install("--quiet", "--constraint", "constraints.txt", "--editable", ".[mlx]", *wanted)
+    session.install("--quiet", "--constraint", "constraints.txt", "--editable", ".[mlx,gguf]", *wanted)
     _engine(session, "mlx", "tests/engines/test_mlx.py", "tests/engines/test_mlx_use.py")
 
 

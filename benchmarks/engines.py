@@ -118,9 +118,9 @@ class LlamaCpp:
         _, self._tokenizer = load(model)
         drafted = self.METHODS[method]
         draft = LlamaPromptLookupDecoding(num_pred_tokens=drafted) if drafted else None
-        self._llama = Llama(
-            model, n_ctx=4096, draft_model=draft, logits_all=True, n_threads=1, n_threads_batch=1, verbose=False
-        )
+        threads = {"n_threads": 1, "n_threads_batch": 1}
+        settings = {"n_ctx": 4096, "logits_all": True, "flash_attn": True, "verbose": False, **threads}
+        self._llama = Llama(model, draft_model=draft, **settings)
         if method == OURS:
             accelerate(self._llama)
         self._tokens, self._passes, evaluate = tokens, 0, self._llama.eval

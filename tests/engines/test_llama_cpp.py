@@ -12,6 +12,7 @@ from support import tiny
 pytest.importorskip("llama_cpp", reason="llama-cpp-python has an environment of its own: nox -s llama-cpp")
 pytest.importorskip("gguf", reason="makes the model files: nox -s llama-cpp")
 
+import gguf
 import llama_cpp
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -25,8 +26,8 @@ TOKENIZER = tiny.tokenizer()
 VOCABULARY = len(TOKENIZER)
 
 
-def _file(model, path, names=None):
-    write_gguf(model, path, names or TOKENIZER.convert_ids_to_tokens(range(VOCABULARY)))
+def _file(model, path, names=None, **values):
+    write_gguf(model, path, names or TOKENIZER.convert_ids_to_tokens(range(VOCABULARY)), **values)
     return path
 
 
@@ -99,6 +100,26 @@ def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path):
     alone, llama = made(path, **short), accelerate(made(path, **short))
     for prompt in prompts(12):
         assert say(llama, prompt, 100) == say(alone, prompt, 100)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_with_flash_attention_quantized_models_give_the_same_logits(model, kind, tmp_path):
+    """To the bit, so that no near-tie is decided otherwise."""
+    path = _file(model, tmp_path / "quantized.gguf", kind=gguf.GGMLQuantizationType[kind])
+    settings = {"type_k": None, "type_v": None, "flash_attn": True}
+    alone, llama = made(path, **settings), accelerate(made(path, **settings), 10, token_cost=0.02)
+    sizes = passes(llama)
+    for prompt in prompts(6, 20):
+        assert say(llama, prompt, 100) == say(alone, prompt, 100)
+        steps = slice(len(prompt) - 1, len(prompt) + 98)
+        np.testing.assert_array_equal(llama.scores[steps], alone.scores[steps])
+    assert len(sizes) < 6 * 100 / 1.2
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_a_model_that_rounds_otherwise_for_several_tokens_is_named(path, caplog, flash):
+    accelerate(made(path, flash_attn=flash))
+    assert ("flash_attn=True" in caplog.text) is not flash
 
 
 def test_sampling_with_a_seed_says_the_same_as_without_drafts(path):
