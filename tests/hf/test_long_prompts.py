@@ -4,6 +4,8 @@ The reference is plain `generate`: token ids, and the logits of every token, whi
 masked at the wrong place even where the most probable token stays the same.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +15,9 @@ from support.architectures import SUPPORTED, model_of
 from transformers import DynamicCache
 
 import token_recycling as tr
+from token_recycling.hf.batched import DecodingThread
+from token_recycling.loop.hints import Hints
+from token_recycling.model.prefixes import PrefixCache
 
 NEW, VOCABULARY = 6, 64
 FAMILIES = {str(case): case for case in SUPPORTED}
@@ -67,3 +72,62 @@ def test_a_long_prompt_behind_a_cached_beginning_is_read_where_it_belongs(cached
         cache.crop(cached - cache.get_seq_length())
         outputs.append(which.generate(prompt, past_key_values=cache, **HOW, **OUTPUTS))
     assert_same(*outputs)
+
+
+@settings(max_examples=4)
+@given(seed=st.integers(0, 99), further=st.integers(1, 200))
+def test_a_batch_whose_rows_end_apart_goes_on_behind_its_cache(seed, further):
+    """The row that ended long before the other is padded in the cache; the next turn is read behind both."""
+    model, accelerated = models("llama")
+    tr.accelerate(accelerated)
+    prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0].tolist() for row, length in enumerate((70, 3))]
+    said = model.generate(**batch(prompts), max_new_tokens=90, do_sample=False, pad_token_id=0)[:, 70:].tolist()
+    end = next((token for token in said[0][:9] if token and token not in said[1]), said[0][0])
+    outputs = []
+    for which in (accelerated, model):
+        how = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
+        first = which.generate(**batch(prompts), **how, max_new_tokens=90, eos_token_id=end)
+        turn = torch.cat([tiny.prompt(seed + 7 + row, further, VOCABULARY) for row in range(2)])
+        ids = torch.cat([first.sequences, turn], dim=1)
+        mask = torch.ones_like(ids)
+        mask[:, :70] = batch(prompts)["attention_mask"]
+        again = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
+        outputs.append(which.generate(**again, **HOW, **OUTPUTS))
+    assert_same(*outputs)
+
+
+@settings(max_examples=4)
+@given(lengths=st.lists(LENGTHS, min_size=2, max_size=4), shared=st.integers(0, 900), seed=st.integers(0, 99))
+def test_long_prompts_of_calls_at_once_and_again(lengths, shared, seed):
+    """In pieces between others' steps, and from the prefix cache where they begin alike; another key's is not read."""
+    model = tiny.llama(seed=5, context=1.0, max_position_embeddings=4096)
+    beginning = tiny.prompt(seed, shared, VOCABULARY) if shared else torch.zeros(1, 0, dtype=torch.long)
+    prompts = [
+        torch.cat([beginning, tiny.prompt(seed + 1 + row, length, VOCABULARY)], dim=1)
+        for row, length in enumerate(lengths)
+    ]
+    how = {**HOW, "max_new_tokens": 12}
+    wanted = [model.generate(prompt, **how).tolist() for prompt in prompts]
+    thread = DecodingThread(model)
+    prefixes = PrefixCache(thread.target, 10**9)
+    drafters = [tr.make_drafter("recycling:tree=8") for _ in prompts]
+
+    def decode(row, key):
+        view = thread.model(drafters[row], 0, Hints(prefixes.of(key)))
+        text = view.generate(prompts[row], **how).tolist()
+        return text, view.acceleration.stats.cached_tokens
+
+    try:
+        for key in ("", "", "another"):
+            known = len(prefixes)
+            with ThreadPoolExecutor(len(prompts)) as calls:
+                found = list(calls.map(lambda row: decode(row, key), range(len(prompts))))  # noqa: B023
+            assert [text for text, _ in found] == wanted
+            for (_, cached), prompt in zip(found, prompts, strict=True):
+                assert cached < prompt.shape[1]
+                if known and not key:
+                    assert cached == prompt.shape[1] - 1
+        for row in range(len(prompts)):
+            assert decode(row, "a third")[1] <= max((shared, *lengths)) * (row > 0)
+    finally:
+        thread.close()

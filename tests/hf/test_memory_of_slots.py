@@ -27,7 +27,7 @@ class LiveBytes(TorchDispatchMode):
         self.most, self._live = 0, {}
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
+        result, known = operation(*args, **(kwargs or {})), len(self._live)
         for made in tree_leaves(result):
             if (
                 isinstance(made, torch.Tensor)
@@ -37,8 +37,9 @@ class LiveBytes(TorchDispatchMode):
             ):
                 storage = made.untyped_storage()
                 self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._live = {name: one for name, one in self._live.items() if not one[0].expired()}
-        self.most = max(self.most, sum(nbytes for _, nbytes in self._live.values()))
+        if len(self._live) > known:
+            self._live = {name: one for name, one in self._live.items() if not one[0].expired()}
+            self.most = max(self.most, sum(nbytes for _, nbytes in self._live.values()))
         return result
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
 
 import pytest
 import torch
@@ -48,9 +50,8 @@ def drafters(model):
 @pytest.mark.parametrize("name", CALLS)
 def test_equal_calls_are_equal_whatever_is_drafted(model, drafters, name):
     texts = {}
-    for repeat in range(80):
-        seed = repeat % 5
-        drafter = drafters[(repeat // 5) % len(drafters)]
+    for repeat in range(3 * len(drafters)):
+        seed, drafter = repeat % 3, drafters[repeat // 3]
         output, _ = tiny.seeded(tr.generate, model, drafter=drafter, seed=seed, **CALLS[name])
         expected = texts.setdefault(seed, ids_of(output))
         assert torch.equal(ids_of(output), expected), f"{drafter.describe()}, seed {seed}, repeat {repeat}"
@@ -97,12 +98,82 @@ def test_numbers_of_drafts_are_no_numbers_of_the_target(model, seed):
     assert all(torch.equal(text, together[0]) for text in together)
 
 
+@dataclass
+class Recording(Drafter):
+    """Keeps the random numbers that each of its drafts takes, a few more with every one."""
+
+    numbers: list[list[float]] = field(default_factory=list)
+
+    @property
+    def traits(self):
+        return tr.DrafterTraits(samples=True)
+
+    def draft(self, context: Context) -> Draft:
+        taken = torch.rand(2 + len(self.numbers) % 3, generator=context.generator, dtype=torch.float64)
+        self.numbers.append(taken.tolist())
+        return Draft.chain(context.root)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_random_number_of_drafts_is_used_twice(model, name):
+    """Of one seed: in no step, row or call that follows."""
+    drafter = Recording()
+    torch.manual_seed(5)
+    for _ in range(3):
+        tr.generate(model, drafter=drafter, **CALLS[name])
+    numbers = [number for draft in drafter.numbers for number in draft]
+    assert len(drafter.numbers) > 40
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_drafts_of_one_sequence_take_their_numbers_in_a_row(model):
+    """None is skipped, and none is another sequence's: they are those of one generator, in order."""
+    drafters = [Recording(), Recording()]
+    for drafter in drafters:
+        torch.manual_seed(5)
+        tr.generate(model, drafter=drafter, input_ids=tiny.prompt(1, 5), **SAMPLING)
+    assert drafters[0].numbers == drafters[1].numbers
+
+    @dataclass
+    class AtOnce(Recording):
+        """Takes all of its numbers with its first draft."""
+
+        def draft(self, context):
+            count = sum(map(len, drafters[0].numbers)) if not self.numbers else 0
+            self.numbers.append(torch.rand(count, generator=context.generator, dtype=torch.float64).tolist())
+            return Draft.chain(context.root)
+
+    first = AtOnce()
+    torch.manual_seed(5)
+    tr.generate(model, drafter=first, input_ids=tiny.prompt(1, 5), **SAMPLING)
+    assert [*chain(*drafters[0].numbers)] == [*chain(*first.numbers)]
+
+
+@pytest.mark.parametrize("mode", ["sequence", "tree"])
+def test_seeds_of_the_decoding_thread_hold_with_sampled_drafts(model, mode):
+    """Whoever else takes random numbers, and whatever else is in the batch."""
+    drafter = DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True)
+    how = {"input_ids": tiny.prompt(0, 6), **SAMPLING}
+    thread = DecodingThread(model)
+    try:
+        alone = [thread.model(drafter, seed).generate(**how).tolist() for seed in range(4)]
+        assert len(set(map(str, alone))) == 4
+        for _ in range(3):
+            torch.rand(1)  # nobody's numbers
+            with ThreadPoolExecutor(4) as calls:
+                views = [thread.model(drafter, seed) for seed in range(4)]
+                together = list(calls.map(lambda view: view.generate(**how).tolist(), views))
+            assert together == alone
+    finally:
+        thread.close()
+
+
 @pytest.mark.parametrize("mode", ["sequence", "tree"])
 @pytest.mark.parametrize("name", ["return sequences", "padded prompts that end early"])
 def test_equal_calls_with_sampled_drafts_are_equal(model, name, mode):
     drafter = DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True)
-    for seed in range(3):
-        texts = [tiny.seeded(tr.generate, model, drafter=drafter, seed=seed, **CALLS[name])[0] for _ in range(10)]
+    for seed in range(2):
+        texts = [tiny.seeded(tr.generate, model, drafter=drafter, seed=seed, **CALLS[name])[0] for _ in range(5)]
         assert all(torch.equal(text, texts[0]) for text in texts)
 
 

@@ -42,8 +42,22 @@ def test_prompts_count_once_whatever_the_choices_and_outputs_all(server, tokeniz
     for usage in (answer.usage, last.usage):
         assert (usage.prompt_tokens, usage.completion_tokens) == (expected, written)
         assert usage.total_tokens == expected + written
-        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
-        assert 0 <= (cached or 0) < expected
+    # By now all of every prompt is cached but its last token, whose logits are wanted.
+    assert last.usage.prompt_tokens_details.cached_tokens == expected - len(prompts)
+    alone = server.complete(**{**asked, "prompt": prompts[-1:], "n": 1}).usage
+    assert alone.prompt_tokens_details.cached_tokens == len(tokenizer(prompts[-1])["input_ids"]) - 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_choice_has_a_prediction_of_its_own(server, tokenizer, n):
+    predicted = "return index"
+    body = {"messages": [{"role": "user", "content": "a"}], "n": n, "max_tokens": 8}
+    prediction = {"type": "content", "content": predicted}
+    usage = server.post("/v1/chat/completions", {**body, "prediction": prediction}).json()["usage"]
+    details = usage["completion_tokens_details"]
+    accepted, rejected = details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+    assert accepted + rejected == n * len(tokenizer(predicted)["input_ids"])
+    assert accepted <= usage["completion_tokens"] == 8 * n
 
 
 @pytest.mark.parametrize("shape", SHAPED.values(), ids=SHAPED)

@@ -283,6 +283,10 @@ def of_responses(parts):
     return [f"response.{kind}" for kind in [*types, "completed"]]
 
 
+def without_ids(item):
+    return {name: value for name, value in item.items() if name not in ("id", "call_id")}
+
+
 def responses_body(limit):
     return {"input": "a", "tools": FLAT, "max_output_tokens": limit}
 
@@ -315,6 +319,10 @@ def test_events_of_a_response(server, says, tokenizer, name):
         status = "incomplete" if reason == "length" else "completed"
         assert final["status"] == items[-1]["status"] == status
         assert all(item["status"] == "completed" for item in items[:-1])
+        if not (reason == "length" and "call" in dict(parts)):
+            whole = server.post("/v1/responses", responses_body(limit)).json()
+            assert [without_ids(item) for item in whole["output"]] == [without_ids(item) for item in items]
+            assert whole["usage"]["output_tokens"] == final["usage"]["output_tokens"]
         with server.client().responses.stream(model="tiny", **responses_body(limit)) as stream:
             assert once(event.type for event in stream) == of_responses(parts)
             assert stream.get_final_response().status == status

@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
-from support.functions import FLAT, TOOLS
+from support.functions import TOOLS
 from support.openai_answers import chat, streamed_chat
 from support.serving import serving
 
@@ -13,8 +11,6 @@ THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
 ARGUMENTS = [{"at": 1, "why": "first of several"}, {"at": 2, "why": "second of several"}]
 CALLS = [f"{OPEN}{json.dumps({'name': 'look', 'arguments': one})}{CLOSE}" for one in ARGUMENTS]
 SAID = f"{THOUGHT}One.{CALLS[0]}Two.{CALLS[1]}"
-BLOCKS = ["thinking", "text", "tool_use", "text", "tool_use"]
-ANTHROPIC = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
 
 
 @pytest.fixture(scope="module")
@@ -51,59 +47,6 @@ def test_the_client_puts_streamed_calls_together(server, says):
     assert [json.loads(call.function.arguments) for call in message.tool_calls] == ARGUMENTS
     assert [json.loads(event.arguments) for event in done] == ARGUMENTS
     assert (message.content, len({call.id for call in message.tool_calls})) == ("One.Two.", 2)
-
-
-def of_responses(server, **body):
-    text = server.post("/v1/responses", {"input": "a", "tools": FLAT, **body, "stream": True}).text
-    events = [json.loads(event.partition("\ndata: ")[2]) for event in text.split("\n\n") if event]
-    for event in events:
-        TypeAdapter(ResponseStreamEvent).validate_python(event)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    return events
-
-
-def test_items_of_a_response_come_in_the_order_of_the_output(server, says):
-    says(SAID)
-    events = of_responses(server)
-    final = events[-1]["response"]
-    kinds = ["reasoning", "message", "function_call", "message", "function_call"]
-    assert [item["type"] for item in final["output"]] == kinds
-    for index, item in enumerate(final["output"]):
-        own = [event for event in events if event.get("output_index") == index]
-        kinds = [event["type"].removeprefix("response.") for event in own]
-        assert (kinds[0], kinds[-1], own[-1]["item"]) == ("output_item.added", "output_item.done", item)
-        assert len({event.get("item_id", item["id"]) for event in own}) == 1
-        pieces = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
-        assert pieces == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
-    calls = [item for item in final["output"] if item["type"] == "function_call"]
-    assert [json.loads(call["arguments"]) for call in calls] == ARGUMENTS
-    whole = server.post("/v1/responses", {"input": "a", "tools": FLAT}).json()
-    assert [item["type"] for item in whole["output"]] == [item["type"] for item in final["output"]]
-
-
-def test_blocks_of_a_message_come_in_the_order_of_the_output(server, says):
-    says(SAID)
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "tools": ANTHROPIC}
-    text = server.post("/v1/messages", {**body, "stream": True}).text
-    first, *events = (json.loads(event.partition("\ndata: ")[2]) for event in text.split("\n\n") if event)
-    assert first["message"]["usage"]["output_tokens"] == 0
-    blocks = []
-    for event in events[:-2]:
-        if event["type"] == "content_block_start":
-            assert event["index"] == len(blocks)
-            blocks.append((event["content_block"]["type"], []))
-        else:
-            assert event["index"] == len(blocks) - 1
-            if event["type"] == "content_block_delta":
-                blocks[-1][1].append(next(value for name, value in event["delta"].items() if name != "type"))
-    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
-    texts = ["".join(pieces) for _, pieces in blocks]
-    assert [kind for kind, _ in blocks] == BLOCKS
-    assert [texts[0], texts[1], texts[3]] == ["well", "One.", "Two."]
-    assert [json.loads(texts[place]) for place in (2, 4)] == ARGUMENTS
-    whole = server.post("/v1/messages", body).json()["content"]
-    assert [block["type"] for block in whole] == BLOCKS
-    assert [block["input"] for block in whole if block["type"] == "tool_use"] == ARGUMENTS
 
 
 MALFORMED = ['{"at": ', "null", None, "[1]", "", "5", "not at all"]
