@@ -63,14 +63,14 @@ class Watched(tr.Drafter):
     def traits(self):
         return replace(self.inner.traits, states=lambda layers: (0, layers))
 
-    def start(self, prompt, target, costs):
-        return WatchedSequence(self, self.inner.start(prompt, target, costs))
+    def start(self, *arguments):
+        return WatchedSequence(self, self.inner.start(*arguments))
 
 
 class WatchedSequence(SequenceDrafter):
     def __init__(self, drafter, inner):
         super().__init__(drafter)
-        self.inner = inner
+        self.inner, self.pass_cost = inner, inner.pass_cost
 
     def draft(self, context):
         draft = self.inner.draft(context)
