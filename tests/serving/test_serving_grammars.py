@@ -87,3 +87,19 @@ def test_what_is_not_enforced_is_listed_in_a_header(server, caplog):
     strict = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [True]}, "strict": True}}
     text = completion(server, prompt="a", response_format=strict, max_tokens=20).choices[0].text
     assert json.loads(text) is True
+
+
+@pytest.mark.parametrize(
+    ("regex", "length", "open_places"),
+    [("return index", 12, ()), ("retu(r|x)n a(b|c)", 9, (4, 8)), ("[ab]{6}", 6, range(6))],
+)
+def test_steps_say_which_tokens_had_no_choice_of_characters(server, regex, length, open_places):
+    """A token is forced by the character that it begins with, however many tokens begin with that."""
+    events = server.steps(prompt="def f(a):\n    ", max_tokens=24, temperature=0, regex=regex)
+    place = 0
+    for step in (data for name, data in events if name == "step"):
+        for text, forced in zip(step["texts"], step["forced"], strict=True):
+            if text:  # the end is a token without text
+                assert forced == (place not in open_places), (place, text)
+            place += len(text)
+    assert place == length
