@@ -141,3 +141,7 @@ class Budget:
                 return False
         self.passes += 1
         return True
+
+
+UNLIMITED = Budget()
+"""Every node pays; for reading only."""

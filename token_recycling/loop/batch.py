@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from transformers.cache_utils import Cache
@@ -29,7 +30,7 @@ from ..trees.draft import Draft, Step
 from ..trees.packed import send
 from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
-from .pacer import Pacer
+from .pacer import Pacer, Proposal
 from .state import RequestState, Sequence, TokenSelector
 from .stats import Clock, Stats
 
@@ -90,7 +91,7 @@ class Batch:
 
     def use(self, cache: Cache) -> None:
         """Begin with a cache that holds `cached` tokens of each request, from slot 0 on."""
-        self._eager = EagerRunner(self.target, cache, self.reading, lambda: self.clock.lap("prepare"))
+        self._eager = EagerRunner(self.target, cache, self.reading, partial(self.clock.lap, "prepare"))
         self.runner: Runner = self._eager
         """Owns the slots of the sequences, in the order of the requests."""
 
@@ -153,22 +154,28 @@ class Batch:
         self._steps = self._accept(drafts, seen, active, at_once)
         clock.lap("verify")
         if not self._prompt_alone:  # the first token waits for no copies
-            accepted = {step.row: step.accepted for step in self._steps}
-            self.runner.keep(seen, [accepted.get(row, []) for row in range(len(self.requests))])
+            accepted: list[list[int]] = [[]] * len(self.requests)
+            for step in self._steps:
+                accepted[step.row] = step.accepted
+            self.runner.keep(seen, accepted)
         clock.lap("update cache")
         self._count()
         return self._steps
 
     def _drafts(self, active: list[int]) -> list[Draft]:
-        """Return a draft for each request in `active`, pruned together, and a lone root for the others."""
-        drafts = [Draft.chain(request.sequence.on_host[-1:]) for request in self.requests]
+        """Return a draft for each request in `active`, pruned together; a lone root for the others and for those that
+        fail.
+        """
+        proposals: dict[int, Proposal] = {}
         for row in active:
-            with self.requests[row].guarded():
-                drafts[row] = self.requests[row].draft(self.target, self.pacer)
-        paces = [self.requests[row].started(self.target) for row in active]
-        for row, draft in zip(active, self.pacer.best([drafts[row] for row in active], paces), strict=True):
-            drafts[row] = self.requests[row].verifiable(self.target, draft)
-        return drafts
+            request = self.requests[row]
+            with request.guarded():
+                proposals[row] = request.draft(self.target, self.pacer), request.started(self.target)
+        best = dict(zip(proposals, self.pacer.best([*proposals.values()]), strict=True))
+        return [
+            request.verifiable(self.target, best[row]) if row in best else Draft.chain(request.sequence.on_host[-1:])
+            for row, request in enumerate(self.requests)
+        ]
 
     def _at_once(self, drafts: list[Draft], active: list[int]) -> bool:
         """Whether trees are verified at once: on an accelerator a read costs more than choosing at every node."""
@@ -208,16 +215,14 @@ class Batch:
 
     def _count(self) -> None:
         """Count the steps of the last forward pass, and the time that it took."""
-        steps = self._steps
-        for step in steps:
-            self.requests[step.row].stats.count(step)
-        largest = max((len(step.draft) for step in steps), default=1)
-        longest = max((self.requests[step.row].sequence.length for step in steps), default=1)
         reads_prompt, self.clock.reads_prompt = self.clock.reads_prompt, False
+        largest = longest = 1
+        for step in self._steps:
+            request = self.requests[step.row]
+            request.stats.count(step)
+            request.stats.first_tokens += len(step.tokens) if reads_prompt else 0
+            largest, longest = max(largest, len(step.draft)), max(longest, request.sequence.length)
         self.pacer.took(largest, 0.0 if reads_prompt else self.clock.pass_seconds, longest)
-        if reads_prompt:
-            for step in steps:
-                self.requests[step.row].stats.first_tokens += len(step.tokens)
 
     def learn(self) -> None:
         """Let drafters learn from the last step, after its tokens were delivered; where a prompt was read alone, first

@@ -26,7 +26,7 @@ import numpy as np
 
 from .._util.compiled import compiling
 from .._util.locks import Lock
-from ..costs.budget import Budget, paying_size
+from ..costs.budget import UNLIMITED, Budget, paying_size
 from ..costs.curve import OnlineCurve, band, shared_by
 from ..drafters._base import Drafter, SequenceDrafter
 from ..model.pass_times import agreed_time, fixed_times, pass_times
@@ -53,6 +53,11 @@ _PROBED = 16
 """Where a pass of a draft model takes as long as one of the target, one of this many sequences measures it again."""
 
 
+def _decayed(sums: Sequence[float], terms: Sequence[float], decay: float) -> list[float]:
+    """Return sums with exponential decay after one more term of each."""
+    return [decay * old + new for old, new in zip(sums, terms, strict=True)]
+
+
 class Overhead:
     """Drafting overhead: per step and per node, by linear regression with exponential decay."""
 
@@ -73,7 +78,7 @@ class Overhead:
         # Negative where another thread has compiled meanwhile.
         time = max(0.0, min(time, _OUTLIER * self.of(nodes)))
         terms = (1, drafted, drafted**2, time, drafted * time)
-        self._sums = [_DECAY * old + new for old, new in zip(self._sums, terms, strict=True)]
+        self._sums = _decayed(self._sums, terms, _DECAY)
         steps, drafted_nodes, squares, total, products = self._sums
         spread = squares - drafted_nodes * drafted_nodes / steps
         slope = (products - drafted_nodes * total / steps) / spread if spread > 1 else 0.0
@@ -117,7 +122,7 @@ class History:
     def count(self, within: bool, step: Sequence[float]) -> None:
         """Count a step: its tokens, time, accepted drafted tokens, and predicted ones."""
         with self.counting:
-            self.sums[within] = [_DECAY * old + new for old, new in zip(self.sums[within], step, strict=True)]
+            self.sums[within] = _decayed(self.sums[within], step, _DECAY)
             self._prior_steps[within] *= _DECAY
 
     def of_call(self, within: bool, assumed: float) -> list[float]:
@@ -137,6 +142,8 @@ class Pace:
     nodes: int | Literal["auto"] | None
     """See `DrafterTraits.nodes`."""
     history: History = field(init=False)
+    runs_model: bool = field(init=False)
+    """Whether the overhead of its drafts is that of passes of a draft model."""
     budget: Budget | None = field(default=None, init=False)
     """That of the draft of this step; None without one, or for a draft that is not sized by cost."""
     within: bool = field(default=False, init=False)
@@ -152,11 +159,11 @@ class Pace:
         drafter = self.drafter
         self.history = History.of(drafter if isinstance(drafter, Drafter) else drafter.drafter)
         self.history.begin()
+        self.runs_model = self.drafter.pass_cost is not None
 
-    @property
-    def runs_model(self) -> bool:
-        """Whether the overhead of its drafts is that of passes of a draft model."""
-        return self.drafter.pass_cost is not None
+
+Proposal = tuple[Draft, Pace]
+"""A draft as its drafter proposes it."""
 
 
 class Pacer:
@@ -242,18 +249,20 @@ class Pacer:
         pace.drafts += 1
         return pace.budget
 
-    def best(self, drafts: Sequence[Draft], paces: Sequence[Pace]) -> list[Draft]:
+    def best(self, proposals: Sequence[Proposal]) -> list[Draft]:
         """Return each draft with the most probable nodes, as many of each as give the most expected tokens per time;
         all nodes where no draft is sized by cost. See `prune`.
         """
-        budgets = [pace.budget for pace in paces if pace.budget is not None]
-        if not budgets:
-            return [*drafts]
-        times, n = self.curve.relative, len(paces)
-        times = times + sum(budget.overhead for budget in budgets) / n
-        times += np.arange(len(times)) * (sum(budget.node for budget in budgets) / n)
-        ratios = [1.0 if pace.budget is None else pace.budget.ratio for pace in paces]
-        return prune(drafts, times, ratios)
+        overhead, node, ratios, sized = 0.0, 0.0, [], False
+        for _, pace in proposals:
+            budget = pace.budget or UNLIMITED
+            overhead, node, sized = overhead + budget.overhead, node + budget.node, sized or pace.budget is not None
+            ratios.append(budget.ratio)
+        drafts = [draft for draft, _ in proposals]
+        if not sized:
+            return drafts
+        times = self.curve.relative
+        return prune(drafts, times + (overhead + node * np.arange(len(times))) / len(drafts), ratios)
 
     # After a step
 
@@ -289,7 +298,7 @@ class Pacer:
         paid = 1 + min(1.0, sums[2] / sums[3]) * (predicted - 1) >= passes
         forecast = (tokens - 1, predicted - 1) if predicted > 1 else (_UNPREDICTED, _UNPREDICTED)
         step = tokens, passes, *forecast
-        sums[:] = [_DECAY_OF_CALL * old + new for old, new in zip(sums, step, strict=True)]
+        sums[:] = _decayed(sums, step, _DECAY_OF_CALL)
         pace.history.count(pace.within, step)
         return 0 if paid or sums[0] >= sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
 
@@ -315,13 +324,17 @@ def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -
     the nodes of each draft are expected to gain. Nodes that a drafter needs stay (`Draft.needed`). A draft without
     probabilities, or with sampled nodes that are not needed, stays whole.
     """
-    orders = [draft.ranked() for draft in drafts]
-    whole = [len(draft) if order is None else len(draft.kept) for draft, order in zip(drafts, orders, strict=True)]
-    gains = [
-        np.ones(1) if order is None or draft.values is None else np.append(1.0, ratio * draft.values[order[1:]])
-        for draft, order, ratio in zip(drafts, orders, ratios, strict=True)
-    ]
-    size = paying_size(gains, times, max(whole))
+    orders, gains, least = [], [], 1
+    for draft, ratio in zip(drafts, ratios, strict=True):
+        order = draft.ranked()
+        orders.append(order)
+        gains.append(np.ones(1))
+        if order is None or draft.values is None:
+            least = max(least, len(draft))
+        else:
+            gains[-1] = np.append(1.0, ratio * draft.values[order[1:]])
+            least = max(least, len(draft.kept) if draft.needed else 1)
+    size = paying_size(gains, times, least)
     return [
         draft if order is None else draft.part(sorted(order[:size].tolist()))
         for draft, order in zip(drafts, orders, strict=True)

@@ -238,21 +238,17 @@ class Clock:
 
     def lap(self, part: str) -> None:
         """Count the time since the last call as `part`."""
-        taken = self._passed()
+        now, compiled = self._now(), compiling.seconds
+        of_compiling = compiled - self._compiled  # counted separately
+        taken = now - self._last - of_compiling
+        self._last, self._compiled = now, compiled
+        self.stats.compile_seconds += of_compiling
         if self.reads_prompt:
             self.stats.prefill_seconds += taken
             return
         self.stats.seconds[part] += taken
         if part not in (PARTS[0], PARTS[-1]):
             self.pass_seconds += taken
-
-    def _passed(self) -> float:
-        """Seconds since the last call, without those of compiling, which are counted separately."""
-        now, compiled = self._now(), compiling.seconds
-        of_compiling, taken = compiled - self._compiled, now - self._last
-        self._last, self._compiled = now, compiled
-        self.stats.compile_seconds += of_compiling
-        return taken - of_compiling
 
     def _now(self) -> float:
         if self.stats.synchronize:
