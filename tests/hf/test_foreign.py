@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
+import os
+import random
+import threading
+import types
+from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -296,6 +304,277 @@ def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
     wanted = model.generate(IDS, **GREEDY)
     assert torch.equal(tr.accelerate(model).generate(IDS, **GREEDY), wanted)
     assert model.acceleration.fallback is None
+
+
+# State
+
+
+AFTER = 25
+"""Passes after which the hooks below act: in the second call of `compare`."""
+
+
+class Holder:
+    """An object as users write them: with attributes, class attributes, slots or methods."""
+
+    passes = 0
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def step(self) -> int:
+        self.n += 1
+        return self.n
+
+    @property
+    def strength(self) -> float:
+        return 1.0 if self.n > AFTER else 0.0
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+
+MODULE = types.SimpleNamespace(n=0)
+
+
+def _next_pass() -> int:
+    MODULE.n += 1
+    return MODULE.n
+
+
+def _flags():
+    for number in itertools.count(1):
+        yield number > AFTER
+
+
+def _counting(count: Callable[[], int]) -> Callable[..., Any]:
+    return lambda module, inputs, output: output + VECTOR if count() > AFTER else output
+
+
+def nested():
+    holder = Holder(inner=Holder(n=0))
+    return _counting(lambda: holder.inner.step())
+
+
+def in_a_class():
+    Holder.passes = 0
+
+    def hook(module, inputs, output):
+        Holder.passes += 1
+        return output + VECTOR if Holder.passes > AFTER else output
+
+    return hook
+
+
+def in_slots():
+    slotted = Slotted()
+    slotted.n = 0
+
+    def hook(module, inputs, output):
+        slotted.n += 1
+        return output + VECTOR if slotted.n > AFTER else output
+
+    return hook
+
+
+def in_a_container(container: Any, add: Callable[[Any], Any], size: Callable[[Any], Any]) -> Callable[[], Any]:
+    def make():
+        kept = copy.deepcopy(container)
+
+        def hook(module, inputs, output):
+            add(kept)
+            return output + VECTOR if size(kept) > AFTER else output
+
+        return hook
+
+    return make
+
+
+def in_the_function():
+    def hook(module, inputs, output):
+        hook.n += 1
+        return output + VECTOR if hook.n > AFTER else output
+
+    hook.n = 0
+    return hook
+
+
+def in_another_module():
+    def hook(module, inputs, output):
+        module.passes = getattr(module, "passes", 0) + 1
+        return output + VECTOR if module.passes > AFTER else output
+
+    return hook
+
+
+def in_a_helper():
+    MODULE.n = 0
+    return lambda module, inputs, output: output + VECTOR * (_next_pass() // (AFTER + 1))
+
+
+def by_the_largest():
+    holder = Holder(n=0)
+    return lambda module, inputs, output: output + VECTOR * min(1, max(0, holder.step() - AFTER))
+
+
+def by_a_table():
+    holder, table = Holder(n=0), [0] * AFTER + [1] * 1000
+    return lambda module, inputs, output: output + VECTOR * table[holder.step()]
+
+
+def by_a_property():
+    holder = Holder(n=0)
+
+    def hook(module, inputs, output):
+        holder.step()
+        return output + VECTOR * holder.strength
+
+    return hook
+
+
+def by_a_generator():
+    flags = _flags()
+    return lambda module, inputs, output: output + VECTOR if next(flags) else output
+
+
+def by_an_iterator():
+    flags = iter([False] * AFTER + [True] * 1000)
+    return lambda module, inputs, output: output + VECTOR if next(flags) else output
+
+
+def seldom(numbers: Callable[[], float]) -> Callable[..., Any]:
+    return lambda module, inputs, output: output + VECTOR if numbers() < 0.05 else output
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "nested": nested,
+    "in a class": in_a_class,
+    "in slots": in_slots,
+    "in a deque": in_a_container(deque(), lambda kept: kept.append(0), len),
+    "in an array": in_a_container(np.zeros(1), lambda kept: kept.__iadd__(1), lambda kept: kept[0]),
+    "in a list of tensors": in_a_container([torch.zeros(1)], lambda kept: kept[0].add_(1), lambda kept: kept[0]),
+    "in the function": in_the_function,
+    "in a module": in_another_module,
+    "in a helper": in_a_helper,
+    "by the largest": by_the_largest,
+    "by a table": by_a_table,
+    "by a property": by_a_property,
+    "by a generator": by_a_generator,
+    "by an iterator": by_an_iterator,
+    "by random numbers": lambda: seldom(random.Random(1).random),
+    "by random numbers of numpy": lambda: seldom(np.random.default_rng(1).random),
+}
+
+
+@pytest.mark.parametrize("make", STATES.values(), ids=STATES)
+def test_state_wherever_it_is(make):
+    """It is put back after a trial, and code that may decide by it is left to `generate`."""
+    compare(hooked(make), "")
+
+
+SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "attribute": (lambda model: Holder(on=False), lambda settings, on: setattr(settings, "on", on)),
+    "nested": (lambda model: Holder(of=Holder(on=False)), lambda settings, on: setattr(settings.of, "on", on)),
+    "namespace": (lambda model: types.SimpleNamespace(on=False), lambda settings, on: setattr(settings, "on", on)),
+    "dictionary": (lambda model: {"a": {"on": False}}, lambda settings, on: settings["a"].update(on=on)),
+    "context": (lambda model: ContextVar("on", default=False), lambda settings, on: settings.set(on)),
+    "thread": (lambda model: _local(), lambda settings, on: setattr(settings, "on", on)),
+    "module": (lambda model: model.model.norm, lambda settings, on: setattr(settings, "on", on)),
+    "environment": (lambda model: "STEERING_ON", lambda name, on: os.environ.update({name: "1" if on else ""})),
+}
+
+
+def _local():
+    local = threading.local()
+    local.on = False
+    return local
+
+
+def _is_on(settings: Any) -> bool:
+    if isinstance(settings, str):
+        return bool(os.environ.get(settings))
+    if isinstance(settings, ContextVar):
+        return settings.get()
+    if isinstance(settings, dict):
+        return settings["a"]["on"]
+    return getattr(getattr(settings, "of", settings), "on", False)
+
+
+@pytest.mark.parametrize(("make", "put"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_that_change_between_calls(make, put, monkeypatch):
+    """Code is tried again where it reads something else, however far away."""
+    monkeypatch.setenv("STEERING_ON", "")
+    outputs = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = llama()
+        settings = make(model)
+
+        def hook(module, inputs, output, settings=settings):
+            return last(module, inputs, output) if _is_on(settings) else output
+
+        model.model.layers[0].register_forward_hook(hook)
+        prepare(model)
+        for on in (False, True, False):
+            put(settings, on)
+            outputs.append(model.generate(IDS, **GREEDY))
+    assert all(map(torch.equal, outputs[:3], outputs[3:]))
+    assert not torch.equal(outputs[0], outputs[1])
+
+
+def test_a_vector_of_zeros_hides_nothing():
+    outputs = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model, vector = llama(), torch.zeros(32)
+        model.model.layers[0].register_forward_hook(
+            lambda module, inputs, output, vector=vector: torch.cat([output[:, :-1], output[:, -1:] + vector], 1)
+        )
+        prepare(model)
+        for _ in range(2):
+            outputs.append(model.generate(IDS, **GREEDY))
+            vector += VECTOR
+    assert all(map(torch.equal, outputs[:2], outputs[2:]))
+
+
+class Switched(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.settings = inner, Holder(on=False)
+
+    def forward(self, states):
+        states = self.inner(states)
+        return last(self, None, states) if self.settings.on else states
+
+
+def test_settings_of_a_users_module():
+    outputs = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = llama()
+        model.model.layers[0].mlp = Switched(model.model.layers[0].mlp)
+        prepare(model)
+        for on in (False, True):
+            model.model.layers[0].mlp.settings.on = on
+            outputs.append(model.generate(IDS, **GREEDY))
+    assert all(map(torch.equal, outputs[:2], outputs[2:]))
+
+
+def test_random_numbers_of_the_process():
+    outputs = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = prepare(hooked(lambda: seldom(random.random))())
+        random.seed(1)
+        outputs.append(model.generate(IDS, **GREEDY))
+    assert torch.equal(*outputs)
+    assert model.acceleration.fallback
+
+
+class Scaled(LlamaForCausalLM):
+    def prepare_inputs_for_generation(self, input_ids, scale=2.0, **rest):
+        return {**super().prepare_inputs_for_generation(input_ids, **rest)}
+
+
+def test_a_method_without_an_attention_mask_is_accelerated():
+    """A `prepare_inputs_for_generation` that names the mask nowhere does not take it from callers."""
+    compare(lambda: llama(Scaled), None)
 
 
 # Methods

@@ -13,7 +13,7 @@ import dis
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -40,6 +40,45 @@ _SHOWN = 3
 _FEW = 16
 """Most values in a container that are looked at, and numbers that are tried."""
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
+_STEPS = frozenset({"//", "%", ">>", "&"})
+"""Operators whose result stays the same for many numbers and then changes."""
+_STEPPING = frozenset(
+    {
+        "min",
+        "max",
+        "clamp",
+        "clamp_",
+        "clip",
+        "minimum",
+        "maximum",
+        "relu",
+        "where",
+        "round",
+        "floor",
+        "ceil",
+        "trunc",
+        "sign",
+        "heaviside",
+        "searchsorted",
+        "bucketize",
+        "int",
+        "bool",
+        "step",
+        "threshold",
+        "hardtanh",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "logical_and",
+        "logical_or",
+        "masked_fill",
+    }
+)
+"""Functions of the same kind."""
+_FIXED_INDICES = frozenset({"LOAD_CONST", "BUILD_SLICE", "BUILD_TUPLE"})
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
 
@@ -247,30 +286,6 @@ def functions_in(code: Any) -> Iterator[FunctionType]:
                 yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
 
 
-def values_in(code: Any) -> Iterator[tuple[str, Any]]:
-    """Values that foreign code holds, by name: arguments, attributes, closures, defaults and the globals it names."""
-    if isinstance(code, functools.partial):
-        yield from (("", value) for value in code.args)
-        yield from code.keywords.items()
-        yield from values_in(code.func)
-        return
-    if isinstance(code, MethodType):
-        yield from own_attributes(code.__self__).items()
-    elif not isinstance(code, (FunctionType, type)):
-        yield from own_attributes(code).items()
-    for function in functions_in(code):
-        yield from (("", value) for value in function.__defaults__ or ())
-        yield from (function.__kwdefaults__ or {}).items()
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # an empty cell
-                continue
-        for name in names_in(function.__code__):
-            if name in function.__globals__:
-                yield name, function.__globals__[name]
-
-
 def own_attributes(holder: Any) -> dict[str, Any]:
     """Attributes of an object but for those that every module has."""
     attributes = getattr(holder, "__dict__", {})
@@ -285,21 +300,30 @@ def names_in(code: CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def _constants_in(code: CodeType) -> Iterator[Any]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _constants_in(constant)
-        else:
-            yield constant
+def decides(functions: Iterable[FunctionType]) -> bool:
+    """Whether functions have a branch, a comparison or another step, by which they could follow values that change."""
+    return any(_has_step(function) for function in functions)
 
 
-def decides(piece: Foreign) -> bool:
-    """Whether code has a branch or a comparison, by which it could follow values that change."""
-    return any(
-        instruction.opname == "COMPARE_OP" or ("JUMP" in instruction.opname and "IF" in instruction.opname)
-        for function in functions_in(piece.code)
-        for instruction in dis.get_instructions(function)
-    )
+@functools.cache
+def _steps_in(code: CodeType) -> bool:
+    instructions = [*dis.get_instructions(code)]
+    if any(
+        instruction.opname == "COMPARE_OP"
+        or ("JUMP" in instruction.opname and "IF" in instruction.opname)
+        or (instruction.opname == "BINARY_OP" and instruction.argrepr.rstrip("=") in _STEPS)
+        for instruction in instructions
+    ):
+        return True
+    looked_up = (before.opname for before, after in itertools.pairwise(instructions) if after.opname == "BINARY_SUBSCR")
+    return not _STEPPING.isdisjoint(code.co_names) or any(name not in _FIXED_INDICES for name in looked_up)
+
+
+def _has_step(function: FunctionType) -> bool:
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return any(map(_steps_in, codes))
 
 
 def observes(piece: Foreign) -> bool:
@@ -316,34 +340,3 @@ def _returns_nothing(function: FunctionType) -> bool:
         and not any(one.opname == "STORE_SUBSCR" for one in instructions)
         and not any(name.endswith("_") and not name.startswith("_") for name in function.__code__.co_names)
     )
-
-
-def numbers_in(foreign: Iterable[Foreign]) -> list[int]:
-    """Integers that foreign code names: ids of tokens, numbers of rows or positions by which it may decide."""
-    numbers: dict[int, None] = {}
-
-    def add(value: Any, depth: int = 0) -> None:
-        if isinstance(value, bool) or depth > 2:
-            return
-        if isinstance(value, int):
-            numbers[value] = None
-        elif isinstance(value, torch.Tensor) and 0 < value.numel() <= _FEW and not value.is_floating_point():
-            for item in value.flatten().tolist():
-                add(item, depth + 1)
-        elif isinstance(value, Mapping) and len(value) <= _FEW:
-            for item in (*value.keys(), *value.values()):
-                add(item, depth + 1)
-        elif isinstance(value, (list, tuple, set, frozenset, range)) and len(value) <= _FEW:
-            for item in value:
-                add(item, depth + 1)
-
-    for piece in foreign:
-        for function in functions_in(piece.code):
-            for constant in _constants_in(function.__code__):
-                add(constant)
-        for _, value in values_in(piece.code):
-            add(value)
-        if piece.module is not None:
-            for value in own_attributes(piece.module).values():
-                add(value)
-    return [number for number in numbers if number > 1][:_FEW]

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from types import FunctionType, MethodType, ModuleType
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,25 +36,24 @@ from transformers import (
 from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.templates import parse_paths
-from .fingerprint import describe
+from .fingerprint import describe, parts_of, place
 from .foreign import (
-    ATTRIBUTES_OF_TORCH,
     Foreign,
     decides,
     foreign_code,
     functions_in,
+    home_of,
     is_own_class,
     listed,
-    names_in,
-    numbers_in,
     observes,
     own_attributes,
     own_class,
-    values_in,
     why_not_at_all,
 )
 from .prefill import first_pass, prefill
+from .reach import Reach, Variable, numbers_in, objects_in, reach_of, variables_of_modules
 from .tree_model import TreeModel
+from .undo import Restorable
 
 logger = logging.getLogger("token_recycling")
 
@@ -69,8 +71,8 @@ _TOLERANCE_16_BITS = 0.05
 """The same for the root of the mean square of differences, in 16 bits."""
 _MOST_TRIALS = 64
 """Results that are kept for one model."""
-_DEEP = 3
-"""Containers within each other whose content is put back."""
+_SMALL = 4096
+"""Numbers of a tensor that are looked at in every call; of others, where torch has counted a write."""
 _PATIENCE = 1.0
 """Seconds that are not worth a message."""
 
@@ -105,7 +107,8 @@ def _tried(target: TreeModel, foreign: Sequence[Foreign], what: Hashable, trial:
     volatile = _volatile(target)
 
     def key() -> Hashable:
-        return "trial", what, target.dtype, tuple(_signature(piece, volatile) for piece in foreign)
+        known: dict[tuple[int, int], _Reached] = {}
+        return "trial", what, target.dtype, tuple(_signature(target, piece, volatile, known) for piece in foreign)
 
     known = target.kept.recall(key(), values_matter=False)
     if known is None:
@@ -122,23 +125,102 @@ def _volatile(target: TreeModel) -> set[tuple[str, str]]:
     return target.kept.get("volatile", set, values_matter=False)
 
 
-def _signature(piece: Foreign, volatile: Collection[tuple[str, str]]) -> Hashable:
+def _signature(
+    target: TreeModel, piece: Foreign, volatile: Collection[tuple[str, str]], known: dict[tuple[int, int], _Reached]
+) -> Hashable:
     """Return something equal for code that does the same, whatever it counts in its `volatile` variables. The tensors
-    and objects that it holds count where it may decide by them: another steering vector is no other code.
+    and objects that it reaches count where it may decide by them: another steering vector is no other code, unless all
+    of its numbers are the same, such as 0.
     """
-    things: list[Any] = []
-    values: list[Any] = []
-    held = dict(values_in(piece.code))
+    reached = _reached(target, piece, known)
+    values, things = reached.described({name for _, name in volatile})
     if piece.module is not None and not is_own_class(own_class(piece.module)):
-        held |= own_attributes(piece.module)
-        values.append(piece.module.training)
-    whole = decides(piece)
-    for name, value in held.items():
-        if (piece.what, name) not in volatile and (whole or isinstance(value, _PLAIN[:-1])):
+        values, things = [*values, piece.module.training], [*things]
+        attributes = [*own_attributes(piece.module).items(), *piece.module._parameters.items()]
+        attributes += piece.module._buffers.items()
+        changing = {name for what, name in volatile if what == piece.what}
+        _describe(target, attributes, reached.decides, changing, values, things)
+    return piece.what, reached.codes, tuple(values), tuple(map(id, things))
+
+
+def _describe(
+    target: TreeModel,
+    variables: Iterable[tuple[str, Any]],
+    decides: bool,
+    volatile: Collection[str],
+    values: list[Any],
+    things: list[Any],
+) -> None:
+    """Add variables, but for `volatile` ones, to `values` and `things` as `fingerprint.describe` does."""
+    for name, value in variables:
+        if name in volatile or isinstance(value, (FunctionType, ModuleType)):
+            continue
+        if isinstance(value, torch.Tensor) and (not decides or isinstance(value, torch.nn.Parameter)):
+            values += (name, value.shape, _only_number(target, value))
+        elif decides or isinstance(value, _PLAIN):
             values.append(name)
-            describe(value, values, things)
-    code = tuple(function.__code__ for function in functions_in(piece.code))
-    return piece.what, code, tuple(values), tuple(map(id, things))
+            describe([*value] if isinstance(value, deque) else value, values, things)
+
+
+_ADAPTERS = "peft."
+"""Where the modules of a library are whose code reads nothing but the modules that it belongs to."""
+
+
+class _Reached:
+    """What a piece of code and the modules of its model give it to read, looked up once for a call."""
+
+    def __init__(self, target: TreeModel, piece: Foreign) -> None:
+        self._target = target
+        self._described: tuple[list[Any], list[Any]] | None = None
+        if str(home_of(piece.code)).startswith(_ADAPTERS):
+            reach = Reach([*functions_in(piece.code)])
+            self.names: set[str] = set()
+        else:
+            reach = reach_of(piece.code, _objects_of(piece))
+            self.names = reach.names
+        self.holders = reach.holders
+        self.variables = [*reach.variables, *variables_of_modules(parts_of(target.model), self.names)]
+        self.codes = tuple(function.__code__ for function in reach.functions)
+        self.decides = decides(reach.functions)
+
+    def described(self, volatile: Collection[str]) -> tuple[list[Any], list[Any]]:
+        """Describe the values of the variables, but for `volatile` ones."""
+        if self._described is None:
+            values: list[Any] = []
+            things: list[Any] = []
+            reads = ((variable.name, variable.read()) for variable in self.variables)
+            _describe(self._target, reads, self.decides, volatile, values, things)
+            self._described = values, things
+        return self._described
+
+
+def _objects_of(piece: Foreign) -> dict[str, Any]:
+    if piece.module is None:
+        return {}
+    kind = own_class(piece.module)
+    return {} if is_own_class(kind) or kind.__module__.startswith(_ADAPTERS) else objects_in(piece.module)
+
+
+def _reached(target: TreeModel, piece: Foreign, known: dict[tuple[int, int], _Reached]) -> _Reached:
+    """Return what a piece of code reaches, alike for all modules of a class that hold no objects of their own."""
+    key = id(piece.code), id(piece.module) if _objects_of(piece) else 0
+    if key not in known:
+        known[key] = _Reached(target, piece)
+    return known[key]
+
+
+def _only_number(target: TreeModel, tensor: torch.Tensor) -> float | None:
+    """Return the number that a tensor is full of, or None: zeros can hide what code does with other numbers."""
+    known: dict[int, tuple[Any, ...]] = target.kept.get("numbers of tensors", dict, values_matter=False)
+    form = tensor._version if not tensor.is_inference() else None, place(tensor)
+    of, before, number = known.get(id(tensor), (None, None, None))
+    if of is None or of() is not tensor or before != form or tensor.numel() <= _SMALL:
+        number = None
+        if tensor.numel() and not tensor.is_complex() and not tensor.is_meta:
+            least, most = tensor.detach().aminmax()
+            number = float(least) if bool(least == most) else None
+        known[id(tensor)] = weakref.ref(tensor), form, number
+    return number
 
 
 def mixes_sequences(target: TreeModel) -> bool:
@@ -164,8 +246,11 @@ def try_out(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | 
     began = time.perf_counter()
     try:
         with _undone(target, foreign) as changes:
+            stuck = [piece.what for piece, variables in changes.saved for one in variables if one.cannot_be_copied]
+            if stuck:
+                return f"{', '.join(stuck)}: it reads a Python generator, which cannot be put back after a trial"
             difference = _difference(target, foreign, batch)
-            stateful = changes()
+            stateful, draws = changes(), changes.draws
     except Exception as error:  # foreign code can fail in any way
         return f"{listed(foreign)}: a forward pass over a tree raised {type(error).__name__}: {error}"
     finally:
@@ -173,7 +258,9 @@ def try_out(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | 
             logger.warning("tried whether %s treats rows alike: %.1f s", listed(foreign), time.perf_counter() - began)
     if difference is not None:
         return f"{listed(foreign)}: {difference}"
-    deciding = [piece.what for piece in stateful if decides(piece) and not observes(piece)]
+    if draws:
+        return f"{listed(foreign)}: it uses random numbers, one more with every forward pass"
+    deciding = [piece.what for piece in stateful if not observes(piece)]
     if deciding:
         return f"{', '.join(deciding)}: it keeps state from pass to pass and may decide by it"
     return None
@@ -325,12 +412,10 @@ def _generated(target: TreeModel, texts: torch.Tensor, forced: torch.Tensor) -> 
     output = GenerationMixin.generate(
         view,
         texts,
-        attention_mask=torch.ones_like(texts),
         generation_config=GenerationConfig(
             max_new_tokens=steps,
             do_sample=False,
             use_cache=True,
-            pad_token_id=0,
             return_dict_in_generate=True,
             output_logits=True,
         ),
@@ -341,162 +426,89 @@ def _generated(target: TreeModel, texts: torch.Tensor, forced: torch.Tensor) -> 
 # State
 
 
+class _Changes:
+    """What foreign code has changed since the beginning."""
+
+    def __init__(self, target: TreeModel, foreign: Sequence[Foreign]) -> None:
+        known: dict[tuple[int, int], _Reached] = {}
+        self.saved: list[tuple[Foreign, list[Restorable]]] = []
+        self._attributes: list[tuple[Foreign, str, dict[str, Any], set[str]]] = []
+        self._deciding: set[int] = set()
+        self._names: list[tuple[Foreign, set[str]]] = []
+        self._modules = [(module.__dict__, set(module.__dict__)) for module in parts_of(target.model)]
+        seen: dict[int, _Reached] = {}
+        for piece in foreign:
+            reached = _reached(target, piece, known)
+            variables, holders = (reached.variables, reached.holders) if id(reached) not in seen else ([], [])
+            seen[id(reached)] = reached
+            if piece.module is not None:
+                variables = [*variables, *_variables_of(piece.module)]
+                holders = [*holders, ("", piece.module.__dict__)]
+            self.saved.append((piece, [*map(Restorable, variables)]))
+            self._attributes += [(piece, path, attributes, set(attributes)) for path, attributes in holders]
+            self._names.append((piece, reached.names))
+            if reached.decides:
+                self._deciding.add(id(piece))
+        self._random = _states_of_generators()
+
+    def __call__(self) -> list[Foreign]:
+        """Return the code that may decide by variables that have changed."""
+        changed = {id(piece) for piece, variables in self.saved if any(one.changed() for one in variables)}
+        changed |= {id(piece) for piece, *_ in self._new_attributes()}
+        return [piece for piece, _ in self.saved if id(piece) in changed & self._deciding]
+
+    def _new_attributes(self) -> Iterator[tuple[Foreign, str, dict[str, Any], str]]:
+        """Attributes that a first pass has made, with the code that may have done so."""
+        for piece, path, attributes, before in self._attributes:
+            for name in attributes.keys() - before:
+                yield piece, path, attributes, name
+        for number, (attributes, before) in enumerate(self._modules):
+            for name in attributes.keys() - before:
+                yield from ((piece, f"{number}.", attributes, name) for piece, names in self._names if name in names)
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers of the process were used."""
+        return _states_of_generators() != self._random
+
+    def undo(self) -> set[tuple[str, str]]:
+        """Put everything back; return code, by its description, with the names of the variables that had changed."""
+        changed = {(piece.what, one.name) for piece, variables in self.saved for one in variables if one.changed()}
+        for piece, path, attributes, name in [*self._new_attributes()]:
+            changed.add((piece.what, path + name))
+            attributes.pop(name, None)
+        for _, variables in self.saved:
+            for one in variables:
+                one.restore()
+        return changed
+
+
+def _states_of_generators() -> tuple[Any, ...]:
+    """States of the generators of random numbers that a process has: Python's, numpy's and torch's."""
+    numpy = np.random.get_state()
+    return random.getstate(), numpy[1].tobytes(), numpy[2:], bytes(torch.get_rng_state().numpy())  # type: ignore[index]
+
+
+def _variables_of(module: torch.nn.Module) -> Iterator[Variable]:
+    """The attributes and buffers of a module with foreign code."""
+    for holder, names in ((module.__dict__, own_attributes(module)), (module._buffers, module._buffers)):
+        for name in names:
+            yield Variable(name, functools.partial(holder.get, name), functools.partial(holder.__setitem__, name))
+
+
 @contextlib.contextmanager
-def _undone(target: TreeModel, foreign: Sequence[Foreign]) -> Iterator[Callable[[], list[Foreign]]]:
-    """Put back, after the block, what foreign code keeps and the state of random number generators. Yields a function
-    that returns the code whose state has changed.
-    """
+def _undone(target: TreeModel, foreign: Sequence[Foreign]) -> Iterator[_Changes]:
+    """Put back, after the block, what foreign code keeps and the state of random number generators."""
     devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
     host, numbers = random.getstate(), np.random.get_state()
-    saved = [(piece, [*_cells_of(piece)]) for piece in foreign]
-    names = [(piece, attributes, set(attributes)) for piece in foreign for attributes in _attributes_of(piece)]
+    changes = _Changes(target, foreign)
     try:
         with torch.random.fork_rng(devices=devices):
-            yield lambda: [piece for piece, cells in saved if any(cell.changed() for cell in cells)]
+            yield changes
     finally:
-        changed = {(piece.what, cell.name) for piece, cells in saved for cell in cells if cell.changed()}
-        for piece, attributes, before in names:
-            for name in attributes.keys() - before:  # made by a first pass
-                changed.add((piece.what, name))
-                del attributes[name]
-        _volatile(target).update(changed)
+        _volatile(target).update(changes.undo())
         random.setstate(host)
         np.random.set_state(numbers)
-        for _, cells in saved:
-            for cell in cells:
-                cell.restore()
 
 
-class _Cell:
-    """Something that foreign code can write: a cell of a closure, attributes, a global variable, a container."""
-
-    def __init__(self, name: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        self.name, self._read, self._write = name, read, write
-        self._value = self._read()
-        self._copy = _copied(self._value)
-
-    def changed(self) -> bool:
-        value = self._read()
-        return not _equal(value, self._copy if value is self._value else self._value)
-
-    def restore(self) -> None:
-        if not self.changed():
-            return
-        value = self._value
-        if isinstance(value, (list, dict, set)):
-            value.clear()
-            value.extend(self._copy) if isinstance(value, list) else value.update(self._copy)
-        elif isinstance(value, torch.Tensor):
-            with torch.no_grad():
-                value.copy_(self._copy)
-        elif _is_counter(value):
-            value = self._copy
-        self._write(value)
-
-
-def _is_counter(value: Any) -> bool:
-    return type(value).__module__ == "itertools" or isinstance(value, Iterator)
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of plain values, containers, tensors and iterators; other objects as they are."""
-    if isinstance(value, (list, dict, set)):
-        return copy.copy(value)
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if type(value).__module__ == "itertools":
-        return copy.copy(value)
-    return value
-
-
-def _equal(value: Any, other: Any) -> bool:
-    if isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
-        return (
-            isinstance(value, torch.Tensor)
-            and isinstance(other, torch.Tensor)
-            and value.shape == other.shape
-            and bool(torch.equal(value, other))
-        )
-    if type(value).__module__ == "itertools":
-        return repr(value) == repr(other)
-    if isinstance(value, (list, dict, set)) and isinstance(other, (list, dict, set)):
-        return len(value) == len(other) and _same_items(value, other)
-    try:
-        return value is other or bool(value == other)
-    except Exception:  # objects that cannot be compared
-        return False
-
-
-def _same_items(value: Any, other: Any) -> bool:
-    if isinstance(value, dict):
-        return value.keys() == other.keys() and all(_equal(value[key], other[key]) for key in value)
-    if isinstance(value, set):
-        return bool(value == other)
-    return all(_equal(one, two) for one, two in zip(value, other, strict=True))
-
-
-def _cells_of(piece: Foreign) -> Iterator[_Cell]:
-    """Each thing that foreign code can write."""
-    for function in functions_in(piece.code):
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if _is_filled(cell):
-                yield _of_cell(name, cell)
-                yield from _of_object(cell.cell_contents)
-        for name in names_in(function.__code__):
-            if name in function.__globals__:
-                yield _of_item(function.__globals__, name)
-                yield from _of_object(function.__globals__[name])
-    if isinstance(piece.code, MethodType):
-        yield from _of_object(piece.code.__self__)
-    elif not isinstance(piece.code, (FunctionType, type)):
-        yield from _of_object(piece.code)
-    for name, value in values_in(piece.code):
-        yield from _of_container(name, value)
-    if piece.module is not None:
-        yield from _of_object(piece.module)
-        for name in piece.module._buffers:
-            yield _of_item(piece.module._buffers, name)
-
-
-def _attributes_of(piece: Foreign) -> Iterator[dict[str, Any]]:
-    """The attributes of the objects that foreign code is or belongs to."""
-    holders = [piece.module, piece.code.__self__ if isinstance(piece.code, MethodType) else piece.code]
-    for holder in holders:
-        if not isinstance(holder, (type, FunctionType)) and isinstance(getattr(holder, "__dict__", None), dict):
-            yield holder.__dict__
-
-
-def _of_container(name: str, value: Any, depth: int = 0) -> Iterator[_Cell]:
-    """A list, dictionary or set, and those in it."""
-    if isinstance(value, (list, dict, set)) and depth < _DEEP:
-        yield _of_item({name: value}, name)
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _of_container(name, item, depth + 1)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-def _of_cell(name: str, cell: Any) -> _Cell:
-    return _Cell(name, lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value))
-
-
-def _of_item(items: Any, name: str) -> _Cell:
-    return _Cell(name, lambda: items.get(name), lambda value: items.__setitem__(name, value))
-
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, list, dict, set, tuple, torch.Tensor)
-
-
-def _of_object(holder: Any) -> Iterator[_Cell]:
-    """The plain attributes of an object."""
-    attributes = getattr(holder, "__dict__", None)
-    if not isinstance(attributes, dict) or isinstance(holder, (type, FunctionType, ModuleType)):
-        return
-    for name, value in list(attributes.items()):
-        if name not in ATTRIBUTES_OF_TORCH and (isinstance(value, _PLAIN) or type(value).__module__ == "itertools"):
-            yield _of_item(attributes, name)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, list, dict, set, tuple, deque)
