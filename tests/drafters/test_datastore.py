@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from token_recycling.drafters.rest.datastore import FORMAT, VERSION, Datastore, DatastoreError, build
+from token_recycling.drafters.rest import FORMAT, VERSION, Datastore, DatastoreError, build
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=3)
 

@@ -14,7 +14,7 @@ from transformers.generation import logits_process
 
 import token_recycling as tr
 from token_recycling.drafters.fuse import Fuse
-from token_recycling.drafters.specdec_pp.head import AcceptanceHead
+from token_recycling.drafters.specdec_pp import AcceptanceHead
 from token_recycling.model.inspection import last_state, layer_states
 
 SIZE, NEW = 3, 4

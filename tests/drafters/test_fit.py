@@ -14,8 +14,7 @@ from token_recycling.drafters import layer_skip, specdec_pp
 from token_recycling.drafters.assistant import Assistant
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.layer_skip import LayerSkip
-from token_recycling.drafters.specdec_pp import SpecDecPP
-from token_recycling.drafters.specdec_pp.head import AcceptanceHead, save_head
+from token_recycling.drafters.specdec_pp import AcceptanceHead, SpecDecPP, save_head
 from token_recycling.model.inspection import output_width
 
 IDS = tiny.prompt(0, 6)

@@ -13,8 +13,7 @@ from support.strategies import rank_paths
 
 import token_recycling as tr
 from token_recycling.drafters._shared.saved import TrainedPartError
-from token_recycling.drafters.medusa import Medusa
-from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
+from token_recycling.drafters.medusa import Medusa, MedusaHeads, load_heads, save_heads
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.training.continuations import Continuations, continuations
 from token_recycling.training.declaration import Schedule

@@ -12,8 +12,7 @@ from support.commandline import PROMPT, assert_refused, run, run_json
 
 import token_recycling as tr
 from token_recycling import Context, fingerprint
-from token_recycling.drafters.rest import Rest, frequent_prefixes
-from token_recycling.drafters.rest.datastore import Datastore, DatastoreError, build
+from token_recycling.drafters.rest import Datastore, DatastoreError, Rest, build, frequent_prefixes
 from token_recycling.model.tree_model import TreeModel
 
 

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters._shared.saved import TrainedPartError
-from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head, save_head
+from token_recycling.drafters.specdec_pp import AcceptanceHead, load_head, save_head
 from token_recycling.model.inspection import output_width
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import tiny
 
-from token_recycling.drafters.specdec_pp.head import AcceptanceHead
+from token_recycling.drafters.specdec_pp import AcceptanceHead
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.declaration import Schedule

@@ -64,7 +64,7 @@ def answer(real, ids):
 @pytest.fixture(scope="session")
 def datastore(real, tmp_path_factory):
     """Past text for `rest`: the questions."""
-    from token_recycling.drafters.rest.datastore import build
+    from token_recycling.drafters.rest import build
 
     path = tmp_path_factory.mktemp("rest") / "questions.datastore"
     texts = [question for kind in QUESTIONS.values() for question in kind]

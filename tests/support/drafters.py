@@ -23,13 +23,10 @@ from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import save_head
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.layer_skip import LayerSkip
-from token_recycling.drafters.medusa import Medusa
-from token_recycling.drafters.medusa.heads import MedusaHeads, save_heads
+from token_recycling.drafters.medusa import Medusa, MedusaHeads, save_heads
 from token_recycling.drafters.mtp import Mtp
-from token_recycling.drafters.rest import Rest
-from token_recycling.drafters.rest.datastore import build
-from token_recycling.drafters.specdec_pp import SpecDecPP
-from token_recycling.drafters.specdec_pp.head import AcceptanceHead
+from token_recycling.drafters.rest import Rest, build
+from token_recycling.drafters.specdec_pp import AcceptanceHead, SpecDecPP
 from token_recycling.model.inspection import decoder_layers, output_width
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.training.continuations import Continuations

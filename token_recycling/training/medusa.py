@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from ..drafters.medusa.heads import MedusaHeads, save_heads
+from ..drafters.medusa import MedusaHeads, save_heads
 from ..model.inspection import last_state, layer_states, output_layer, output_width, weights_fingerprint
 from ..model.tree_model import TreeModel
 from .continuations import Continuations

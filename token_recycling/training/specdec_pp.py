@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..drafters.specdec_pp.head import AcceptanceHead, save_head
+from ..drafters.specdec_pp import AcceptanceHead, save_head
 from ..model.inspection import last_state, layer_states, output_width, weights_fingerprint
 from ..model.tree_model import TreeModel
 from .continuations import Continuations, digest

@@ -30,7 +30,7 @@ def build(
         raise ValueError(f"--output must be a file, got the folder {output}")
     loading.check_source(model)
     with running.loading_shown(model):
-        from ...drafters.rest import datastore as library
+        from ...drafters import rest as library
         from ...recycling.matrix_file import fingerprint
         from ...training.corpus import documents
 
