@@ -102,6 +102,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"a": {"type": "string", "required": True}, "b": {"required": True}}}, "#/properties/b/required"),
     ({"minLength": "3"}, "#/minLength"),
     ({"multipleOf": 0}, "#/multipleOf"),
+    ({"multipleOf": 1_000_000}, "#/multipleOf"),
+    ({"type": "number", "multipleOf": 0.12345}, "#/multipleOf"),
     (
         {"$defs": {"t": {"properties": {"a": {"$ref": "#/$defs/t", "minProperties": 1}}}}, "$ref": "#/$defs/t"},
         "#/$defs/t",

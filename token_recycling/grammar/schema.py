@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -100,6 +101,7 @@ _IGNORED_WITHOUT = {"then": "if", "else": "if", "minContains": "contains", "maxC
 _UNSUPPORTED = (
     "contains", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
+_MAX_REMAINDERS = 10_000
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 """Keywords with schemas for the same value."""
 
@@ -373,7 +375,8 @@ class _Node:
             self._own.update(by_name)
         step = self._get("multipleOf", lambda value: _is_number(value) and value > 0, "a number above 0")
         if step is not None:
-            if (why := _unwritable(step)) is None:
+            why = _unwritable(step) or _too_many_remainders(step)
+            if why is None:
                 self._own["multipleOf"] = step
             else:
                 self._note("multipleOf", why)
@@ -788,6 +791,17 @@ def _unwritable(value: Any) -> str | None:
         elif isinstance(one, int | float) and not isinstance(one, bool) and not _finite(one):
             return f"{_shown(one)} is no number of JSON"
     return None
+
+
+def _too_many_remainders(step: float) -> str | None:
+    """Say why numbers cannot be held to multiples of `step`, or return None: each remainder is a state of the lexer,
+    of which sequences share a limited number.
+    """
+    decimal = Decimal(repr(step))
+    places = max(0, -int(decimal.normalize().as_tuple().exponent))
+    if decimal.scaleb(places) <= _MAX_REMAINDERS:
+        return None
+    return f"{step} is not supported, since numbers would have more than {_MAX_REMAINDERS:,} remainders"
 
 
 def _at(document: Any, place: str) -> Any:
