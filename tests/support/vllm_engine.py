@@ -12,6 +12,7 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
+    VLLM_REGEX_COMPILATION_TIMEOUT_S="120",  # 5 s are too short on a loaded machine
     HF_HUB_OFFLINE="1",
 )
 
