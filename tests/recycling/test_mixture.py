@@ -104,7 +104,7 @@ def test_candidates_are_counted_at_accepted_nodes_drafted_or_not():
     grower = Grower(matrix_of(rows), [5])
     assert grower.paths(grower.fill("0 1 00")) == [(10,), (11,), (10, 20)]
     calibration = grower.matrix.calibration
-    grower.count(4, [10, 21])
+    grower.count([10, 21])
     kinds = [(10, 0.4, 0), (11, 0.24, 1), (20, 0.48, 0), (21, 0.16, 1), (11, 0.006, 2)]
     wanted = mixture_calibration()
     for token, share, rank in kinds:
@@ -132,7 +132,7 @@ def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind
     grower = Grower(matrix, again)
     grower.grow(1)
     share = grower.children()[7]
-    grower.count(1, [7])
+    grower.count([7])
     wanted = mixture_calibration()
     wanted[cell(share, 0, history=kind)] = [1, 1]
     np.testing.assert_array_equal(matrix.calibration, wanted)
@@ -165,6 +165,6 @@ def test_candidates_are_distinct_and_their_probabilities_within_one(history, tex
         assert (likely <= 1 + 1e-5).all()
         assert (np.diff(likely) <= 0).all(), "the likeliest first"
     for _ in range(5):
-        grower.count(nodes, grower.growing.tokens[1:nodes])
+        grower.count(grower.growing.tokens[1:nodes])
     grower.grow(6, depth=3)
     assert all(0 <= one <= 1 + 1e-5 for one in grower.children().values())

@@ -7,7 +7,6 @@ import pytest
 
 from token_recycling import Template
 from token_recycling.costs.budget import NO_COSTS
-from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
 from token_recycling.recycling.nodes import GrowingTree
@@ -40,7 +39,7 @@ class Grower:
         self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Template | None = None
     ) -> int:
         recycler = Recycler(self.matrix, self.tokens, nodes, suffix=self._suffix, template=template)
-        self.growing = recycler.draft(self.tokens, depth, costs)
+        self._recycler, self.growing = recycler, recycler.draft(self.tokens, depth, costs)
         return len(self.growing.tokens)
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:
@@ -57,11 +56,9 @@ class Grower:
             paths.append((*paths[self.growing.parents[node]], int(self.growing.tokens[node])))
         return paths[1:]
 
-    def count(self, nodes: int, chosen: list[int] | np.ndarray) -> None:
+    def count(self, chosen: list[int] | np.ndarray) -> None:
         """Counts what the target chose after the root of the tree that grew last."""
-        tree = self.growing
-        arrays = tree.tokens, tree.parents, tree.candidates, tree.cells, tree.known
-        count_chosen(*arrays, nodes, np.asarray(chosen), self.matrix.calibration)
+        self._recycler.observe(list(chosen), ends=False)
 
     def children(self, node: int = 0) -> dict[int, float]:
         """What may follow a node, and how likely that was thought."""

@@ -12,6 +12,7 @@ the time. That option (`_nrt`) is private; no public one does the same, and no o
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import threading
@@ -69,11 +70,22 @@ def compiled_part(function: Callable | None = None, *, allocates: bool = False, 
     return register_jitable(**_OPTIONS, _nrt=allocates, **options)(function)
 
 
+def compiled_inline(function: Callable) -> Any:
+    """Compile a function within its only caller: for large ones, which LLVM would optimise again in every function that
+    has them as a part. Not for small ones: inlining takes longer than compiling these.
+    """
+    return njit(inline="always", _nrt=False, **_OPTIONS)(function)
+
+
 class _Compiling(event.Listener, threading.local):
     """Logs that functions are being compiled, and adds up the time per thread."""
 
     keeps = True
     """Whether there is a folder to cache them in."""
+    collects = False
+    """Whether garbage is collected where nothing is compiled: numba makes so many objects that it takes a sixth of the
+    time.
+    """
     depth = 0
     """Compilations in progress, one within another; the outermost is of one of our functions."""
     since = 0.0
@@ -86,6 +98,8 @@ class _Compiling(event.Listener, threading.local):
         self.depth += 1
         if self.depth == 1:
             self.since = time.perf_counter()
+            self.collects = gc.isenabled()
+            gc.disable()
             _say(_Compiling.keeps)
 
     def on_end(self, event: event.Event) -> None:
@@ -93,6 +107,8 @@ class _Compiling(event.Listener, threading.local):
             self.depth -= 1
             if not self.depth:
                 self.seconds += time.perf_counter() - self.since
+                if self.collects:
+                    gc.enable()
 
 
 _said = False

@@ -20,7 +20,7 @@ from .calibration import count
 from .copying import Copying, begin_draft, follow, follows_from
 from .mixture import Mixture, Sources
 from .ngrams import Rows
-from .nodes import GrowingTree, attach, consider, keep_allowed, put_below
+from .nodes import GrowingTree, consider, keep_allowed, put_below
 from .suffix_index import IndexArrays, append_one
 
 _PRIOR, _OF_SEQUENCE, _OF_ALL = 2.0, 0.9, 0.99
@@ -37,32 +37,11 @@ class Shape(NamedTuple):
     nodes: int  # at most, without the root
     children: int  # per node at most; 1 for chains
     corrected: bool  # whether probabilities along chains are corrected
+    counted: bool  # whether outcomes are counted in the calibration
 
 
 @compiled(allocates=False)
-def read(
-    index_tokens: np.ndarray,
-    index_before: np.ndarray,
-    index_newest: np.ndarray,
-    index_added: np.ndarray,
-    copying_state: np.ndarray,
-    copying_rules: np.ndarray,
-    tokens: np.ndarray,
-    indexed: int,
-) -> None:
-    """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and follow what they were copied from.
-    The arrays are those of an `IndexArrays` and of a `Copying`: see `grow`.
-    """
-    index = IndexArrays(index_tokens, index_before, index_newest, index_added)
-    copying = Copying(copying_state, copying_rules)
-    for place in range(len(tokens)):
-        if indexed + place >= follows_from(copying):
-            follow(copying, index, tokens[place])
-        append_one(index, tokens[place])
-
-
-@compiled(allocates=False)
-def grow(
+def advance(
     tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, ranks: np.ndarray, values: np.ndarray,
     recent: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray, cells: np.ndarray, known: np.ndarray,
     drafted: np.ndarray, places: np.ndarray,
@@ -74,76 +53,100 @@ def grow(
     history_tokens: np.ndarray, history_before: np.ndarray, history_newest: np.ndarray, history_added: np.ndarray,
     calibration: np.ndarray, copying_state: np.ndarray, copying_rules: np.ndarray,
     template_parents: np.ndarray, template_ranks: np.ndarray, filled: np.ndarray, most: int, children: int,
-    corrected: bool,
-    rejections: np.ndarray, all_rejections: np.ndarray, max_depth: int, grown: int, least: float,
-    costs: np.ndarray, ratio: float,
+    corrected: bool, counted: bool, rejections: np.ndarray, all_rejections: np.ndarray,
+    written: np.ndarray, outcome_of: int, indexed: int, grown: int, max_depth: int, least: float, costs: np.ndarray,
+    ratio: float, parent: int, token: int, probability: float, mask: np.ndarray,
 ) -> tuple[int, int, float]:  # fmt: skip
-    """Add nodes to a draft of `grown` nodes, 0 for a new one, while more may pay. Return how many nodes pay, the root
-    included, how many have grown, and the gain of the best candidate that was not added; 0 without one.
+    """Count the outcome of the last draft, read what was written since, and draft: all that a sequence computes in a
+    step. Return how many nodes pay, the root included, how many have grown, and the gain of the best candidate that was
+    not added; 0 without one.
 
-    The arrays are those of a `GrowingTree`, `Mixture`, `Rows`, two `IndexArrays`, the calibration, a `Copying` and a
-    `Shape`, one by one: numba takes six microseconds more for tuples of them. `rejections`, `all_rejections`: see
-    `count_rejections`. No node gains `least` or less. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any
-    unit; empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
+    This is one function, since numba compiles all that it calls again for each function that is called from Python. The
+    arrays are those of a `GrowingTree`, `Mixture`, `Rows`, two `IndexArrays`, the calibration, a `Copying` and a
+    `Shape`, one by one: numba takes six microseconds more for tuples of them. They stay the same from step to step.
+
+    `written` (n,) int64: tokens since the last draft, of whose `outcome_of` nodes they tell the outcome (0: it was
+    counted); from number `indexed` of the index on they are read (-1: not at all).
+
+    Nodes are added to a draft of `grown` nodes, 0 for a new one, while more may pay; none is deeper than `max_depth`
+    (-1: no draft), none gains `least` or less. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit;
+    empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
+
+    With a `parent`, only `token` is added below it, with that probability, and its candidates within `mask` (see
+    `keep_allowed`) are found, none if the mask is empty.
     """
     tree = GrowingTree(
         tokens, parents, depths, ranks, values, recent, candidates, probabilities, cells, known, drafted, places
     )
+    index = IndexArrays(index_tokens, index_before, index_newest, index_added)
+    copying = Copying(copying_state, copying_rules)
     sources = Sources(
         Rows(row_candidates, row_shares, row_keys),
-        IndexArrays(index_tokens, index_before, index_newest, index_added),
+        index,
         IndexArrays(history_tokens, history_before, history_newest, history_added),
         calibration,
-        Copying(copying_state, copying_rules),
+        copying,
         Mixture(
             orders, mixed_recent, alternative, mixed_tokens, shares, matches, copied, mixed_cells, mixed_probabilities,
             match_places, lengths, longest,
         ),
     )  # fmt: skip
-    shape = Shape(template_parents, template_ranks, filled, most, children, corrected)
-    if not grown:
+    shape = Shape(template_parents, template_ranks, filled, most, children, corrected, counted)
+    if outcome_of and counted:
+        _count_chosen(tree, outcome_of, written, calibration)
+    if outcome_of and corrected:
+        _count_rejections(tree, outcome_of, written, rejections, all_rejections)
+    if indexed >= 0:
+        _read(index, copying, written, indexed)
+    if max_depth < 0:
+        return 0, 0, 0.0
+    if parent >= 0:
+        put_below(tree, grown, parent, tree.drafted[parent], token, np.float32(probability), copying, index)
+        if not len(mask):
+            return 0, grown + 1, 0.0
+    elif grown == 0:
         tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
-        if len(sources.sequence.tokens):
-            begin_draft(sources.copying, sources.sequence, tree.places)
-        consider(tree, 0, sources)
         shape.filled[len(shape.parents)] = 0
-        grown = 1
-    correction = _corrections(rejections, all_rejections) if shape.corrected else (1.0, 1.0)
-    paying, gain, expected = grown, 0.0, 1 / ratio  # in units of the unscaled gains
-    rate = expected / costs[0] if len(costs) else 0.0
-    while grown <= shape.nodes:
+        if len(index.tokens):
+            begin_draft(copying, index, tree.places)
+    correction = _corrections(rejections, all_rejections) if corrected else (1.0, 1.0)
+    paying, gain, expected, rate = max(grown, 1), 0.0, 1 / ratio, 0.0  # in units of the unscaled gains
+    added = grown == 0 or parent >= 0
+    while True:
+        if added:
+            consider(tree, grown, sources)
+            grown, expected = grown + 1, expected + gain
+            if parent >= 0:
+                keep_allowed(tree, grown - 1, mask)
+                return 0, grown, 0.0
+            if not len(costs):
+                paying = grown
+            elif expected / costs[grown - 1] >= rate:
+                paying, rate = grown, expected / costs[grown - 1]
+        if grown > most:
+            return paying, grown, 0.0
         if len(shape.parents):
-            parent, rank, gain = _next_of_template(tree, grown - 1, shape, max_depth)
+            parent_of_next, rank, gain = _next_of_template(tree, grown - 1, shape, max_depth)
         else:
-            parent, rank, gain = _next(tree, grown, shape, max_depth, correction)
+            parent_of_next, rank, gain = _next(tree, grown, shape, max_depth, correction)
         if gain <= least or not may_pay(costs, grown, expected, rate, gain):
             return paying, grown, gain
-        attach(tree, grown, parent, rank, sources)
+        token, probability = tree.candidates[parent_of_next, rank], tree.probabilities[parent_of_next, rank]
+        put_below(tree, grown, parent_of_next, rank, token, np.float32(probability), copying, index)
         if shape.children == 1:
             tree.values[grown] = gain
-        consider(tree, grown, sources)
-        grown, expected = grown + 1, expected + gain
-        if not len(costs):
-            paying = grown
-        elif expected / costs[grown - 1] >= rate:
-            paying, rate = grown, expected / costs[grown - 1]
-    return paying, grown, 0.0
+        added = True
 
 
-@compiled(allocates=False)
-def put(
-    tree: GrowingTree, sources: Sources, node: int, parent: int, token: int, probability: float, mask: np.ndarray
-) -> None:
-    """Add a token below a node of a draft, as its node number `node`, and find its candidates within `mask` (see
-    `keep_allowed`); none if the mask is empty.
+@compiled_part
+def _read(index: IndexArrays, copying: Copying, tokens: np.ndarray, indexed: int) -> None:
+    """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and follow what they were copied
+    from.
     """
-    put_below(tree, node, parent, token, np.float32(probability), sources)
-    tree.ranks[node] = tree.drafted[parent]
-    tree.drafted[parent] += 1
-    tree.known[node], tree.drafted[node] = 0, 0
-    if len(mask):
-        consider(tree, node, sources)
-        keep_allowed(tree, node, mask)
+    for place in range(len(tokens)):
+        if indexed + place >= follows_from(copying):
+            follow(copying, index, tokens[place])
+        append_one(index, tokens[place])
 
 
 @compiled_part
@@ -182,42 +185,28 @@ def _next_of_template(tree: GrowingTree, newest: int, shape: Shape, max_depth: i
     return np.int64(-1), np.int64(0), 0.0
 
 
-@compiled(allocates=False)
-def count_chosen(
-    tokens: np.ndarray,
-    parents: np.ndarray,
-    candidates: np.ndarray,
-    cells: np.ndarray,
-    known: np.ndarray,
-    nodes: int,
-    chosen: np.ndarray,
-    calibration: np.ndarray,
-) -> None:
+@compiled_part
+def _count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
     """Count which kinds of candidates were right along `chosen`, the tokens after the root of a draft of `nodes`
-    nodes. The first five arrays are those of a `GrowingTree`.
+    nodes.
     """
     node = 0
     for place in range(len(chosen)):
         token = chosen[place]
-        for rank in range(known[node]):
-            count(calibration, cells[node, rank], candidates[node, rank] == token)
+        for rank in range(tree.known[node]):
+            count(calibration, tree.cells[node, rank], tree.candidates[node, rank] == token)
         parent, node = node, -1
         for child in range(parent + 1, nodes):
-            if parents[child] == parent and tokens[child] == token:
+            if tree.parents[child] == parent and tree.tokens[child] == token:
                 node = child
                 break
         if node < 0:
             return
 
 
-@compiled(allocates=False)
-def count_rejections(
-    tokens: np.ndarray,
-    probabilities: np.ndarray,
-    nodes: int,
-    chosen: np.ndarray,
-    rejections: np.ndarray,
-    all_rejections: np.ndarray,
+@compiled_part
+def _count_rejections(
+    tree: GrowingTree, nodes: int, chosen: np.ndarray, rejections: np.ndarray, all_rejections: np.ndarray
 ) -> None:
     """Count the verified tokens of a chain of `nodes` nodes, whether one was rejected, and the expectation, where
     `chosen` are the tokens after the root: (3,) float64 each, of its sequence and of all.
@@ -225,8 +214,8 @@ def count_rejections(
     verified, rejected, expected = 0.0, 0.0, 0.0
     for place in range(min(len(chosen), nodes - 1)):
         verified += 1
-        expected += 1 - probabilities[place, 0]
-        if tokens[place + 1] != chosen[place]:
+        expected += 1 - tree.probabilities[place, 0]
+        if tree.tokens[place + 1] != chosen[place]:
             rejected = 1.0
             break
     _decay_and_add(rejections, _OF_SEQUENCE, verified, rejected, expected)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._util.compiled import compiled_part
+from .._util.compiled import compiled_inline, compiled_part
 from .calibration import MATCHES, RANKS, calibrated, cell_of, match_kind, new_calibration
 from .copying import HYPOTHESES, Copying, candidate, weight
 from .copying import KINDS as COPIED
@@ -98,7 +98,7 @@ def mixture_calibration() -> np.ndarray:
     return new_calibration(_KINDS)
 
 
-@compiled_part
+@compiled_inline
 def mix(sources: Sources, places: np.ndarray, node: int) -> int:
     """Find the candidates after `mixture.recent` and their probabilities; return their number. `places` (nodes,
     HYPOTHESES, 4): where copying may continue after each node.

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._util.compiled import compiled_part
-from .copying import HYPOTHESES, find, go_on
+from .._util.compiled import compiled_inline, compiled_part
+from .copying import HYPOTHESES, Copying, find, go_on
 from .mixture import Sources, mix
 from .ngrams import ABSENT
-from .suffix_index import LONGEST
+from .suffix_index import LONGEST, IndexArrays
 
 CHILDREN = 16
 """Most candidates of one node."""
@@ -55,21 +55,20 @@ class GrowingTree(NamedTuple):
 
 
 @compiled_part
-def attach(tree: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
-    """Make the candidate of that rank a child: the newest node."""
-    put_below(tree, node, parent, tree.candidates[parent, rank], tree.probabilities[parent, rank], sources)
-    tree.ranks[node], tree.drafted[parent] = rank, max(tree.drafted[parent], rank + 1)
-
-
-@compiled_part
-def put_below(tree: GrowingTree, node: int, parent: int, token: int, probability: float, sources: Sources) -> None:
-    """Add a token below a node, as the newest node."""
+def put_below(
+    tree: GrowingTree, node: int, parent: int, rank: int, token: int, probability: float, copying: Copying,
+    index: IndexArrays,
+) -> None:  # fmt: skip
+    """Add a token below a node, as the newest node, with that rank among the candidates of its parent."""
     tree.tokens[node], tree.parents[node], tree.depths[node] = token, parent, tree.depths[parent] + 1
-    tree.values[node] = tree.values[parent] * probability
-    go_on(sources.copying, sources.sequence, tree.places, parent, node, tree.tokens[node])
+    tree.values[node], tree.ranks[node] = tree.values[parent] * probability, rank
+    if tree.drafted[parent] <= rank:
+        tree.drafted[parent] = rank + 1
+    tree.known[node], tree.drafted[node] = 0, 0
+    go_on(copying, index, tree.places, parent, node, token)
 
 
-@compiled_part
+@compiled_inline
 def consider(tree: GrowingTree, node: int, sources: Sources) -> None:
     """Find the candidates after the newest node."""
     mixture, known, depth, above = sources.mixture, np.int64(0), tree.depths[node], node

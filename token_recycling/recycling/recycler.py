@@ -18,11 +18,11 @@ from ..costs.budget import NO_COSTS, least_gain, paying_prefix
 from ..grammar.grow import Candidates, GrammarStatistics
 from ..grammar.grow import grow as grow_within
 from .copying import Copying
-from .growth import Shape, count_chosen, count_rejections, grow, put, read
+from .growth import Shape, advance
 from .mixture import Mixture, Sources
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree, keep_allowed
-from .suffix_index import BREAK, LONGEST, SuffixIndex, masked
+from .suffix_index import BREAK, LONGEST, IndexArrays, SuffixIndex, masked
 
 if TYPE_CHECKING:
     from ..grammar.state import State
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _NO_MASK = np.zeros(0, np.int32)
 """An empty mask: no candidates are looked up."""
-_NO_NODES = np.zeros(0, np.int64)
+_NO_NODES = _NO_TOKENS = np.zeros(0, np.int64)
+_NO_OUTCOME, _NOT_READ, _NO_DRAFT, _NO_PARENT = 0, -1, -1, -1
+"""Arguments of `advance` where there is nothing to count, to read, to draft, or a token to add."""
 _UNFINISHED = 16
 """Tokens per piece added to the history where the end of a sequence is not announced."""
 _PIECE, _LEAD = 32, 8
@@ -77,11 +79,14 @@ class Recycler:
             nodes,
             1 if chains else CHILDREN,
             corrected,
+            learns,
         )
         self._tree, self._mixture = GrowingTree.empty(nodes + 1), Mixture.empty(matrix.orders, matrix.k)
         self._grown = 0
         """Nodes of the tree; 0 once its outcome was counted."""
         self._rejections = np.zeros(3)
+        self._bound: tuple[tuple[IndexArrays, IndexArrays], tuple] | None = None
+        """The indexes of the last call of `advance`, and the arguments that stay the same as long as these do."""
 
     def predict(self, tokens: Sequence[int] | np.ndarray, answered: int = 0) -> None:
         """Set the predicted output, tokens (n,), before the first draft: drafts copy from it first. `answered`: how
@@ -112,8 +117,7 @@ class Recycler:
         where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales the expected gain of
         a node.
         """
-        self._read_on(tokens)
-        paying, _ = self._grow(max_depth, costs=costs, ratio=ratio)
+        paying, _ = self._draft_after(tokens, max_depth, costs=costs, ratio=ratio)
         return self._tree.first(paying)
 
     def draft_within(
@@ -128,9 +132,8 @@ class Recycler:
         """Draft within a grammar, as `draft` does. Return the nodes, and the probability (n,) float32 of each being
         accepted if its parent is. `state`: the grammar's state at the end of the sequence.
         """
-        self._read_on(tokens)
-        self._grow(max_depth, least=math.inf)
-        tree, sources = self._tree, self._sources()
+        self._draft_after(tokens, max_depth, least=math.inf)
+        tree = self._tree
 
         def candidates(node: int) -> Candidates:
             shown = slice(tree.known[node])
@@ -138,8 +141,7 @@ class Recycler:
 
         def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
             mask = _NO_MASK if after is None else after.mask
-            put(tree, sources, self._grown, parent, token, probability, mask)
-            self._grown += 1
+            self._advance(max_depth=max_depth, parent=parent, token=token, probability=probability, mask=mask)
             return [] if after is None else candidates(self._grown - 1)
 
         keep_allowed(tree, 0, state.mask)
@@ -162,39 +164,71 @@ class Recycler:
         """(n,) float32: expected tokens of each grown node, in order of growth."""
         return self._tree.values[1 : self._grown]
 
-    def _read_on(self, tokens: np.ndarray) -> None:
-        """Read the new tokens of a sequence (length,), and count the outcome of the last draft."""
+    def _draft_after(
+        self, tokens: np.ndarray, max_depth: int, least: float = 0.0, costs: np.ndarray = NO_COSTS, ratio: float = 1.0
+    ) -> tuple[int, float]:
+        """Read the new tokens of a sequence (length,), which tell the outcome of the last draft, and draft; see
+        `_advance`.
+        """
         length = len(tokens)
         if length > self.recorded:
             self._record(tokens[self.recorded :].tolist(), False)
-        written = np.ascontiguousarray(tokens[self._read :], np.int64)
-        if self._grown:
-            self._count(written)
-            if self._shape.corrected:
-                tree, rejections = self._tree, self._rejections
-                count_rejections(
-                    tree.tokens, tree.probabilities, self._grown, written, rejections, self.matrix.rejections
-                )
-        self._search_in(written)
-        newest = tokens[-LONGEST:]
+        written, newest = np.ascontiguousarray(tokens[self._read :], np.int64), tokens[-LONGEST:]
         self._tree.recent[: len(newest)] = newest[::-1]
-        self._length, self._last, self._grown = length, int(tokens[-1]), 0
+        self._length, self._last = length, int(newest[-1])
+        outcome_of, self._grown = self._grown, 0
+        indexed = self._reserve(len(written))
+        return self._advance(written, outcome_of, indexed, max(max_depth, 0), least, costs, ratio)
 
-    def _search_in(self, written: np.ndarray) -> None:
-        """Add tokens to the index, if the sequence is searched."""
-        if self._searched:
-            self._index.reserve(len(written))
-            read(*self._index.arrays, *self._copying, written, self._read)
-        self._read += len(written)
+    def _reserve(self, tokens: int) -> int:
+        """Reserve memory in the index for that many tokens to be read; return how many are in it, or `_NOT_READ`."""
+        indexed = self._read
+        self._read += tokens
+        if not self._searched:
+            return _NOT_READ
+        self._index.reserve(tokens)
+        return indexed
 
-    def _grow(
-        self, max_depth: int, least: float = 0.0, costs: np.ndarray = NO_COSTS, ratio: float = 1.0
+    def _advance(
+        self,
+        written: np.ndarray = _NO_TOKENS,
+        outcome_of: int = _NO_OUTCOME,
+        indexed: int = _NOT_READ,
+        max_depth: int = _NO_DRAFT,
+        least: float = 0.0,
+        costs: np.ndarray = NO_COSTS,
+        ratio: float = 1.0,
+        parent: int = _NO_PARENT,
+        token: int = 0,
+        probability: float = 0.0,
+        mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
-        """Grow the draft by nodes that gain more than `least` each. Return how many nodes pay, and the gain of the best
-        one that was not added.
-        """
+        """Do what `growth.advance` does. Return how many nodes pay, and the gain of the best one that was not added."""
+        indexes = self._index.arrays, self.matrix.history.arrays
+        bound = self._bound
+        if bound is None or bound[0][0] is not indexes[0] or bound[0][1] is not indexes[1]:
+            bound = self._bound = indexes, self._arrays()
+        paying, self._grown, gain = advance(
+            *bound[1],
+            written,
+            outcome_of,
+            indexed,
+            self._grown,
+            max_depth,
+            least,
+            costs,
+            ratio,
+            parent,
+            token,
+            probability,
+            mask,
+        )
+        return paying, gain
+
+    def _arrays(self) -> tuple:
+        """Return the first arguments of `advance`."""
         matrix = self.matrix
-        paying, self._grown, gain = grow(
+        return (
             *self._tree,
             *self._mixture,
             *matrix.rows,
@@ -205,18 +239,6 @@ class Recycler:
             *self._shape,
             self._rejections,
             matrix.rejections,
-            max_depth,
-            self._grown,
-            least,
-            costs,
-            ratio,
-        )
-        return paying, gain
-
-    def _sources(self) -> Sources:
-        matrix = self.matrix
-        return Sources(
-            matrix.rows, self._index.arrays, matrix.history.arrays, matrix.calibration, self._copying, self._mixture
         )
 
     # Learning
@@ -225,11 +247,11 @@ class Recycler:
         """Record the accepted tokens of the last draft now instead of with the next one; `ends`: the sequence ends
         there.
         """
-        if self._grown:
-            self._count(np.array(written, np.int64))
-        self._grown = 0
-        if ends and self._copying.active:
-            self._search_in(np.array(written, np.int64))
+        outcome_of, self._grown = self._grown, 0
+        reads = ends and self._copying.active
+        if outcome_of or reads:
+            indexed = self._reserve(len(written)) if reads else _NOT_READ
+            self._advance(np.array(written, np.int64), outcome_of, indexed)
         self._record(written, ends)
 
     def forget_draft(self) -> None:
@@ -245,21 +267,6 @@ class Recycler:
         for place in range(1, orders):
             ngrams[1:, place] = ngrams[parents[1:], place - 1]
         return ngrams
-
-    def _count(self, written: np.ndarray) -> None:
-        """Count which kinds of candidates were right in the last draft."""
-        if self.learns:
-            tree, calibration = self._tree, self.matrix.calibration
-            count_chosen(
-                tree.tokens,
-                tree.parents,
-                tree.candidates,
-                tree.cells,
-                tree.known,
-                self._grown,
-                written,
-                calibration,
-            )
 
     def _record(self, written: Sequence[int], ends: bool) -> None:
         if self.learns:
@@ -279,22 +286,27 @@ def draft_together(
     Of all sequences the most valuable nodes are kept. `costs` (m,) float64: time of verifying 1, 2, ... nodes of all of
     them. See `Recycler.draft`.
     """
-    for recycler, tokens in zip(recyclers, sequences, strict=True):
-        recycler._read_on(tokens)
-    if not len(costs):
-        return [recycler._grow(depth)[0] for recycler, depth in zip(recyclers, max_depths, strict=True)]
     n = len(recyclers)
-    expected, next_gains = np.array([n / ratio]), np.zeros(n)
-    least, growing = least_gain(costs, n, expected), np.arange(n)
-    while len(growing):
-        for row in growing.tolist():
-            _, next_gains[row] = recyclers[row]._grow(max_depths[row], least)
+    expected = np.array([n / ratio])
+    least = least_gain(costs, n, expected) if len(costs) else 0.0
+    drafts = [
+        recycler._draft_after(tokens, max_depth, least)
+        for recycler, tokens, max_depth in zip(recyclers, sequences, max_depths, strict=True)
+    ]
+    if not len(costs):
+        return [paying for paying, _ in drafts]
+    next_gains = np.array([gain for _, gain in drafts])
+    while True:
         gains = [recycler._gains for recycler in recyclers]
         sizes, values = [len(own) for own in gains], np.concatenate(gains)
         order = np.argsort(-values, kind="stable")
         expected = np.cumsum(np.append(n / ratio, values[order].astype(np.float64)))
         least = least_gain(costs, n, expected)
         growing = np.flatnonzero(next_gains > least)
+        if not len(growing):
+            break
+        for row in growing.tolist():
+            _, next_gains[row] = recyclers[row]._advance(max_depth=max(max_depths[row], 0), least=least)
     owners = np.repeat(np.arange(n), sizes)[order[: paying_prefix(costs, n, expected)]]
     return (1 + np.bincount(owners, minlength=n)).tolist()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from .._util.topk import top_candidates
-from .growth import put
 from .options import Options
 from .recycler import Recycler
 from .suffix_index import LONGEST
@@ -19,7 +18,6 @@ def warm_up() -> None:
     recycler = Recycler(options.new_matrix(2), _PROMPT, 1)
     recycler.predict(_PROMPT)
     recycler.draft(_PROMPT, 1, np.ones(1))  # the root alone: one more node may be added
-    put(recycler._tree, recycler._sources(), 1, 0, 0, 1.0, np.zeros(0, np.int32))
     recycler.observe([0] * LONGEST, ends=True)
     ngrams = recycler.ngrams(np.array([-1, 0]), np.zeros(2, np.int64))
     recycler.matrix.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1))
