@@ -18,7 +18,7 @@ import numpy as np
 from .._util.compiled import compiled
 from .._util.topk import exceeded, top_candidates
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
-from .mixture import mixture_calibration
+from .mixture import Mixture, mixture_calibration
 from .ngrams import FULL, Rows, find_row, key_of, row_of
 from .suffix_index import SuffixIndex
 
@@ -56,6 +56,8 @@ class NgramMatrix:
             keys=np.zeros(hashed, np.int64),
         )
         self.calibration = mixture_calibration()
+        self.workspace = Mixture.empty(orders, k)
+        """Of one draft at a time, for all sequences: compiled code is not interrupted."""
         self.rejections = np.zeros(3)
         """Of the chains of all sequences; see `growth.count_rejections`."""
         self.lessons = 0

@@ -19,7 +19,6 @@ from ..grammar.grow import Candidates, GrammarStatistics
 from ..grammar.grow import grow as grow_within
 from .copying import Copying
 from .growth import Shape, advance
-from .mixture import Mixture, Sources
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree, keep_allowed
 from .suffix_index import BREAK, LONGEST, IndexArrays, SuffixIndex, masked
@@ -81,7 +80,7 @@ class Recycler:
             corrected,
             learns,
         )
-        self._tree, self._mixture = GrowingTree.empty(nodes + 1), Mixture.empty(matrix.orders, matrix.k)
+        self._tree = GrowingTree.empty(nodes + 1)
         self._grown = 0
         """Nodes of the tree; 0 once its outcome was counted."""
         self._rejections = np.zeros(3)
@@ -230,7 +229,7 @@ class Recycler:
         matrix = self.matrix
         return (
             *self._tree,
-            *self._mixture,
+            *matrix.workspace,
             *matrix.rows,
             *self._index.arrays,
             *matrix.history.arrays,

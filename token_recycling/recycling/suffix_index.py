@@ -195,10 +195,12 @@ class SuffixIndex:
 
     def reserve(self, more: int) -> None:
         """Reserve memory for that many more tokens, up to the capacity; the arrays may be replaced."""
-        total = len(self) + more
+        total, capacity = len(self) + more, len(self.arrays.tokens)
+        if total <= capacity and total <= _RENUMBERED:
+            return
         wanted = _power_of_two(2 * total)
         wanted = wanted if self.capacity is None else min(wanted, self.capacity)
-        if total > len(self.arrays.tokens) < wanted:
+        if total > capacity < wanted:
             self._rebuild(wanted)
         elif total > _RENUMBERED:
             self._rebuild(len(self.arrays.tokens))
