@@ -20,7 +20,9 @@ CHILDREN = 16
 
 
 class GrowingTree(NamedTuple):
-    """Nodes of a tree in order of growth, with their candidates."""
+    """Nodes of a tree in order of growth, with their candidates, which a `Draft` does not have: compiled code grows the
+    next node from them, and counts which were right.
+    """
 
     tokens: np.ndarray
     parents: np.ndarray

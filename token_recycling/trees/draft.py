@@ -201,7 +201,7 @@ class Draft:
 
 class DraftBuilder:
     """Grows a draft from branches with common prefixes: nodes with the same token after the same parent are merged.
-    Cost: a dictionary entry per node.
+    It is apart from `Draft`, whose arrays are complete. Cost: a dictionary entry per node.
     """
 
     def __init__(self, root: int) -> None:

@@ -20,7 +20,7 @@ PADDING = -1
 
 
 class PackedTrees(NamedTuple):
-    """Trees of b sequences, filled up to n nodes each, on one device."""
+    """Trees of b sequences, filled up to n nodes each, on one device: a `Draft` stays on the host."""
 
     lengths: torch.Tensor
     """(b,) int64: tokens of each sequence before its root."""

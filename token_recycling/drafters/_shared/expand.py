@@ -31,7 +31,9 @@ from ...trees.shapes import by_depth
 
 
 class Graph:
-    """Nodes by number: 0 is the root, the sequence's last token; parents come before their children."""
+    """Nodes by number: 0 is the root, the sequence's last token; parents come before their children. It is no `Draft`
+    until it is unrolled, since merged nodes have several parents.
+    """
 
     def __init__(self, sequence: Sequence[int], tau: int = 0) -> None:
         """`sequence` ends with the root's token. `tau`: tokens that must recur for a merge; 0 for none."""

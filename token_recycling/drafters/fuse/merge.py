@@ -30,7 +30,9 @@ _UNSURE = 0.5
 
 
 class Merged(NamedTuple):
-    """p drafts in one: every path once; n nodes, the root included."""
+    """p drafts in one: every path once; n nodes, the root included. A `Draft` has one probability per node, and the
+    calibration needs those of every part.
+    """
 
     draft: Draft
     """Without probabilities yet; of drafts with sampled nodes the first keeps them as sampled."""
