@@ -3,7 +3,7 @@
 A `Recycler` belongs to one sequence: its index, its draft, and the recorder that appends it to the history of all
 outputs. What sequences share is in the `NgramMatrix`. This module imports neither transformers nor torch nor an engine,
 and learning depends only on tokens and logits, never on clocks or random numbers, so that all ranks of a
-tensor-parallel engine learn the same. Cost per step: some 20 microseconds per sequence, and its nodes (`growth`).
+tensor-parallel engine learn the same. Cost per step: some ten microseconds per sequence, and its nodes (`growth`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ...trees.shapes import by_depth
 
 class Graph:
     """Nodes by number: 0 is the root, the sequence's last token; parents come before their children. It is no `Draft`
-    until it is unrolled, since merged nodes have several parents.
+    until it is unrolled, since a merged node shares the children of another.
     """
 
     def __init__(self, sequence: Sequence[int], tau: int = 0) -> None:
