@@ -74,7 +74,8 @@ def compiled_inline(function: Callable) -> Any:
     """Compile a function within its only caller: for large ones, which LLVM would optimise again in every function that
     has them as a part. Not for small ones: inlining takes longer than compiling these.
     """
-    return njit(inline="always", _nrt=False, **_OPTIONS)(function)
+    how: dict[str, Any] = {**_OPTIONS, "_nrt": False, "inline": "always"}
+    return njit(**how)(function)
 
 
 class _Compiling(event.Listener, threading.local):
