@@ -288,7 +288,7 @@ def _outcome(tests: list[str], tree: Path, seconds: float, pytest: Any) -> tuple
     while time.monotonic() < ends:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            lines = [line for line in output.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+            lines = [line for line in output.read_text().splitlines() if line.startswith(("FAILED", "ERROR tests"))]
             code = os.waitstatus_to_exitcode(status)
             return ("lives" if code == 0 else "killed" if code in (1, 2, 3, 4) or code < 0 else "no test"), "".join(
                 lines[:1]
