@@ -179,6 +179,21 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(schema, place):
     assert place in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}},
+    ],
+    ids=["object", "array", "alternative", "reference"],
+)
+def test_values_that_would_contain_themselves_for_ever_are_refused(schema):
+    with pytest.raises(ValueError, match="admits no"):
+        compiled(TOKENIZER, "json_schema", schema)
+
+
 def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible():
     schema = {
         "type": "array",

@@ -14,7 +14,7 @@ keywords mean nothing to a validator, and nothing here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -85,11 +85,13 @@ def enforceable(schema: Schema, closed: bool) -> Enforceable:
     """Return the schema as far as it can be enforced.
 
     If `closed`, objects with `properties` have no others unless the schema says so. Raise ValueError for a schema that
-    is none, or is too large.
+    is none, is too large, or whose values would never end.
     """
     walk = _Walk(schema, closed)
     root = walk.subschema(schema, "#", "#", closed)
     walk.definitions()
+    if root is not False and not _can_end(root, _ending(walk.defs)):
+        raise ValueError("#: admits no value: each would contain another one for ever; let a reference be left out")
     if isinstance(root, dict) and walk.defs:
         root = {**root, "$defs": walk.defs}
     return Enforceable(root, walk.unenforced, walk.nodes)
@@ -791,6 +793,36 @@ def _unwritable(value: Any) -> str | None:
         elif isinstance(one, int | float) and not isinstance(one, bool) and not _finite(one):
             return f"{_shown(one)} is no number of JSON"
     return None
+
+
+def _ending(definitions: dict[str, Schema]) -> set[str]:
+    """Return the definitions that a value can satisfy, rather than contain a value of the same for ever."""
+    ending: set[str] = set()
+    while True:
+        more = {name for name, schema in definitions.items() if name not in ending and _can_end(schema, ending)}
+        if not more:
+            return ending
+        ending |= more
+
+
+def _can_end(schema: Schema, ending: Set[str]) -> bool:
+    """Whether a value can satisfy a schema, as far as it refers to the definitions that are `ending`."""
+    if isinstance(schema, bool) or "enum" in schema or "const" in schema:
+        return schema is not False
+    if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in ending:
+        return False
+    if not all(_can_end(part, ending) for part in schema.get("allOf", ())):
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema and not any(_can_end(part, ending) for part in schema[keyword]):
+            return False
+    if schema.get("type") in ("object", ["object"]):
+        properties = schema.get("properties", {})
+        return all(_can_end(properties.get(name, True), ending) for name in schema.get("required", ()))
+    if schema.get("type") in ("array", ["array"]):
+        items = [*schema.get("prefixItems", ()), schema.get("items", True)][: schema.get("minItems", 0)]
+        return all(_can_end(item, ending) for item in items)
+    return True
 
 
 def _too_many_remainders(step: float) -> str | None:
