@@ -10,7 +10,6 @@ Cost per step: one pass of the assistant over a block, and the target's output l
 
 from __future__ import annotations
 
-import copy
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from .._util.topk import top_candidates
 from ..model.compat import DFlashTokenCandidateGenerator, needed
-from ..model.inspection import output_layer
+from ..model.inspection import output_layer, shallow_copy
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ..trees.templates import template_from
@@ -115,8 +114,8 @@ def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
     """
     if not hasattr(embedding, "embed_norm"):
         return embedding
-    other = copy.copy(embedding)
-    other._modules = {**embedding._modules, "embed_norm": torch.nn.Identity()}
+    other = shallow_copy(embedding)
+    other.embed_norm = torch.nn.Identity()
     return other
 
 

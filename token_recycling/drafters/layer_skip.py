@@ -7,7 +7,6 @@ drafting step. Cost of the search, once: 64 tokens, and for every layer two pass
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 
 from .._util.locks import Lock
 from ..model.info import UnsupportedModelError, model_info
-from ..model.inspection import decoder_layers
+from ..model.inspection import decoder_layers, shallow_copy
 from ..model.prefill import continued
 from ..model.tree_model import TreeModel
 from ._shared.base import CausalDrafter, Mode, ModelSequence
@@ -172,19 +171,13 @@ def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrain
         [_Skipped(layer, as_tuple) if number in skipped else layer for number, layer in enumerate(layers)]
     )
     shorter.train(layers.training)
-    view = copied = _shallow(model)
+    view = copied = shallow_copy(model)
     *parents, last = path.split(".")
     for name in parents:
-        copied._modules[name] = _shallow(copied._modules[name])
-        copied = copied._modules[name]
-    copied._modules[last] = shorter
+        setattr(copied, name, shallow_copy(getattr(copied, name)))
+        copied = getattr(copied, name)
+    setattr(copied, last, shorter)
     return view
-
-
-def _shallow(module: Any) -> Any:
-    made = copy.copy(module)
-    made._modules = dict(module._modules)
-    return made
 
 
 @torch.no_grad()

@@ -159,7 +159,9 @@ class MtpReader(PendingStates):
         self._hidden = self._layers.forward_layer(
             number, self._hidden, self._places, self._cache, input_ids=self._tokens
         )
-        logits = self._layers._project_to_logits(self._hidden[:, -1])
+        config = self._layers.config
+        scale, size = (getattr(config, name, None) for name in ("logits_mup_width_multiplier", "unpadded_vocab_size"))
+        logits = self._layers.shared_head(self._hidden[:, -1] / (scale or 1))[..., :size]
         self._tokens = torch.cat([self._tokens[:, 1:], logits.argmax(dim=-1, keepdim=True)], dim=1)
         self._places = self._places + 1
         return logits

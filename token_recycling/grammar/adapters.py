@@ -347,6 +347,11 @@ def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, timed:
     return None
 
 
+def prefix_function(processor: PrefixConstrainedLogitsProcessor) -> Any:
+    """Return the function that a processor was given, the one thing in it that is called."""
+    return next(filter(callable, vars(processor).values()))
+
+
 def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> State | None:
     """Return what a recognised processor allows at the beginning."""
     if isinstance(processor, Matching):
@@ -355,7 +360,7 @@ def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> 
     if kind is not None and kind.unused(processor):
         found = kind.matcher(processor)
     elif type(processor) is PrefixConstrainedLogitsProcessor:
-        function = processor._prefix_allowed_tokens_fn
+        function = prefix_function(processor)
         if _name(function) == _ENFORCER:
             found = _of_enforcer(function.token_enforcer, padded[0].tolist())
     if found is None:

@@ -34,7 +34,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
-from ..grammar.adapters import for_sequence
+from ..grammar.adapters import for_sequence, prefix_function
 from ..loop.batch import Run, decode, requests_of
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
@@ -219,8 +219,9 @@ class GenerateCall:
     @cached_property
     def padding_token(self) -> int | None:
         """The token that pads ended sequences; None if there is none."""
-        token = self.config._pad_token_tensor
-        return None if token is None else int(token)
+        token = self.config.pad_token_id
+        ids = self.config.eos_token_id if token is None else token
+        return None if ids is None else int(torch.as_tensor(ids).flatten()[0])
 
     @cached_property
     def joint_criteria(self) -> StoppingCriteriaList:
@@ -264,7 +265,7 @@ def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
         ignored = processor.prompt_ignore_length[row : row + 1]
         return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
     if type(processor) is processors.PrefixConstrainedLogitsProcessor:
-        allowed = processor._prefix_allowed_tokens_fn
+        allowed = prefix_function(processor)
         return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
     return for_sequence(processor, row) or processor
 

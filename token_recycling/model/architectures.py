@@ -35,6 +35,8 @@ _READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 
 WITH_STATES = frozenset(_STATEFUL.split())
 """Families that may have recurrent layers."""
+STATES_ELSEWHERE = frozenset({"recurrent_gemma", "rwkv", "xlstm"})
+"""Families whose layers keep states in themselves, or in a cache of their own."""
 TESTED = frozenset(_FAMILIES.split()) | WITH_STATES
 """Families for which trees were compared with linear decoding: docs/architectures.md."""
 

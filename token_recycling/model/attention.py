@@ -26,6 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from .architectures import KeyBias
+from .compat import attention_name
 
 Attended = tuple[torch.Tensor, torch.Tensor | None]
 """The output of attention, (batch, n, heads, size), and its weights where an implementation returns them."""
@@ -164,7 +165,7 @@ def attending(config: PretrainedConfig, attention: str, grouped: bool = False) -
     """For the length of the block, this thread's passes of a model with this configuration attend with `attention`,
     sdpa or eager; `grouped` sdpa does so without copies of shared heads.
     """
-    configured = config._attn_implementation
+    configured = attention_name(config)
     if configured == attention and not (grouped and configured == "sdpa"):
         yield
         return

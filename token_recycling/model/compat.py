@@ -1,4 +1,7 @@
-"""Stand-ins for features that supported releases of transformers lack: the only module that compares releases.
+"""What depends on releases of transformers and torch: private names, and stand-ins for what older releases lack.
+
+No other module compares releases, or uses a private name of either library (`PRIVATE`): a test fails where one is used
+elsewhere, or is gone from the installed release.
 
 Everything else is written for the newest release. Each entry names the release that brought the feature, and goes when
 that release is the lowest one supported (`versions`). Where nothing can stand in, an empty class does, and `needed`
@@ -7,13 +10,18 @@ tells the user which release has the feature.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
+from operator import attrgetter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import cache_utils
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, cache_utils
 from transformers.cache_utils import Cache, DynamicLayer
 
 from .._util.versions import outside, release
@@ -147,3 +155,93 @@ def dequantising() -> dict[str, Any]:
     """Arguments of `from_pretrained` that make it dequantise a GGUF file, as releases before `GgufConfig` always do."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+PRIVATE = {
+    "transformers.GenerationMixin._sample": "the one method that a model's accelerated class overrides",
+    "transformers.PretrainedConfig._attn_implementation": "the attention that the user chose",
+    "transformers.Cache._is_user_defined": "the mark of a cache that the caller of `generate` gave",
+    "torch.nn.Module._forward_hooks": "hooks whose code may change outputs",
+    "torch.nn.Module._forward_pre_hooks": "hooks whose code may change outputs",
+    "torch.Tensor._version": "how often weights were written to",
+    "torch.ops.mkldnn._reorder_linear_weight": "weights packed for few rows, which torch's graphs alone use otherwise",
+    "torch.ops.mkldnn._linear_pointwise": "products with packed weights",
+    "torch.overrides._get_current_function_mode_stack": "modes that captured passes would bypass",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "modes that captured passes would bypass",
+}
+"""Private names of transformers and torch in use, each in this module alone, and the reason; `_sample` is also the name
+of the method that overrides it.
+"""
+
+LOOP = "_sample"
+"""The method in which `generate` decodes."""
+
+
+def plain_loop() -> Callable[..., Any]:
+    """Return transformers' own decoding loop."""
+    return GenerationMixin._sample
+
+
+def methods_of_the_loop() -> list[str]:
+    """Names of the methods of a model that transformers' own decoding loop is, or calls."""
+    called = inspect.unwrap(plain_loop()).__code__.co_names
+    return [LOOP, *(name for name in called if isinstance(vars(GenerationMixin).get(name), FunctionType))]
+
+
+def chosen_experts(model: PreTrainedModel) -> dict[str, str | None] | None:
+    """Return how a model and its parts compute their experts, by part; None where a release does not say."""
+    return model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else None
+
+
+def attention_name(config: PretrainedConfig) -> str:
+    """Return the attention implementation that a configuration names."""
+    return config._attn_implementation
+
+
+def forward_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
+    """Hooks before and after a module's forward pass."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        yield from list(hooks.values())
+
+
+def with_hooks(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the modules that have forward hooks."""
+    return [module for module in modules if module._forward_hooks or module._forward_pre_hooks]
+
+
+version = attrgetter("_version")
+"""Count operations that have written to a tensor; raises RuntimeError for one of inference mode."""
+
+
+def times_written(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Count operations that have written to each tensor; those of inference mode count none."""
+    try:
+        return [*map(version, tensors)]
+    except RuntimeError:
+        return [0 if tensor.is_inference() else version(tensor) for tensor in tensors]
+
+
+def packed_types() -> set[torch.dtype]:
+    """Types of weights that this build of torch packs for this CPU; empty if there are none."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return set()
+    try:
+        packed_weight(torch.zeros(16, 16, dtype=torch.bfloat16), 1)
+    except RuntimeError:  # the CPU lacks the instructions
+        return {torch.float32}
+    return {torch.float32, torch.bfloat16}
+
+
+def packed_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """Pack a weight (outputs, inputs) for products of about so many rows."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+
+
+def packed_product() -> Callable[..., torch.Tensor]:
+    """Return the operator that multiplies rows by a packed weight."""
+    return torch.ops.mkldnn._linear_pointwise.default
+
+
+def modes() -> list[Any]:
+    """Modes of torch that are on in this thread."""
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]

@@ -18,34 +18,29 @@ import copy
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from .compat import methods_of_the_loop, times_written, with_hooks
 from .foreign import (
     ATTRIBUTES_OF_TORCH,
+    CALLED_INSTEAD,
     OF_FAMILIES,
     attention_functions,
     foreign_hooks,
     hooks_of,
     is_foreign,
+    is_graph,
     is_own,
     is_own_class,
     own_attributes,
     own_class,
 )
 
-_FIELDS = itemgetter("training", "_modules", "_parameters", "_forward_hooks", "_forward_pre_hooks")
-_METHODS_AROUND = (
-    "__call__",
-    "_sample",
-    "generate",
-    "prepare_inputs_for_generation",
-    "_update_model_kwargs_for_generation",
-)
+_METHODS_AROUND = ("__call__", "generate", *methods_of_the_loop())
 """Methods that stand between `generate` and the forward pass."""
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
@@ -56,14 +51,8 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dty
 
 
 def parts_of(model: torch.nn.Module) -> Collection[torch.nn.Module]:
-    """The model and all modules in it, each once, in a fifth of the time that `modules()` takes to name them."""
-    parts, unread = {id(model): model}, [model]
-    while unread:
-        for part in unread.pop()._modules.values():
-            if part is not None and id(part) not in parts:
-                parts[id(part)] = part
-                unread.append(part)
-    return parts.values()
+    """The model and all modules in it, each once."""
+    return list(model.modules())
 
 
 def place(weight: torch.Tensor) -> int:
@@ -105,20 +94,13 @@ class Fingerprint:
     def __init__(self, model: PreTrainedModel, parts: Collection[torch.nn.Module]) -> None:
         """`parts`: all modules, the model first."""
         attributes = [part.__dict__ for part in parts]
-        try:
-            training, children, parameters, hooks, pre_hooks = zip(*map(_FIELDS, attributes), strict=True)
-        except KeyError:  # modules of TorchScript keep their mode elsewhere
-            training, children, parameters, hooks, pre_hooks = zip(
-                *[_FIELDS({"training": part.training, **own}) for part, own in zip(parts, attributes, strict=True)],
-                strict=True,
-            )
-        weights = [weight for own in parameters if own for weight in own.values() if weight is not None]
+        training = [part.training for part in parts]
+        weights: list[torch.Tensor] = [*model.parameters()]
         try:  # the usual case in one go, since every call looks
             places = [weight.data_ptr() for weight in weights]
-            written = [weight._version for weight in weights]
-        except RuntimeError:  # wrapped tensors have no memory of their own, those of inference mode count no writing
+        except RuntimeError:  # wrapped tensors have no memory of their own
             places = [place(weight) for weight in weights]
-            written = [0 if weight.is_inference() else weight._version for weight in weights]
+        written = times_written(weights)
         away: list[Any] = []
         if 0 in places:
             # Weights that are offloaded between passes are other tensors after each: of them the form counts.
@@ -133,15 +115,15 @@ class Fingerprint:
             for forward in forwards
             if not is_own(type(forward).__module__) or type(forward).__module__ in _WRAPPERS
         ]
-        self._ids = Identities(weights), Identities([part for own in children if own for part in own.values()])
+        self._ids = Identities(weights), Identities([*parts][1:])
         self.form: list[Any] = [
             *self._ids,
             kinds,
             places,
             away,
             "forward" in attributes[0],
-            [own.get("_compiled_call_impl") is not None for own in attributes],
-            [hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards].count(True),
+            [not CALLED_INSTEAD.isdisjoint(own) for own in attributes],
+            [*map(is_graph, forwards)].count(True),
             getattr(model, "is_quantized", False),
             _values_of(getattr(model, "config", None)),
         ]
@@ -157,9 +139,8 @@ class Fingerprint:
         for name in {kind.__module__ for kind in distinct if kind.__module__.startswith(OF_FAMILIES)}:
             things += [function for function in vars(sys.modules[name]).values() if type(function) is FunctionType]
         things += filter(is_foreign, forwards)
-        if any(hooks) or any(pre_hooks):
-            for part in parts:
-                things += foreign_hooks(part)
+        for part in with_hooks(parts):
+            things += foreign_hooks(part)
         values: list[Any] = []
         if not all(map(is_own_class, distinct)):
             for part, kind in zip(parts, kinds, strict=True):
@@ -232,12 +213,11 @@ def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) ->
         things.append(kind.forward)
         values.append(kind.__qualname__)
         before, attributes = len(things), part.__dict__
-        if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
-            things += hooks_of(part)
-        children = attributes["_modules"]
+        things += hooks_of(part)
+        children = dict(part.named_children())
         values += children
         things += children.values()
-        for tensors in (attributes["_parameters"], attributes["_buffers"]):
+        for tensors in (dict(part.named_parameters(recurse=False)), dict(part.named_buffers(recurse=False))):
             if tensors:
                 describe(tensors, values, things)
         for name, value in list(attributes.items()):  # another thread's pass may add some
@@ -275,6 +255,4 @@ def _options_of_torch() -> list[Any]:
         cuda.math_sdp_enabled(),
         cuda.cudnn_sdp_enabled(),
         cuda.fp16_bf16_reduction_math_sdp_allowed(),
-        # There is no public way to read what `sdpa_kernel(..., set_priority=True)` sets.
-        *getattr(torch._C, "_get_sdp_priority_order", tuple)(),
     ]

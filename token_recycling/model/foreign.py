@@ -19,10 +19,12 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch.nn.modules import module as torch_modules
-from transformers import GenerationMixin, PreTrainedModel
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .compat import attention_name, forward_hooks, methods_of_the_loop
 
 _OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
 """Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
@@ -34,8 +36,8 @@ _USED_BY_FAMILIES = frozenset(
     {"numpy", "einops", "kernels", "flash_attn", "causal_conv1d", "mamba_ssm", "huggingface_hub"}
 )
 """Packages that modules of families import functions of."""
-_METHODS_OF_THE_LOOP = ("_sample", "_prefill", "_has_unfinished_sequences")
-"""Methods that transformers' decoding loop is, or calls for other things than tokens and logits."""
+_PREPARES_INPUTS = "_for_generation"
+"""How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
 _SHOWN = 3
 _FEW = 16
 """Most values in a container that are looked at, and numbers that are tried."""
@@ -79,6 +81,8 @@ _STEPPING = frozenset(
 )
 """Functions of the same kind."""
 _FIXED_INDICES = frozenset({"LOAD_CONST", "BUILD_SLICE", "BUILD_TUPLE"})
+CALLED_INSTEAD = frozenset(name for name, value in vars(torch.nn.Module).items() if value is None)
+"""Attributes that torch sets on a module when it compiles it, and calls in place of its code."""
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
 
@@ -140,9 +144,10 @@ def listed(foreign: Sequence[Foreign]) -> str:
 def why_not_at_all(model: PreTrainedModel) -> str | None:
     """Return why transformers' own loop must decode with a model, whatever its forward passes give, or None."""
     kind = own_class(model)
-    for name in _METHODS_OF_THE_LOOP:
+    for name in methods_of_the_loop():
         function = getattr(kind, name, None)
-        if function is not None and function is not getattr(GenerationMixin, name):
+        decodes = not name.endswith(_PREPARES_INPUTS)
+        if decodes and function is not None and function is not getattr(GenerationMixin, name):
             return f"{kind.__name__} has a method {name} of its own, which decodes in another way"
     random = next(_random_in_training(model), None)
     if random is not None:
@@ -180,12 +185,13 @@ def is_own_class(kind: type) -> bool:
 
 def home_of(function: Any) -> str | None:
     """Return the name of the module that a function, method, partial or callable object is written in; None for one of
-    a compiled language. A wrapper is written where its own code is, whatever it wraps.
+    a compiled language. A wrapper is written where its own code is, whatever it wraps; wrappers of torch do not count.
     """
     kind = type(function)
     if kind is FunctionType:
-        compiled = function.__dict__.get("_torchdynamo_orig_callable")
-        return str(function.__globals__.get("__name__")) if compiled is None else home_of(compiled)
+        home = str(function.__globals__.get("__name__"))
+        wrapped = function.__dict__.get("__wrapped__")  # as by torch.compile, or torch.no_grad
+        return home_of(wrapped) if wrapped is not None and home.startswith("torch.") else home
     if kind is MethodType:
         return home_of(function.__func__)
     if isinstance(function, functools.partial):
@@ -213,27 +219,66 @@ def name_of(function: Any) -> str:
 
 def hooks_of(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
     """Hooks around a module's forward pass that may change it; for None those around every module that there is."""
-    kinds = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
-    if module is not None:
-        kinds = module._forward_hooks, module._forward_pre_hooks
-    for hooks in kinds:
-        for hook in list(hooks.values()):
-            if getattr(hook, "__module__", None) not in _OBSERVING:
-                yield hook
+    hooks = _global_hooks() if module is None else forward_hooks(module)
+    yield from (hook for hook in hooks if getattr(hook, "__module__", None) not in _OBSERVING)
+
+
+def _global_hooks() -> Iterator[Callable[..., Any]]:
+    for hooks in _GLOBAL_HOOKS:
+        yield from list(hooks.values())
+
+
+def _dictionaries_of_global_hooks() -> list[dict[int, Callable[..., Any]]]:
+    """Return the dictionaries in which torch keeps hooks around all modules, which are always the same ones."""
+    handles = [
+        register(lambda *_: None) for register in (register_module_forward_hook, register_module_forward_pre_hook)
+    ]
+    dictionaries: list[Any] = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return dictionaries
+
+
+_GLOBAL_HOOKS = _dictionaries_of_global_hooks()
+
+
+def device_map_hooks(module: torch.nn.Module) -> Iterator[Any]:
+    """Hooks of a device map on a module, of the package accelerate, each by itself."""
+    for hook in list(vars(module).values()):
+        if hasattr(hook, "pre_forward") and not isinstance(hook, torch.nn.Module):
+            yield from getattr(hook, "hooks", (hook,))
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calls of a module go to a graph that torch.compile made."""
+    return is_graph(module.forward) or bool(compiled_calls(module))
+
+
+def compiled_calls(module: torch.nn.Module) -> list[str]:
+    """Names of a module's attributes that torch calls in place of the module's own code, and torch.compile has made."""
+    names = CALLED_INSTEAD | {"forward"}
+    return [name for name, value in vars(module).items() if name in names and is_graph(value)]
+
+
+def is_graph(function: Any) -> bool:
+    """Whether a function, method or module was made by torch.compile."""
+    inner = getattr(function, "__func__", function)
+    home = inner.__globals__.get("__name__") if type(inner) is FunctionType else type(inner).__module__
+    return hasattr(inner, "get_compiler_config") and str(home).startswith("torch.")
 
 
 def foreign_hooks(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
     """Foreign code among the hooks of a module, those of device maps included."""
     yield from filter(is_foreign, hooks_of(module))
-    hook = None if module is None else vars(module).get("_hf_hook")
-    for part in (hook, *getattr(hook, "hooks", ())):
-        if part is not None and not is_own(type(part).__module__):
-            yield part
+    for hook in () if module is None else device_map_hooks(module):
+        if not is_own(type(hook).__module__):
+            yield hook
 
 
 def attention_functions(model: torch.nn.Module) -> Iterator[Any]:
     """What is registered with transformers for a model's attention and its masks, below our own stand-ins."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    config = getattr(model, "config", None)
+    name = attention_name(config) if isinstance(config, PretrainedConfig) else None
     for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
         function = interface.get(name) if name is not None else None
         if function is not None:
@@ -242,12 +287,11 @@ def attention_functions(model: torch.nn.Module) -> Iterator[Any]:
 
 def foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Functions that are set on a module itself: they shadow methods of its class, or are called by them."""
+    hooks = [*device_map_hooks(module)]
     for name, value in list(vars(module).items()):
         if name in ATTRIBUTES_OF_TORCH or isinstance(value, (torch.nn.Module, type)) or not callable(value):
             continue
-        if name in {"_hf_hook", "_compiled_call_impl"}:
-            continue
-        if is_foreign(value):
+        if is_foreign(value) and value not in hooks:
             yield name, value
 
 

@@ -41,7 +41,7 @@ def _read(modules: list[torch.nn.Module]) -> Frequencies:
     return [
         (
             {name: value for name, value in vars(module).items() if _changes(name)},
-            {name: value for name, value in module._buffers.items() if name.endswith("inv_freq")},
+            {name: value for name, value in module.named_buffers(recurse=False) if name.endswith("inv_freq")},
         )
         for module in modules
     ]
@@ -54,4 +54,5 @@ def _changes(name: str) -> bool:
 def _write(modules: list[torch.nn.Module], frequencies: Frequencies) -> None:
     for module, (attributes, buffers) in zip(modules, frequencies, strict=True):
         vars(module).update(attributes)
-        module._buffers.update(buffers)
+        for name, value in buffers.items():
+            setattr(module, name, value)

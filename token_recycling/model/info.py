@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
 from .architectures import (
     EXCEPTIONS,
+    STATES_ELSEWHERE,
     TESTED,
     WITH_STATES,
     Border,
@@ -39,12 +41,13 @@ from .compat import (
     DynamicIndexedLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
+    attention_name,
     cache_argument,
     is_as_compared,
     lacks,
 )
 from .fingerprint import parts_of
-from .foreign import is_foreign, own_class
+from .foreign import device_map_hooks, is_compiled, is_foreign, own_class
 from .kv_cache import attends_to_blocks, can_be_taken
 from .recurrence import Mixer, mixers_among
 from .remembered import Kept, kept_of, shape_of
@@ -208,9 +211,9 @@ def _found(model: PreTrainedModel) -> ModelInfo:
     attends = any(isinstance(layer, CacheLayerMixin) for layer in cached)
     branches = not exceptional.slots and (not attends or key_bias is not None or "position_ids" in arguments)
     how = _how(layers, key_bias) if attends else ""
-    attention, notes = config._attn_implementation, []
+    attention, notes = attention_name(config), []
     if attention not in MASKED_ATTENTION:
-        used = "sdpa" if model._supports_sdpa else "eager"
+        used = model.get_correct_attn_implementation(None)
         notes.append(f"{attention} takes no tree mask: accelerated calls use {used}")
         attention = used
     if border is not None:
@@ -227,7 +230,7 @@ def _found(model: PreTrainedModel) -> ModelInfo:
         tested=family in TESTED and is_as_compared(family) and model.config is config,
         quantised=quantised,
         attention=attention,
-        named_attention=bool(model._supports_attention_backend) and not indexed,
+        named_attention=_looks_attention_up(parts) and not indexed,
         notes=tuple(notes),
         layers=layers,
         border=border,
@@ -245,7 +248,7 @@ def _found(model: PreTrainedModel) -> ModelInfo:
         vocab_size=_vocabulary_size(model, config),
         embedded=len(embeddings) if isinstance(embeddings, torch.Tensor) else 0,
         bytes_read=_bytes_read(model, embeddings, head),
-        processes=getattr(model, "_tp_size", None) or 1,
+        processes=model.tp_size or 1,
         compiled=is_compiled(model),
     )
 
@@ -277,7 +280,7 @@ def _refused_by_states(
             f"{name} is compiled and has recurrent layers, which read drafts in a way that no graph does; load it "
             "uncompiled"
         )
-    if (recurrent or getattr(model, "_is_stateful", False)) and not mixers:
+    if (recurrent or model.config.model_type in STATES_ELSEWHERE) and not mixers:
         return f"{name} keeps its recurrent state outside transformers' cache: it cannot roll back rejected tokens"
     return None
 
@@ -300,7 +303,7 @@ def _refused_by_parts(
     if getattr(config, "alibi", False) and key_bias is None:
         return f"{name} has ALiBi of an unknown kind"
     # A model that chooses blocks of keys does so in the masks of these implementations only.
-    by_name = any(map(attends_to_blocks, cached)) and config._attn_implementation not in MASKED_ATTENTION
+    by_name = any(map(attends_to_blocks, cached)) and attention_name(config) not in MASKED_ATTENTION
     if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts))):
         return f"{name} is built for flash attention; load it with attn_implementation='sdpa'"
     windows = sorted({layer.sliding_window for layer in cached if isinstance(layer, DynamicSlidingWindowLayer)})
@@ -321,7 +324,7 @@ def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
     quantised = getattr(model, "is_quantized", False)
     for path, module in model.named_modules():
         packed = type(module).__module__.startswith(_PACKED)
-        weights = [weight for weight in module._parameters.values() if weight is not None]
+        weights = [*module.parameters(recurse=False)]
         others = [weight for weight in weights if type(weight).__module__.partition(".")[0] != "torch"]
         quantised = quantised or packed or bool(others)
         kinds = [type(weight).__name__ for weight in others if _shares(weight)]
@@ -334,7 +337,8 @@ def _is_dynamic(module: torch.nn.Module) -> bool:
     """Find modules of torch.ao in int8; those of float16 leave activations as they are."""
     if not type(module).__module__.startswith(tuple(f"{name}.dynamic" for name in _PACKED)):
         return False
-    return getattr(getattr(module, "_packed_params", module), "dtype", torch.qint8) != torch.float16
+    dtypes = [getattr(part, "dtype", None) for part in (module, *module.children())]
+    return torch.float16 not in dtypes
 
 
 def _shares(weight: torch.Tensor) -> bool:
@@ -344,6 +348,12 @@ def _shares(weight: torch.Tensor) -> bool:
 
 
 # How it attends
+
+
+def _looks_attention_up(parts: Collection[torch.nn.Module]) -> bool:
+    """Whether layers find their attention by its name, where another one may be registered."""
+    modules = {type(part).__module__ for part in parts}
+    return any(hasattr(sys.modules.get(name), "ALL_ATTENTION_FUNCTIONS") for name in modules)
 
 
 def _reaches(config: PretrainedConfig) -> dict[str, Reach]:
@@ -408,18 +418,12 @@ def _arguments_of(model: PreTrainedModel) -> frozenset[str]:
     return arguments
 
 
-def is_compiled(part: torch.nn.Module) -> bool:
-    """Whether calls of a module go to a graph that torch.compile made."""
-    return bool(part._compiled_call_impl) or hasattr(part.forward, "_torchdynamo_orig_callable")
-
-
 def _input_device(model: PreTrainedModel) -> torch.device | None:
     """Return the device of the embedding, or where accelerate's hook brings it; None if it has no weights."""
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
         return embedding.weight.device
-    hook = getattr(embedding, "_hf_hook", None)  # may stand for several
-    devices = (getattr(one, "execution_device", None) for one in (hook, *getattr(hook, "hooks", ())))
+    devices = (getattr(hook, "execution_device", None) for hook in device_map_hooks(embedding))
     return next((torch.device(device) for device in devices if device is not None), None)
 
 

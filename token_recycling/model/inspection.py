@@ -13,16 +13,18 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from .info import is_compiled
+from .compat import forward_hooks
+from .foreign import ATTRIBUTES_OF_TORCH, compiled_calls, is_compiled, is_graph
 
 _SAMPLED = 64
 """Numbers of a parameter that its fingerprint reads."""
-_CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+_CHANGING = ("transformers_version", "dtype", "torch_dtype")
 """Entries of a configuration that say nothing of the weights, or differ with how they were loaded."""
 
 
@@ -53,7 +55,7 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
             f"{type(model).__name__} has hidden states 0 to {len(layers)}, got {list(wanted)}; choose a drafter that "
             "was made for this model"
         )
-    if is_compiled(decoder) or "_orig_mod" in above:
+    if any(is_compiled(model.get_submodule(".".join(above[:depth]))) for depth in range(1, len(above) + 1)):
         raise NoHiddenStatesError(
             f"the layers of {type(model).__name__} are compiled and their hidden states cannot be read; load it "
             "without torch.compile, or choose a drafter that needs no hidden states"
@@ -98,10 +100,19 @@ def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
     if not is_compiled(model):
         return model
     plain = copy.copy(model)
-    plain._compiled_call_impl = None
-    if (original := getattr(model.forward, "_torchdynamo_orig_callable", None)) is not None:
-        plain.forward = original
+    for name in compiled_calls(plain):
+        delattr(plain, name)
+    if is_graph(model.forward):
+        original = model.forward.__wrapped__
+        plain.forward = original if hasattr(original, "__self__") else MethodType(original, plain)
     return plain
+
+
+def shallow_copy(module: torch.nn.Module) -> Any:
+    """Return a copy with the same children, weights and hooks, whose children can be replaced."""
+    plain = [value for name, value in vars(module).items() if name not in ATTRIBUTES_OF_TORCH]
+    shared = (*module.children(), *module.parameters(), *module.buffers(), *forward_hooks(module), *plain)
+    return copy.deepcopy(module, {id(value): value for value in shared})
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
@@ -139,7 +150,9 @@ def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
     """A short digest of the configuration and of some numbers of every parameter, as loaded; reading all of a large
     model would take minutes. Not `typed`: equal for equal numbers held in other types, as in rows that state the type.
     """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in _CHANGING}
+    config = {
+        key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key not in _CHANGING
+    }
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
         numbers = parameter.detach().flatten()

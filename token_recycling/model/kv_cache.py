@@ -595,7 +595,7 @@ class TreeCache:
         """
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
-        layers, into, out_of = self._layers, [], []
+        layers = self._layers
         for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
             start, sources = held if isinstance(held, int) else held[row], {}
             for layer in layers if nodes else ():
@@ -609,12 +609,9 @@ class TreeCache:
                     continue
                 for buffer in layer.buffers:
                     slots = buffer[:, row]
-                    into.append(slots.narrow(2, first, len(columns)))
-                    out_of.append(slots.index_select(2, columns))
+                    slots.narrow(2, first, len(columns)).copy_(slots.index_select(2, columns))
                 if isinstance(layer, IndexedTreeLayer):
                     layer.move(row, columns, first)
-        if into:
-            torch._foreach_copy_(into, out_of)
         self.settle([length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)])
 
     def settle(self, lengths: Sequence[int]) -> None:

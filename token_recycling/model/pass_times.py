@@ -120,7 +120,10 @@ def _agreed(target: TreeModel, seconds: float) -> float:
     other for ever. All must call it at the same point. One broadcast of 8 bytes.
     """
     held = torch.tensor(seconds, dtype=torch.float64, device=target.device)
-    torch.distributed.broadcast(held, group=target.model._device_mesh["tp"].get_group(), group_src=0)
+    meshes = (weight.device_mesh for weight in target.model.parameters() if hasattr(weight, "device_mesh"))
+    mesh = next(meshes, None)
+    group = None if mesh is None else mesh["tp"].get_group() if mesh.ndim > 1 else mesh.get_group()
+    torch.distributed.broadcast(held, group=group, group_src=0)
     return float(held)
 
 

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from .._util.device import memory
 from ..costs.curve import TICK
+from .compat import packed_product, packed_types, packed_weight, version
 from .fingerprint import parts_of, place
 from .remembered import Kept, kept_of
 
@@ -64,9 +65,9 @@ class _Layer:
     def __init__(self, module: nn.Linear, owner: Prepacked) -> None:
         self.module, self._owner = module, owner
         self.weight, self._at = module.weight, place(module.weight)
-        self._version = self.weight._version
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _LAID_OUT_FOR)
-        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._version = version(self.weight)
+        self.packed = packed_weight(self.weight.detach(), _LAID_OUT_FOR)
+        self._product = packed_product()
         rows, columns = self.weight.shape
         self._some = self.weight.detach()[:: -(-rows // _COMPARED), columns // 2]
         self._numbers = self._some.clone()
@@ -88,13 +89,13 @@ class _Layer:
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) times the packed weight, with the layer's bias."""
-        return self._product(x, self.packed, self.module._parameters["bias"], "none", [], "")
+        return self._product(x, self.packed, self.module.bias, "none", [], "")
 
     @property
     def holds(self) -> bool:
         """Whether the layer's weight is the tensor that was packed, and unwritten since, as far as torch counts."""
-        weight = self.module._parameters["weight"]
-        return weight is self.weight and weight._version == self._version and weight.data_ptr() == self._at
+        weight = self.module.weight
+        return weight is self.weight and version(weight) == self._version and weight.data_ptr() == self._at
 
     @property
     def unchanged(self) -> bool:
@@ -237,15 +238,15 @@ def _drop(parts: Iterable[nn.Module], kept: Kept) -> None:
 
 def _layers_among(parts: Iterable[nn.Module]) -> tuple[list[nn.Linear], str | None]:
     """Return the layers that can be packed, or the reason that there are none."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    dtypes = packed_types()
+    if not dtypes:
         return [], "this build of torch has no oneDNN"
-    dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
     found = [part for part in parts if type(part) is nn.Linear and _packable(part, dtypes)]
     return found, None if found else "it has no linear layers in float32 or bfloat16 that this CPU multiplies"
 
 
 def _packable(module: nn.Linear, dtypes: set[torch.dtype]) -> bool:
-    weight, forward = module._parameters.get("weight"), vars(module).get("forward")
+    weight, forward = module.weight, vars(module).get("forward")
     return (
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"

@@ -200,7 +200,7 @@ def digest(of: Any) -> str:
 
 def shape_of(config: PretrainedConfig) -> str:
     """A short name for a configuration, wherever the model was loaded from."""
-    return digest({key: value for key, value in config.to_dict().items() if key != "_name_or_path"})
+    return digest({key: value for key, value in config.to_dict().items() if not key.startswith("_")})
 
 
 @cache

@@ -25,6 +25,7 @@ from .._util.versions import installed
 from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.templates import parse_paths
+from .compat import attention_name
 from .foreign import foreign_code, listed
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, depends_on_rows, model_info
 from .kv_cache import take_over
@@ -54,7 +55,7 @@ def ready(model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
     reason = _found_out(made.kept, model, made.info)
     if reason is not None:
         raise UnsupportedModelError(reason)
-    wanted, used = made.config._attn_implementation, made.info.attention
+    wanted, used = attention_name(made.config), made.info.attention
     if wanted not in MASKED_ATTENTION:
         made.kept.say_once(
             f"{wanted} takes no tree mask: accelerated calls use {used}; all others, and the model after them, "
@@ -129,7 +130,7 @@ def _setting(model: PreTrainedModel, known: ModelInfo) -> dict[str, str] | None:
     return {
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "shape": known.shape,
-        "attention": f"{model.config._attn_implementation} {known.attention}",
+        "attention": f"{attention_name(model.config)} {known.attention}",
         "dtype": str(model.dtype),
         "machine": machine(known.device or torch.device("meta")),
         "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from ..trees.draft import Draft
 from ..trees.packed import PackedTrees
 from .architectures import Reach
 from .attention import attending, biased_by_position
-from .compat import CACHE, cache_argument
+from .compat import CACHE, cache_argument, chosen_experts
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import last_state, layer_states, uncompiled
 from .kv_cache import Frame, TreeLayer, count, framed, window_band, window_start, windowed_layer
@@ -137,11 +137,22 @@ class TreeModel:
     def _weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.prepacked is None else self.prepacked.used()
 
-    def _experts(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _experts(self) -> Iterator[None]:
         """For the length of a pass over a few nodes, let experts be computed as transformers does while it decodes: on
         an accelerator one matrix product an expert and token is faster than products over groups of tokens.
         """
-        return contextlib.nullcontext() if self.device.type == "cpu" else self.model._optimize_model_for_decode()
+        chosen = None if self.device.type == "cpu" else chosen_experts(self.model)
+        if chosen is None or "grouped_mm" not in chosen.values():
+            yield
+            return
+        self.model.set_experts_implementation(
+            {part: "batched_mm" if name == "grouped_mm" else name for part, name in chosen.items()}
+        )
+        try:
+            yield
+        finally:
+            self.model.set_experts_implementation(chosen)
 
     def alone(self) -> contextlib.AbstractContextManager[Any]:
         """For the length of the block, keep other threads out of such blocks of this model, if its passes change the

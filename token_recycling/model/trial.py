@@ -36,6 +36,7 @@ from transformers import (
 from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.templates import parse_paths
+from .compat import LOOP, plain_loop
 from .fingerprint import describe, parts_of, place
 from .foreign import (
     Foreign,
@@ -136,8 +137,8 @@ def _signature(
     values, things = reached.described({name for _, name in volatile})
     if piece.module is not None and not is_own_class(own_class(piece.module)):
         values, things = [*values, piece.module.training], [*things]
-        attributes = [*own_attributes(piece.module).items(), *piece.module._parameters.items()]
-        attributes += piece.module._buffers.items()
+        attributes = [*own_attributes(piece.module).items(), *piece.module.named_parameters(recurse=False)]
+        attributes += piece.module.named_buffers(recurse=False)
         changing = {name for what, name in volatile if what == piece.what}
         _describe(target, attributes, reached.decides, changing, values, things)
     return piece.what, reached.codes, tuple(values), tuple(map(id, things))
@@ -404,10 +405,10 @@ def _generated(target: TreeModel, texts: torch.Tensor, forced: torch.Tensor) -> 
 
     def sample(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
         prepared |= {"logits_processor": processors, "stopping_criteria": criteria}
-        return GenerationMixin._sample(model, input_ids, **prepared)
+        return plain_loop()(model, input_ids, **prepared)
 
     view, plain = copy.copy(target.eager), own_class(target.eager)
-    view.__class__ = type(plain.__name__, (plain,), {"_sample": sample, "__module__": plain.__module__})
+    view.__class__ = type(plain.__name__, (plain,), {LOOP: sample, "__module__": plain.__module__})
     view.generation_config = GenerationConfig()
     output = GenerationMixin.generate(
         view,
@@ -491,9 +492,11 @@ def _states_of_generators() -> tuple[Any, ...]:
 
 def _variables_of(module: torch.nn.Module) -> Iterator[Variable]:
     """The attributes and buffers of a module with foreign code."""
-    for holder, names in ((module.__dict__, own_attributes(module)), (module._buffers, module._buffers)):
-        for name in names:
-            yield Variable(name, functools.partial(holder.get, name), functools.partial(holder.__setitem__, name))
+    own = module.__dict__
+    for name in own_attributes(module):
+        yield Variable(name, functools.partial(own.get, name), functools.partial(own.__setitem__, name))
+    for name, _ in module.named_buffers(recurse=False):
+        yield Variable(name, functools.partial(getattr, module, name), functools.partial(setattr, module, name))
 
 
 @contextlib.contextmanager

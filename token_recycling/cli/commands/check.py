@@ -41,13 +41,13 @@ def check(
 def _support_of(name: str, self_test: bool, dtype: str | None, device: str | None, threads: int | None) -> ModelInfo:
     """Return whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     from ...hf.check import check as checked
     from ...model.info import ModelInfo
 
     config = loading.load_configuration(name)
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "one that AutoModelForCausalLM does not know"
         reason = f"the model must be a decoder-only model that generates text, got {kind}"
         return ModelInfo((config.architectures or [config.model_type])[0], config.model_type, reason)

@@ -21,11 +21,10 @@ def placed_copy(module: _Module, device: torch.device, dtype: torch.dtype) -> _M
     """Copy a module to a device, with parameters of a type, without gradients; those that are so already are shared."""
     made = copy.deepcopy(module, {id(weight): weight for weight in module.parameters()}).eval()
     for part in made.modules():
-        for name, weight in part._parameters.items():
-            if weight is not None:
-                part._parameters[name] = torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False)
-        for name, buffer in part._buffers.items():  # such as frequencies of positions, which need all their bits
-            part._buffers[name] = None if buffer is None else buffer.to(device)
+        for name, weight in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
+            setattr(part, name, torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
+        for name, buffer in [*part.named_buffers(recurse=False, remove_duplicate=False)]:
+            setattr(part, name, buffer.to(device))  # such as frequencies of positions, which need all their bits
     return made
 
 

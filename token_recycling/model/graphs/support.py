@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from threading import Lock
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ...trees.draft import Draft
 from ...trees.templates import parse_paths
-from ..foreign import hooks_of
+from ..compat import modes
+from ..foreign import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..info import ModelInfo
 from ..kv_cache import TreeCache, takes_frames
 from ..prefill import prefill
@@ -97,8 +94,8 @@ def _by_surroundings(device: torch.device) -> str | None:
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         return f"autocast to {dtype} is on; load the model in that dtype"
-    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    others = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
+    default = torch.get_default_device()  # is a mode as well, which chooses no operation of a pass
+    others = [type(mode).__name__ for mode in modes() if getattr(mode, "device", None) != default]
     return f"modes of torch are on: {', '.join(others)}" if others else None
 
 
@@ -114,13 +111,10 @@ def _by_parts(model: PreTrainedModel) -> str | None:
 
 
 def _by_part(module: torch.nn.Module) -> str | None:
-    own, kind = vars(module), type(module).__name__
-    if "_hf_hook" in own:
+    kind = type(module).__name__
+    if any(device_map_hooks(module)):
         return "the model has hooks of a device map"
-    if own.get("_compiled_call_impl") is not None or any(
-        isinstance(function, FunctionType | MethodType) and hasattr(function, "_torchdynamo_orig_callable")
-        for function in (module.forward, *own.values())
-    ):
+    if is_compiled(module) or any(map(is_graph, vars(module).values())):
         return f"{kind} is compiled with torch.compile"
     if module.training:
         return f"{kind} is in training mode; call model.eval()"
