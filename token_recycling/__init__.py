@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
     from .engines.vllm import VLLM
-    from .hf.accelerate import accelerate, accelerated, decelerate, generate
-    from .hf.acceleration import Acceleration
-    from .hf.check import check
+    from .hf.accelerate import Acceleration, accelerate, accelerated, decelerate, generate
     from .hf.constrain import constrain
     from .hf.conversation import Conversation
     from .hf.stream import stream
     from .hf.warm import warm
     from .loop.stats import Stats
+    from .model.check import check
     from .model.graphs import NoFastPathError
     from .model.info import ModelInfo, UnsupportedModelError
     from .model.loading import load
@@ -76,9 +75,8 @@ _MODULES = {
     "drafters._base": ("Drafter", "DrafterTraits", "SequenceDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),
     "engines.vllm": ("VLLM",),
-    "hf.accelerate": ("accelerate", "accelerated", "decelerate", "generate"),
-    "hf.acceleration": ("Acceleration",),
-    "hf.check": ("check",),
+    "hf.accelerate": ("Acceleration", "accelerate", "accelerated", "decelerate", "generate"),
+    "model.check": ("check",),
     "hf.constrain": ("constrain",),
     "hf.conversation": ("Conversation",),
     "hf.stream": ("stream",),

@@ -225,7 +225,7 @@ def test_metrics_count_what_usage_says(model):
 
 def test_what_cannot_be_accelerated_says_so(model, monkeypatch):
     with serving(model, tiny.tokenizer()) as server:
-        why_not = "token_recycling.hf.generate_call.GenerateCall._why_not"
+        why_not = "token_recycling.hf.call.GenerateCall._why_not"
         monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
         said = server.complete().usage.model_extra["speculation"]
         assert not said["accelerated"]

@@ -25,7 +25,7 @@ from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
-from .acceleration import Acceleration, view
+from .accelerate import Acceleration, view
 
 
 @dataclass(frozen=True)

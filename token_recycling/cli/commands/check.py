@@ -43,7 +43,7 @@ def _support_of(name: str, self_test: bool, dtype: str | None, device: str | Non
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    from ...hf.check import check as checked
+    from ...model.check import check as checked
     from ...model.info import ModelInfo
 
     config = loading.load_configuration(name)

@@ -1,17 +1,24 @@
-"""Conversion between the cache of a call, which `generate` made or the caller passed, and the one that decoding uses.
+"""What `generate` does with a whole batch, done for sequences that advance apart: their cache, and where they end.
 
+`CacheHandover` converts between the cache of a call, which `generate` made or the caller passed, and the one that
+decoding uses.
 Decoding keeps the slots of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter sequences on the
 left, so that all end in one slot, and a static cache has all its slots from the start. Before the first step the given
 cache is read; after the last one, if the caller will see it, it is filled as plain decoding would have left it.
 
 Cost: nothing for one sequence in a dynamic cache, one pass over the cache for a batch, a copy for a static cache.
+
+`BatchStopping` applies criteria that must see all sequences of a batch at once. `generate` appends one token to every
+sequence, evaluates the criteria and goes on. Here sequences advance by different numbers of tokens. So a column of the
+batch is evaluated once every sequence has reached it, in order; tokens that a sequence emitted beyond its end are
+withdrawn.
 """
 
 from __future__ import annotations
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache
+from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
 from ..loop.state import Sequence, TokenSelector
@@ -117,3 +124,45 @@ def _write(cache: DynamicCache, static: Cache) -> None:
         indexer_keys = getattr(layer, "indexer_keys", None)
         if indexer_keys is not None:
             static.update_indexer(indexer_keys[:, held:], index)
+
+
+class BatchStopping:
+    """Applies criteria to the sequences of a batch, column by column, and ends sequences."""
+
+    def __init__(self, sequences: list[Sequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
+        """`padding` fills up sequences that have ended; None if every sequence goes on until all have ended."""
+        self.sequences, self.criteria, self.padding = sequences, criteria, padding
+        self.withdrawn = 0
+        """Tokens that were emitted beyond an end."""
+        self._columns = sequences[0].columns
+        self._met = [False] * len(sequences)
+
+    def apply(self) -> None:
+        """Evaluate the criteria for every column that all sequences have reached."""
+        while not all(self._met) and all(
+            sequence.ended or sequence.columns > self._columns for sequence in self.sequences
+        ):
+            self._columns += 1
+            stops = self.criteria(self._shown(), None).tolist()
+            for row, sequence in enumerate(self.sequences):
+                at_its_end = sequence.ended and sequence.columns <= self._columns
+                if self._met[row] or not (stops[row] or at_its_end):
+                    continue
+                self._met[row] = True
+                if self.padding is not None:
+                    self._end(sequence)
+        if self.padding is None and all(self._met):
+            for sequence in self.sequences:
+                self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        self.withdrawn += max(0, sequence.columns - self._columns)
+        sequence.end_at(min(sequence.columns, self._columns))
+
+    def _shown(self) -> torch.Tensor:
+        """(batch, columns) ids up to the column that is judged, as `generate` would have them there."""
+        shown = self.sequences[0].padded.new_full((len(self.sequences), self._columns), self.padding or 0)
+        for row, sequence in enumerate(self.sequences):
+            tokens = sequence.padded[0, : self._columns]
+            shown[row, : len(tokens)] = tokens
+        return shown

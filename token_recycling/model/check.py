@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from ..model.graphs.support import by_configuration, passes_or_reason
-from ..model.info import ModelInfo, model_info
-from ..model.self_test import tested
-from ..model.tree_model import TreeModel
+from .graphs.support import by_configuration, passes_or_reason
+from .info import ModelInfo, model_info
+from .self_test import tested
+from .tree_model import TreeModel
 
 
 def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:

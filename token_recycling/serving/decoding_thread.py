@@ -18,6 +18,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
+from ..hf.accelerate import Acceleration, view
+from ..hf.call import GenerateCall, Output, beginnings, run_call
 from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.state import RequestState
@@ -28,8 +30,6 @@ from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from ..model.trial import mixes_sequences
 from ..trees.draft import Step
-from .acceleration import Acceleration, view
-from .generate_call import GenerateCall, Output, beginnings, run_call
 
 T = TypeVar("T")
 

@@ -48,8 +48,7 @@ from ..model.prefill import Reading
 from ..model.runner import Backend, eager
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
-from .batch_stopping import BatchStopping
-from .cache_handover import CacheHandover, fill_up, unsupported_handover
+from .handover import BatchStopping, CacheHandover, fill_up, unsupported_handover
 
 _KNOWN_INPUTS = {
     "attention_mask",
