@@ -12,15 +12,17 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from transformers import LogitsProcessor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from .compile import Grammar
 from .state import Matcher, State, lost_drafts
+
+if TYPE_CHECKING:
+    from .compile import Grammar
 
 _SLOW = 0.02
 """Processor seconds of a mask from which on a grammar is no longer followed: repeats within repeats take seconds."""
