@@ -56,7 +56,7 @@ def kept():
     return sorted(each.name for each in loading.unpacked_in().glob("*") if each.is_dir())
 
 
-@pytest.mark.parametrize("kind", [KINDS.F32, KINDS.BF16, KINDS.Q4_1])
+@pytest.mark.parametrize("kind", [KINDS.F32, KINDS.BF16, KINDS.F16, KINDS.Q4_1])
 def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
     file = written(tmp_path / "tiny.gguf", kind=kind)
     one = {"pretrained_model_name_or_path": tmp_path, "gguf_file": file.name}
@@ -69,6 +69,16 @@ def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
     text = "for index in range(10): import sys"
     assert ours.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert ours.tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+def test_weights_of_16_bits_take_16_bits_of_disk(tmp_path):
+    sizes = {}
+    for kind in (KINDS.F32, KINDS.BF16, KINDS.F16):
+        folder = loading.unpacked(written(tmp_path / f"{kind.name}.gguf", kind=kind))
+        sizes[kind] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+    assert sizes[KINDS.BF16] < 0.6 * sizes[KINDS.F32]
+    assert sizes[KINDS.F16] < 0.6 * sizes[KINDS.F32]
 
 
 def test_it_is_unpacked_once_and_another_file_of_the_same_name_anew(file):

@@ -99,8 +99,9 @@ def test_as_many_texts_are_generated_at_once_as_fit_in_memory(model, monkeypatch
         assert engine.slots.size == 4
     weights = sum(weight.nbytes for weight in model.parameters())
     slot = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
-    needed = weights + 2 * 2 * 4096 * slot
-    three = needed + 2 * 4096 * slot
+    sequence = (4096 + 4096 // 8) * slot  # with slots to spare
+    needed = weights + 2 * sequence
+    three = needed + sequence
     fits = [(three + 9, 0, 3), (three - 9, 0, 2), (needed + 9, 0, 2), (needed - 9, 0, 1), (needed + 9, 1, 1)]
     for memory, cache, texts in ((8 / 7 * held, kept, texts) for held, kept, texts in fits):
         monkeypatch.setattr(batch_slots, "memory", lambda device, held=int(memory): held)

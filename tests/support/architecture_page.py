@@ -141,7 +141,7 @@ _FURTHER = """
 ### Further families
 """
 _NOTES = """
-During an accelerated call, layers with a sliding window cache the full sequence.
+During an accelerated call, layers with a sliding window drop slots in blocks; with a prefix cache they keep all.
 
 ## Length limits
 

@@ -262,12 +262,21 @@ def _refused_by_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]
         reason = lacks(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
         if reason is not None:
             return reason
-    others = sorted({type(layer).__name__ for layer in cached if not can_be_taken(layer)})
+    untaken = [layer for layer in cached if not can_be_taken(layer)]
+    others = sorted({type(layer).__name__ for layer in untaken})
+    if any(hasattr(layer, "compress_rate") for layer in untaken):
+        return (
+            f"{name} has layers that fold groups of tokens into one entry of the cache ({', '.join(others)}): branches "
+            "of a draft would share an entry, and rejected tokens would stay in it"
+        )
     if others:
         return f"{name} has layers that keep neither one slot per token nor a state: {', '.join(others)}"
     stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
     if stateful and any(hasattr(layer, "indexer_keys") for layer in cached):
-        return f"{name} has recurrent layers next to attention whose index chooses among keys"
+        return (
+            f"{name} has recurrent layers next to attention whose index chooses among keys: the index follows cache "
+            "slots, so that a draft of even two tokens is inexact"
+        )
     return None
 
 

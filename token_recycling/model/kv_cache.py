@@ -66,6 +66,13 @@ def window_band(window: int, nodes: int) -> int:
     return _rounded(window + _MARGIN + _block(window) + nodes)
 
 
+def capacity(slots: int) -> int:
+    """Return the slots that a layer without a window may hold room for, with so many in use; captured passes take up to
+    twice `slots`.
+    """
+    return _rounded(slots + max(slots // _SPARE, _LEAST_SPARE))
+
+
 def _rounded(slots: int) -> int:
     return -(-slots // _GRAIN) * _GRAIN
 

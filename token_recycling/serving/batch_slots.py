@@ -15,7 +15,7 @@ from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import TreeCache, take_over
+from ..model.kv_cache import TreeCache, capacity, take_over
 from ..model.recurrence import bytes_of_states, recurrent_layers
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
@@ -23,7 +23,7 @@ from .settings import Settings
 
 _MAX_SLOTS = 4
 _GROWN = 2
-"""Cache capacity grows by doubling, so that it may be this many times the length of a sequence."""
+"""Capacity of captured passes doubles, so that it may be this many times the length of a sequence."""
 _MARGIN = 1 / 8
 """Share of memory for everything else: activations, drafters, other programs."""
 
@@ -73,7 +73,8 @@ def _by_memory(target: TreeModel, settings: Settings, cached: int) -> BatchSlots
     total = sum(memory(device) for device in {weight.device for weight in weights} if device.type != "meta")
     packed = 0 if target.prepacked is None else target.prepacked.nbytes
     others = sum(weight.nbytes for weight in weights) + packed + cached + int(_MARGIN * total)
-    sequence = _GROWN * per_token * longest + states
+    slots = capacity(longest) if target.device.type == "cpu" else _GROWN * longest
+    sequence = per_token * slots + states
     lengths_of = f"of up to {longest:,} tokens each" if longest else "of any length"
     for count in range(_MAX_SLOTS, 1, -1):
         if others + count * sequence <= total:
