@@ -87,4 +87,4 @@ def test_the_home_uses_those_that_it_lists():
     used = {name for name in uses(HOME) if name in private_names()} | {
         name for name in uses(HOME) if name.startswith("_get_current")
     }
-    assert used <= {name.rpartition(".")[2] for name in PRIVATE}
+    assert used <= {part for name in PRIVATE for part in name.split(".")}

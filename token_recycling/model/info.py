@@ -274,8 +274,8 @@ def _refused_by_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]
     stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
     if stateful and any(hasattr(layer, "indexer_keys") for layer in cached):
         return (
-            f"{name} has recurrent layers next to attention whose index chooses among keys: the index follows cache "
-            "slots, so that a draft of even two tokens is inexact"
+            f"{name} has recurrent layers next to attention whose index chooses among keys: with drafts it was found "
+            "to choose other keys than without, once the sequence exceeds the index's budget"
         )
     return None
 

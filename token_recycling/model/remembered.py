@@ -13,7 +13,6 @@ import json
 import logging
 import platform
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -59,9 +58,7 @@ class Kept:
 
     def __init__(self, model: PreTrainedModel, of_form: dict[Hashable, Any]) -> None:
         """`of_form`: those that do not depend on the numbers in its weights."""
-        parts = parts_of(model)
-        self._parts = [weakref.ref(part) for part in parts]
-        self._fingerprint, self._turns = Fingerprint(model, parts).watch(), turns(model)
+        self._fingerprint, self._turns = Fingerprint(model, parts_of(model)).watch(), turns(model)
         self.code = self._fingerprint.code
         """The code in the model when it was compared last."""
         self._results: dict[bool, dict[Hashable, Any]] = {True: {}, False: of_form}
@@ -72,10 +69,7 @@ class Kept:
 
     def compare(self, model: PreTrainedModel) -> tuple[bool, bool]:
         """Whether the model has the same form as then; and whether its weights have the same numbers, too."""
-        parts: list[Any] = [part() for part in self._parts]
-        if None in parts:
-            return False, False
-        now, before = Fingerprint(model, parts), self._fingerprint
+        now, before = Fingerprint(model, parts_of(model)), self._fingerprint
         if before.form != now.form:
             return False, False
         if self.code != now.code:
