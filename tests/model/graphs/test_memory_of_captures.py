@@ -1,0 +1,47 @@
+"""A capture for which memory does not suffice: the pass is made eagerly, and no other one is captured."""
+
+import logging
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from token_recycling.model.graphs.capture import Graphs
+
+
+class PlayedGraphs(Graphs):
+    """Graphs of a card that is played: captures hold a number, and the third one finds no memory."""
+
+    def __init__(self):
+        self.device, self.stopped, self.captures = torch.device("cuda"), False, 0
+        self._kept = OrderedDict()
+
+    def _capture(self, function):
+        self.captures += 1
+        if self.captures == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Replayed(), function()
+
+
+class Replayed:
+    def replay(self):
+        pass
+
+
+@pytest.fixture
+def emptied(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    return calls
+
+
+def test_the_pass_is_made_eagerly_and_no_more_are_captured(emptied, caplog):
+    graphs = PlayedGraphs()
+    with caplog.at_level(logging.WARNING, "token_recycling"):
+        results = [graphs.run(key, lambda key=key: f"pass {key}") for key in (1, 2, 3, 1, 4)]
+    assert results == ["pass 1", "pass 2", "pass 3", "pass 1", "pass 4"]
+    assert graphs.captures == 3
+    assert graphs.stopped
+    assert 1 not in graphs, "those captured before give their memory back"
+    assert emptied == [1]
+    assert [record.message.count("not enough memory") for record in caplog.records] == [1]
