@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from ..drafters._base import PREDICTED, Drafter
 from ..grammar.schema import Unenforced
 from ..hf.accelerate import ANOTHER_LOOP, Acceleration, view
+from ..hf.decoding_thread import DecodingThread
 from ..loop.hints import Hints
 from ..loop.stats import Stats
 from ..model.graphs import FAST, backend_for, capture_common, captured_or_eager
@@ -34,7 +35,6 @@ from ..model.prefixes import PrefixCache, default_budget
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from .batch_slots import BatchSlots, batch_slots
-from .decoding_thread import DecodingThread
 from .drafter_pool import DrafterPool
 from .errors import ApiError, CancelledError, client_error
 from .generation import Generation, LogprobRecorder, TokenStreamer, scored_prompt

@@ -9,11 +9,11 @@ from support.running import GoneError, Texts, alone
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 import token_recycling as tr
+from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model.graphs import captured, passes_of
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.serving.decoding_thread import DecodingThread
 
 KINDS = {
     "greedy": ({}, []),

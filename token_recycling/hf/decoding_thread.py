@@ -18,8 +18,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
-from ..hf.accelerate import Acceleration, view
-from ..hf.call import GenerateCall, Output, beginnings, run_call
 from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.state import RequestState
@@ -30,6 +28,8 @@ from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from ..model.trial import mixes_sequences
 from ..trees.draft import Step
+from .accelerate import Acceleration, view
+from .call import GenerateCall, Output, beginnings, run_call
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from support import tiny
 from transformers import StoppingCriteriaList
 
 import token_recycling as tr
+from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.continuous import RunningBatch
-from token_recycling.serving.decoding_thread import DecodingThread
 
 WAYS: list[dict[str, Any]] = [
     {"do_sample": False},
