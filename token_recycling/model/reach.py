@@ -204,8 +204,8 @@ class _Walk:
             self.reach.holders.append((f"{path}.", attributes))
             for name in own_attributes(thing):
                 self._item(f"{path}.", attributes, name, depth)
-            for name in attributes.get("_buffers") or {} if isinstance(thing, torch.nn.Module) else ():
-                self._item(f"{path}.", attributes["_buffers"], name, depth)
+            for name in _buffers_of(thing):
+                self._attribute(f"{path}.", thing, name, depth)
         for base in kind.__mro__:
             slots = vars(base).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
@@ -221,14 +221,20 @@ def variables_of_modules(modules: Collection[torch.nn.Module], names: Collection
     """Attributes and buffers with some of the `names` of modules that are in a model."""
     for number, module in enumerate(modules):
         attributes = module.__dict__
-        for holder in (attributes, attributes.get("_buffers") or {}):
-            for name in holder.keys() & names:
-                if name not in ATTRIBUTES_OF_TORCH:
-                    yield Variable(
-                        f"{number}.{name}",
-                        functools.partial(holder.get, name),
-                        functools.partial(holder.__setitem__, name),
-                    )
+        for name in (attributes.keys() & names) - ATTRIBUTES_OF_TORCH:
+            read, write = functools.partial(attributes.get, name), functools.partial(attributes.__setitem__, name)
+            yield Variable(f"{number}.{name}", read, write)
+        for name in _buffers_of(module):
+            if name in names:
+                read, write = functools.partial(getattr, module, name, None), functools.partial(setattr, module, name)
+                yield Variable(f"{number}.{name}", read, write)
+
+
+def _buffers_of(thing: Any) -> list[str]:
+    """Names of a module's own buffers; of one that was never initialised, and of anything else, none."""
+    if not isinstance(thing, torch.nn.Module) or "training" not in vars(thing):
+        return []
+    return [name for name, _ in thing.named_buffers(recurse=False)]
 
 
 def _content(cell: Any) -> Any:
