@@ -36,7 +36,7 @@ from transformers import (
 from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.templates import parse_paths
-from .compat import LOOP, plain_loop
+from .compat import LOOP, plain_loop, times_written
 from .fingerprint import describe, parts_of, place
 from .foreign import (
     Foreign,
@@ -213,7 +213,7 @@ def _reached(target: TreeModel, piece: Foreign, known: dict[tuple[int, int], _Re
 def _only_number(target: TreeModel, tensor: torch.Tensor) -> float | None:
     """Return the number that a tensor is full of, or None: zeros can hide what code does with other numbers."""
     known: dict[int, tuple[Any, ...]] = target.kept.get("numbers of tensors", dict, values_matter=False)
-    form = tensor._version if not tensor.is_inference() else None, place(tensor)
+    form = times_written([tensor]), place(tensor)
     of, before, number = known.get(id(tensor), (None, None, None))
     if of is None or of() is not tensor or before != form or tensor.numel() <= _SMALL:
         number = None
