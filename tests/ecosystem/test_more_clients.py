@@ -35,11 +35,12 @@ def test_instructor_fills_partials(server, says):  # noqa: F811
         at: int
         why: str
 
-    says(CALLS[0].replace("look", "Look"))
     client = instructor.from_openai(server.client(), mode=instructor.Mode.TOOLS)
     how = {"model": "tiny", "messages": HELLO, "extra_body": {"prediction": PREDICTION}, "tool_choice": "auto"}
+    says(CALLS[0].replace("look", "PartialLook"))  # the function that it asks for
     partials = list(client.chat.completions.create_partial(response_model=Look, **how))
     assert partials[-1].model_dump() == ARGUMENTS[0]
+    says(CALLS[0].replace("look", "Look"))
     assert client.chat.completions.create(response_model=Look, **how).model_dump() == ARGUMENTS[0]
 
 
