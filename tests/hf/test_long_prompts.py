@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.architectures import SUPPORTED, model_of
-from token_recycling.hf.batched import DecodingThread
 from transformers import DynamicCache
 
 import token_recycling as tr
+from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model.prefixes import PrefixCache
 
