@@ -142,6 +142,11 @@ class Drafter(SequenceDrafter):
             cls.name = module
 
     @property
+    def drafter(self) -> Drafter:  # type: ignore[override]
+        """Itself, where it drafts for its sequences."""
+        return self
+
+    @property
     def traits(self) -> DrafterTraits:
         """Needs and abilities."""
         return DrafterTraits()

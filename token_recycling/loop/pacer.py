@@ -156,8 +156,7 @@ class Pace:
     """Drafts so far; the first one also reads the prompt, and is not measured."""
 
     def __post_init__(self) -> None:
-        drafter = self.drafter
-        self.history = History.of(drafter if isinstance(drafter, Drafter) else drafter.drafter)
+        self.history = History.of(self.drafter.drafter)
         self.history.begin()
         self.runs_model = self.drafter.pass_cost is not None
 
