@@ -205,18 +205,22 @@ class Matching(Protocol):
 
 
 class GrammarProcessor(LogitsProcessor):
-    """Holds one sequence to a grammar that llguidance has compiled; make a new one for every sequence."""
+    """Holds one sequence to a grammar that llguidance has compiled; make a new one for every sequence.
+
+    Its matcher only goes forward, whatever was drafted: after going back, llguidance 1.9.1 may allow other tokens.
+    """
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._state: State | None = state_of_grammar(grammar)
+        self._matcher = grammar.pristine.deep_copy()
         self._read: int | None = None
         """Tokens of the sequence that it has seen; None before it is called."""
-        self._ended = False
+        self._ended, self._follows = False, True
+        """Whether the sequence has ended, and whether the matcher has taken all of it."""
 
     def first_state(self) -> State | None:
-        """Drafts follow the very states that choose the tokens, so that each is computed once."""
-        return self._state if self._read is None else None
+        """Drafts have a matcher of their own, which goes forward and back."""
+        return state_of_grammar(self._grammar) if self._read is None else None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if len(input_ids) > 1:
@@ -224,7 +228,7 @@ class GrammarProcessor(LogitsProcessor):
         new = [] if self._read is None else input_ids[0, self._read :].tolist()
         for token in new:
             self._ended |= token in self._grammar.stops
-            self._state = None if self._state is None else self._state.after(token)
+            self._follows = self._follows and not self._ended and self._matcher.consume_token(token)
         self._read = input_ids.shape[1]
         if self._ended:
             return scores
@@ -232,13 +236,16 @@ class GrammarProcessor(LogitsProcessor):
 
     def _mask(self) -> np.ndarray:
         """Return the mask of the next token; where none may follow, of those that end the sequence."""
-        if self._state is not None and self._state.mask.any() and not self._state.lost:
-            return self._state.mask
+        mask = np.zeros(self._grammar.words, np.int32)
+        if self._follows:
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if mask.any() and not self._matcher.is_error():
+                return mask
         self.dead_end()
-        mask = np.zeros(self._grammar.words, np.uint32)
+        stops = np.zeros(self._grammar.words, np.uint32)
         for token in self._grammar.stops:
-            mask[token // 32] |= np.uint32(1 << token % 32)
-        return mask.view(np.int32)
+            stops[token // 32] |= np.uint32(1 << token % 32)
+        return stops.view(np.int32)
 
     def dead_end(self) -> None:
         """Called where no token may follow, or the grammar is too complex to tell; then the sequence ends."""

@@ -2,8 +2,7 @@
 
 Facts about a model hold as long as its `Fingerprint` does: `form` while parts, weights and configuration are the same
 ones, `numbers` while nothing was written to the weights, `code` while the same foreign code runs in it (`foreign`).
-Every call compares them once: 0.2 ms for 423 modules with 291 parameters. Writing through a tensor's `.data` is not
-counted by torch.
+Every call compares them once: 1.2 ms for 397 modules. Writing through a tensor's `.data` is not counted by torch.
 
 A captured pass is replayed without Python and depends on more, `operations_of`: all attributes of all modules, options
 of the configuration and of torch; of tensors address and shape. Changes inside other objects, or in methods besides
