@@ -1,7 +1,9 @@
 """A real model says the same with every drafter as with `generate` of transformers, token by token in float32."""
 
+import json
 from collections import Counter
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ DRAFTERS = {
     "layer_skip": "layer_skip",
     "fuse": "fuse:recycling(tree=16)+suffix,nodes=16",
 }
+JOBS = Path(__file__).parents[2] / "benchmarks" / "scenarios" / "jobs.jsonl"
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +42,21 @@ def test_answers_are_those_of_generate(name, kind, real, ids, answer, drafters):
     for question in QUESTIONS[kind]:
         said = tr.generate(real.model, ids(question), drafter=drafters[name], max_new_tokens=NEW, do_sample=False)
         assert said.tolist() == answer(question).tolist(), question
+
+
+@pytest.mark.parametrize("name", ["recycling", "fixed", "suffix"])
+def test_tool_calls_within_their_schema_are_those_of_generate(name, real, ids, drafters):
+    """With what was learned from call to call drafts go deep into the grammar, and back."""
+    for job in map(json.loads, JOBS.read_text(encoding="utf-8").splitlines()):
+        if job["category"] == "tool calls":
+
+            def arguments(job=job):
+                processor = tr.constrain(real.tokenizer, json_schema=job["json_schema"])
+                return {"max_new_tokens": 64, "do_sample": False, "logits_processor": [processor]}
+
+            prompt = ids(job["prompt"])
+            said = tr.generate(real.model, prompt, drafter=drafters[name], **arguments())
+            assert said.tolist() == real.model.generate(prompt, **arguments()).tolist(), job["id"]
 
 
 @pytest.mark.parametrize("name", ["recycling", "fixed", "suffix"])
