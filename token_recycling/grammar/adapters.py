@@ -207,7 +207,8 @@ class Matching(Protocol):
 class GrammarProcessor(LogitsProcessor):
     """Holds one sequence to a grammar that llguidance has compiled; make a new one for every sequence.
 
-    Its matcher only goes forward, whatever was drafted: after going back, llguidance 1.9.1 may allow other tokens.
+    Its matcher only goes forward, whatever was drafted: where masks were computed before it went back, llguidance 1.9.1
+    may allow other tokens.
     """
 
     def __init__(self, grammar: Grammar) -> None:
