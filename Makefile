@@ -17,7 +17,7 @@ demo: setup      ## a chat answer, JSON and an edit by SmolLM2-135M-Instruct (93
 	@$(RUN)/python -m benchmarks.demo
 
 WORKERS := --numprocesses auto --maxprocesses 8
-test: setup      ## the tests to run before every commit: four minutes on two cores
+test: setup      ## the tests to run before every commit: five to eight minutes on two cores
 	$(RUN)/python -m pytest $(WORKERS)
 
 ONE_FAMILY := test_trees_equal_linear_decoding_and_texts_those_of_generate[llama-sdpa]

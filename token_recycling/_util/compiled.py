@@ -27,7 +27,7 @@ from numba.extending import register_jitable
 
 logger = logging.getLogger("token_recycling")
 
-_SECONDS = "5 to 30 s"
+_SECONDS = "5 to 15 s"
 """Compile time of drafters and engines, by the speed of the processor."""
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = ("recycling", "costs", "_util")
