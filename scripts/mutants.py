@@ -7,11 +7,15 @@
 cosmic-ray finds the places and makes the mutants. The sample is drawn with a fixed seed: a place each, then one of its
 mutations. Left out are modules with compiled functions, and annotations, which nothing evaluates.
 
-A mutant's tests are those that run its block of statements: one of each file, then the others, the shortest first, and
-at most 60 that took a quarter of `--seconds` together. It is killed where one fails; where `--seconds` pass it hangs,
-or the machine is busy, and it is counted apart. So a mutant that lives was seen by these tests and not
-found, and one that no test runs is reported as such. Tests start in a fork of a process that has imported the
-libraries, on a copy of the tracked files. Results are in build/mutants, and what is there is not run again.
+A mutant's tests are those that run its block of statements: one of each file, then the others, the shortest first, as
+many as took `--seconds` together. It is killed where one fails that passes without it. Where they take eight times as
+long it hangs, and it is counted apart; all times are those of the processor. So a mutant that lives was seen by these
+tests and not found, and one that no test runs is reported as such.
+
+One process collects all tests, and forks for each mutant: the child changes the code of the functions that are already
+imported, and runs its tests. Where a mutant changes what is evaluated at import, the child imports the package and
+collects its tests again. The coverage copies the tracked files to build/mutants/tree, and all is run there; with TESTS
+it copies the tests alone, and adds to what is known. Mutants with a result are not run again.
 """
 
 from __future__ import annotations
@@ -19,21 +23,28 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
+import contextlib
+import gc
 import importlib.machinery
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "build" / "mutants"
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = (ROOT / "build" / "mutants").resolve()
+TREE = KEPT / "tree"
 PARTS = (
     "token_recycling/loop",
     "token_recycling/model",
@@ -43,29 +54,25 @@ PARTS = (
 )
 TESTS = ("tests/loop", "tests/hf", "tests/serving", "tests/drafters", "tests/model")
 SEED = 20261125
-MOST_TESTS = 60
+HANGS = 8
 PYTEST = ["--quiet", "-p", "no:cacheprovider", "-p", "no:xdist"]
+OUTCOMES = ("killed", "out of time", "lives", "not run by any test")
 
 
 class Mutant(NamedTuple):
-    """One mutation of one place."""
+    """One change of one module."""
 
+    name: str
     module: str
-    line: int
-    column: int
-    operator: str
-    arguments: dict[str, Any]
-    occurrence: int
-
-    @property
-    def name(self) -> str:
-        """What tells it from all others, as long as its module stays as it is."""
-        return f"{self.module}:{self.line}:{self.column} {self.operator.removeprefix('core/')} {self.occurrence}"
+    lines: tuple[int, ...]
+    """Numbers of the lines that differ, in the module as it was."""
+    source: str
+    """The module with the change."""
 
 
 def modules() -> list[Path]:
     """Return the files of the package that are mutated."""
-    files = [path for part in PARTS for path in sorted((ROOT / part).rglob("*.py")) if "training" not in path.parts]
+    files = [path for part in PARTS for path in sorted((TREE / part).rglob("*.py")) if "training" not in path.parts]
     return [path for path in files if "@compiled" not in path.read_text()]
 
 
@@ -82,24 +89,30 @@ def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]
     return [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in nodes]
 
 
-def sample(number: int) -> list[Mutant]:
-    """Return that many mutants of random places, always the same for the same sources."""
+def sample(number: int) -> Iterator[Mutant]:
+    """Make that many mutants of random places, always the same for the same sources."""
     from cosmic_ray.commands.init import _all_work_items
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
 
-    places: dict[tuple[str, int, int], list[Mutant]] = defaultdict(list)
+    places: dict[tuple[str, int, int], list[Any]] = defaultdict(list)
     for path in modules():
-        spans, module = annotated_spans(path.read_text()), str(path.relative_to(ROOT))
+        spans, module = annotated_spans(path.read_text()), str(path.relative_to(TREE))
         for item in _all_work_items([path], {}):
             (mutation,) = item.mutations
             line, column = mutation.start_pos
             if not any(first <= (line, column) < last for first, last in spans):
-                name, arguments = mutation.operator_name, mutation.operator_args
-                mutant = Mutant(module, line, column, name, arguments, mutation.occurrence)
-                places[module, line, column].append(mutant)
+                places[module, line, column].append(mutation)
     draw = random.Random(SEED)
     order = sorted(places)
     draw.shuffle(order)
-    return [draw.choice(places[place]) for place in order[:number]]
+    for module, line, column in order[:number]:
+        mutation = draw.choice(places[module, line, column])
+        operator = mutation.operator_name.removeprefix("core/")
+        name = f"{module}:{line}:{column} {operator} {mutation.occurrence}"
+        operation = get_operator(mutation.operator_name)(**mutation.operator_args)
+        source = mutate_code((TREE / module).read_text(), operation, mutation.occurrence)
+        yield Mutant(name, module, (line,), source)
 
 
 class Instrument(ast.NodeTransformer):
@@ -155,167 +168,294 @@ class InstrumentingLoader(importlib.machinery.SourceFileLoader):
 class Recorder:
     """A plug-in of pytest that notes which blocks each test runs, and times it."""
 
-    def __init__(self) -> None:
+    def __init__(self, cases: int) -> None:
         self.blocks: set[tuple[str, int]] = set()
         self.tests: dict[str, dict[str, list[str]]] = {}
         self.seconds: dict[str, float] = {}
+        self._cases, self._failed = cases, False
         builtins._runs = lambda file, line: self.blocks.add((file, line))  # type: ignore[attr-defined]
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        functions = defaultdict(list)
+        for item in items:
+            functions[item.nodeid.partition("[")[0]].append(item)
+        items[:] = [item for cases in functions.values() for item in cases[:: -(-len(cases) // self._cases)]]
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         self.blocks.clear()
-        self._began = time.perf_counter()
+        self._began, self._failed = time.process_time(), False
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self._failed |= not report.passed
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
-        self.seconds[nodeid] = time.perf_counter() - self._began
+        if self._failed:
+            return
+        self.seconds[nodeid] = time.process_time() - self._began
         for file, line in list(self.blocks):
-            module = str(Path(file).relative_to(ROOT))
+            module = str(Path(file).relative_to(TREE))
             self.tests.setdefault(module, {}).setdefault(str(line), []).append(nodeid)
 
 
-def cover(tests: list[str]) -> None:
-    """Run tests and write the blocks that each of them runs to build/mutants/blocks.json."""
+def cover(tests: list[str], cases: int) -> None:
+    """Run tests, at most `cases` of each parametrised one, and note the blocks that each of them runs."""
     import pytest
 
-    sys.meta_path.insert(0, InstrumentingFinder)
-    recorder = Recorder()
-    pytest.main([*PYTEST, *tests], plugins=[recorder])
     path = KEPT / "blocks.json"
-    known = json.loads(path.read_text()) if path.exists() else {"seconds": {}, "tests": {}}
+    adds = bool(tests) and path.exists()
+    copy_files(("tests/",) if adds else ("",))
+    enter_tree()
+    sys.meta_path.insert(0, InstrumentingFinder)
+    recorder = Recorder(cases)
+    pytest.main([*PYTEST, *(tests or TESTS)], plugins=[recorder])
+    known = json.loads(path.read_text()) if adds else {"seconds": {}, "tests": {}}
     known["seconds"].update(recorder.seconds)
     for module, lines in recorder.tests.items():
         for line, names in lines.items():
             row = known["tests"].setdefault(module, {})
             row[line] = sorted({*row.get(line, ()), *names})
-    KEPT.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known))
 
 
-def block_of(mutant: Mutant) -> int:
-    """Return the first line of the innermost block with a mutant; 0 where it runs at import."""
+def copy_files(folders: tuple[str, ...]) -> None:
+    """Copy the tracked files of some folders to where they are run; compiled functions stay there."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for file in listed.split("\n"):
+        if file.startswith(folders) and not file.startswith(("docs/", "examples/")) and (ROOT / file).is_file():
+            target = TREE / file
+            if not target.exists() or target.read_bytes() != (ROOT / file).read_bytes():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / file, target)
+
+
+def enter_tree() -> None:
+    """Import and run everything from the copied files, here and in processes that tests start."""
+    os.chdir(TREE)
+    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONPATH=str(TREE), PYTHONDONTWRITEBYTECODE="1", TOKEN_RECYCLING_CACHE=str(KEPT / "cache"))
+    here = (ROOT, ROOT / "scripts")
+    sys.path[:] = [str(TREE), *(entry for entry in sys.path if Path(entry or ".").resolve() not in here)]
+
+
+def block_of(source: str, lines: tuple[int, ...]) -> int:
+    """Return the first line of the innermost block of a function with these lines; 0 where they run at import."""
     blocks = [0]
 
-    class Blocks(ast.NodeVisitor):
-        def generic_visit(self, node: ast.AST) -> None:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                self.functions += 1
-            for name in ("body", "orelse", "finalbody"):
-                statements = getattr(node, name, None)
-                inside = isinstance(statements, list) and statements and self.functions
-                if inside and statements[0].lineno <= mutant.line <= statements[-1].end_lineno:
-                    blocks.append(statements[0].lineno)
-            super().generic_visit(node)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                self.functions -= 1
+    def visit(node: ast.AST, in_function: bool) -> None:
+        in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if in_function and isinstance(statements, list) and statements:
+                first, last = statements[0].lineno, statements[-1].end_lineno
+                if all(first <= line <= last for line in lines):
+                    blocks.append(first)
+        for child in ast.iter_child_nodes(node):
+            visit(child, in_function)
 
-    visitor = Blocks()
-    visitor.functions = 0
-    visitor.visit(ast.parse((ROOT / mutant.module).read_text()))
+    visit(ast.parse(source), in_function=False)
     return max(blocks)
 
 
-def tests_of(mutant: Mutant, known: dict[str, Any], within: float) -> list[str]:
-    """Return the tests that run a mutant's block, as many as took `within` seconds: the shortest of each file, then the
+def tests_of(module: str, block: int, known: dict[str, Any], within: float) -> list[str]:
+    """Return the tests that run a block, as many as took `within` seconds: the shortest of each file, then the
     shortest of all.
     """
-    seconds, blocks, line = known["seconds"], known["tests"].get(mutant.module, {}), str(block_of(mutant))
-    at_import = {test for tests in blocks.values() for test in tests} if line == "0" else ()
-    tests = sorted(blocks.get(line, at_import), key=lambda test: seconds[test])
+    seconds, blocks = known["seconds"], known["tests"].get(module, {})
+    at_import = {test for tests in blocks.values() for test in tests} if block == 0 else ()
+    tests = sorted(blocks.get(str(block), at_import), key=lambda test: seconds[test])
     files: set[str] = set()
     first = [test for test in tests if not ((file := test.partition("::")[0]) in files or files.add(file))]
     chosen: list[str] = []
-    for test in [*first, *(test for test in tests if test not in first)][:MOST_TESTS]:
+    for test in [*first, *(test for test in tests if test not in first)]:
         if sum(map(seconds.__getitem__, chosen)) + seconds[test] > within and chosen:
             break
         chosen.append(test)
     return chosen
 
 
-def run(number: int, part: str, limit: float, seconds: float) -> None:
-    """Run the mutants of a sample that have no result, those in `part` alone, for at most `limit` seconds."""
-    import numba  # noqa: F401 - for the forks
-    import pytest
-    import torch
-    import transformers  # noqa: F401
-    from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import get_operator
-
-    torch.set_num_threads(1)
-    known = json.loads((KEPT / "blocks.json").read_text())
-    path, tree, ends = KEPT / "results.jsonl", KEPT / "tree", time.monotonic() + limit
-    done = {row["mutant"] for row in results()}
-    shutil.rmtree(tree, ignore_errors=True)
-    for file in subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split():
-        if (ROOT / file).is_file() and file.split("/")[0] not in ("docs", "examples"):
-            (tree / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / file, tree / file)
-    for mutant in sample(number):
-        if mutant.name in done or not mutant.module.startswith(part) or time.monotonic() > ends:
-            continue
-        tests, source = tests_of(mutant, known, seconds / 4), (ROOT / mutant.module).read_text()
-        changed = mutate_code(source, get_operator(mutant.operator)(**mutant.arguments), mutant.occurrence)
-        row = {"mutant": mutant.name, "module": mutant.module, "tests": len(tests), "result": "not run by any test"}
-        before, after = source.splitlines(), changed.splitlines()
-        row["old"], row["new"] = next(
-            ((old.strip(), new.strip()) for old, new in zip(before, after, strict=False) if old != new), ("", "")
-        )
-        if tests:
-            (tree / mutant.module).write_text(changed)
-            row["result"], row["by"] = _outcome(tests, tree, seconds, pytest)
-            (tree / mutant.module).write_text(source)
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(row["result"], mutant.name, flush=True)
+def codes(code: CodeType, found: dict[tuple[str, int], CodeType] | None = None) -> dict[tuple[str, int], CodeType]:
+    """Return the code of all functions within a module's, by name and number among those of one name."""
+    found = {} if found is None else found
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            number = sum(name == part.co_qualname for name, _ in found)
+            found[part.co_qualname, number] = part
+            codes(part, found)
+    return found
 
 
-def _outcome(tests: list[str], tree: Path, seconds: float, pytest: Any) -> tuple[str, str]:
-    """Return what tests say of a mutated tree: killed, out of time, or alive; and the end of their output."""
-    output, child = tree / "output.txt", os.fork()
-    if not child:
+def change_functions(functions: list[FunctionType], path: Path, old: str, new: str) -> None:
+    """Give the functions of a module the code that they have in another version of its source."""
+    before, after = (codes(compile(source, str(path), "exec", dont_inherit=True)) for source in (old, new))
+    names = {(code.co_qualname, code.co_firstlineno): name for name, code in before.items()}
+    for function in functions:
+        code = function.__code__
+        if code.co_filename == str(path):
+            function.__code__ = after[names[code.co_qualname, code.co_firstlineno]]
+
+
+class Trials:
+    """A plug-in of pytest that runs mutants instead of the tests that were collected."""
+
+    def __init__(self, mutants: Iterator[Mutant], results: Path, limit: float, seconds: float) -> None:
+        self._mutants, self._results, self._seconds = mutants, results, seconds
+        self._ends = time.monotonic() + limit
+        self._known = json.loads((KEPT / "blocks.json").read_text())
+        self._passes: dict[str, bool] = {}
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self._items = {item.nodeid: item for item in session.items}
+        self._items = {name: self._items[name] for name in self._known["seconds"] if name in self._items}
+        compile_drafting()
+        gc.collect()
+        self._functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
+        gc.freeze()
+        done = {row["mutant"] for row in read_results(self._results)}
+        for mutant in self._mutants:
+            if mutant.name not in done and time.monotonic() < self._ends:
+                row = self._row(mutant)
+                with self._results.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(row["result"], mutant.name, row["by"], round(row["seconds"], 1), file=sys.__stderr__, flush=True)
+        return True
+
+    def _row(self, mutant: Mutant) -> dict[str, Any]:
+        source = (TREE / mutant.module).read_text()
+        block = block_of(source, mutant.lines)
+        tests = [test for test in tests_of(mutant.module, block, self._known, self._seconds) if test in self._items]
+        before, after = source.splitlines(), mutant.source.splitlines()
+        pairs = zip(before, after, strict=False)
+        old, new = next(((old.strip(), new.strip()) for old, new in pairs if old != new), ("", ""))
+        row = {"mutant": mutant.name, "module": mutant.module, "tests": len(tests), "old": old, "new": new}
+        result, failed, began = OUTCOMES[3], "", time.monotonic()
+        while tests:
+            result, failed = self._forked(tests, mutant, block)
+            if result != "killed" or failed in ("", "error") or self._passes_alone(failed):
+                break
+            tests = [test for test in tests if test != failed]
+        return {**row, "result": result, "by": failed, "seconds": time.monotonic() - began}
+
+    def _passes_alone(self, test: str) -> bool:
+        """Whether a test passes without a mutant, in a child of its own."""
+        if test not in self._passes:
+            self._passes[test] = self._forked([test])[0] == "lives"
+        return self._passes[test]
+
+    def _forked(self, tests: list[str], mutant: Mutant | None = None, block: int = 0) -> tuple[str, str]:
+        """Return the outcome of tests with a mutant, and the test that failed."""
+        path = TREE / mutant.module if mutant else None
+        source = path.read_text() if path else ""
+        reading, writing = os.pipe()
+        if path and mutant:
+            path.write_text(mutant.source)
+        child = os.fork()
+        if not child:
+            os.close(reading)
+            code = 1
+            try:
+                self._run_child(tests, mutant, block, source, writing)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)
+        os.close(writing)
+        ends = time.monotonic() + 20 * HANGS * self._seconds  # where it waits and takes no time of the processor
+        try:
+            while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < ends:
+                time.sleep(0.02)
+        finally:
+            if path:
+                path.write_text(source)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        if not ended[0]:
+            ended = os.waitpid(child, 0)
+        with os.fdopen(reading) as pipe:
+            failed = pipe.read()
+        code = os.waitstatus_to_exitcode(ended[1])
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
+            return "out of time", ""
+        return ("lives" if code == 0 else "killed"), failed or ("error" if code else "")
+
+    def _run_child(self, tests: list[str], mutant: Mutant | None, block: int, source: str, failed: int) -> None:
+        """Run tests in a child of the process that collected them; write the first that fails, and end there."""
         os.setsid()
-        os.chdir(tree)
-        os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1")
-        sys.path[:] = [
-            str(tree),
-            *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "scripts")),
-        ]
-        with output.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            os._exit(int(pytest.main([*PYTEST, "--exitfirst", *tests])))
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            lines = [line for line in output.read_text().splitlines() if line.startswith(("FAILED", "ERROR tests"))]
-            code = os.waitstatus_to_exitcode(status)
-            return ("lives" if code == 0 else "killed" if code in (1, 2, 3, 4) or code < 0 else "no test"), "".join(
-                lines[:1]
-            )
-        time.sleep(0.2)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "out of time", ""
+        limit = int(HANGS * self._seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+        with (KEPT / "output.txt").open("w") as output:
+            for stream in (1, 2):
+                os.dup2(output.fileno(), stream)
+        if mutant and not block:
+            self._import_again(tests, failed)
+            return
+        if mutant:
+            change_functions(self._functions, TREE / mutant.module, source, mutant.source)
+        items = [self._items[test] for test in tests]
+        manager = items[0].config.pluginmanager
+        manager.register(FirstFailure(failed))
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def _import_again(self, tests: list[str], failed: int) -> None:
+        """Collect tests again, with the package as it is in the tree now, and run them."""
+        import pytest
+
+        for name, module in list(sys.modules.items()):
+            if str(TREE) in (getattr(module, "__file__", None) or ""):
+                del sys.modules[name]
+        code = pytest.main([*PYTEST, *tests], plugins=[FirstFailure(failed)])
+        if code:
+            os._exit(int(code))
 
 
-def results() -> list[dict[str, Any]]:
+class FirstFailure:
+    """A plug-in of pytest that writes the name of the first test that fails, and ends the process."""
+
+    def __init__(self, output: int) -> None:
+        self._output = output
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            print(report.longreprtext)
+            os.write(self._output, report.nodeid.encode())
+            os._exit(1)
+
+
+def compile_drafting() -> None:
+    """Decode with the default drafter, so that no child has to load or compile its functions."""
+    import torch
+    from support import tiny
+
+    import token_recycling as tr
+
+    tr.generate(tiny.llama(), torch.tensor([[1, 2, 3] * 4]), drafter="recycling", max_new_tokens=20)
+
+
+def run(mutants: Iterator[Mutant], results: Path, limit: float, seconds: float) -> None:
+    """Run mutants that have no result, for at most `limit` seconds."""
+    import pytest
+
+    known = json.loads((KEPT / "blocks.json").read_text())
+    enter_tree()
+    files = sorted({test.partition("::")[0] for test in known["seconds"]})
+    temporary = ["--basetemp", str(KEPT / f"tmp-{os.getpid()}"), "-m", "not real"]
+    pytest.main([*PYTEST, *temporary, *files], plugins=[Trials(mutants, results, limit, seconds)])
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
     """Return the rows of all mutants that were run."""
-    path = KEPT / "results.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def report() -> str:
-    """Return the table of modules, and the mutants that live."""
-    rows = results()
+def report(rows: list[dict[str, Any]]) -> str:
+    """Return the table of folders, and the mutants that live."""
     folders = sorted({row["module"].rpartition("/")[0] for row in rows})
-    outcomes = ("killed", "out of time", "lives", "not run by any test")
-    lines = [f"| modules | mutants | {' | '.join(outcomes)} |", "| --- " * 6 + "|"]
+    lines = [f"| modules | mutants | {' | '.join(OUTCOMES)} |", "| --- " * 6 + "|"]
     for folder in [*folders, "token_recycling"]:
         own = [row["result"] for row in rows if row["module"].startswith(folder)]
-        lines.append(f"| {folder} | {len(own)} | {' | '.join(str(own.count(outcome)) for outcome in outcomes)} |")
+        lines.append(f"| {folder} | {len(own)} | {' | '.join(str(own.count(outcome)) for outcome in OUTCOMES)} |")
     alive = [
-        f"- {row['mutant']}\n      {row['old']}\n      {row['new']}" for row in rows if row["result"] in outcomes[2:]
+        f"- {row['mutant']}\n      {row['old']}\n      {row['new']}" for row in rows if row["result"] in OUTCOMES[2:]
     ]
     return "\n".join([*lines, "", *alive])
 
@@ -324,20 +464,24 @@ def main() -> None:
     """Run one command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("coverage").add_argument("tests", nargs=argparse.REMAINDER, default=TESTS)
+    covering = commands.add_parser("coverage")
+    covering.add_argument("--cases", type=int, default=12, help="of each parametrised test")
+    covering.add_argument("tests", nargs="*")
     running = commands.add_parser("run")
     running.add_argument("--number", type=int, default=300, help="size of the sample")
     running.add_argument("--part", default="token_recycling", help="folder or module: others wait")
     running.add_argument("--limit", type=float, default=1e9, help="seconds after which no mutant is begun")
-    running.add_argument("--seconds", type=float, default=300, help="limit of the tests of one mutant")
+    running.add_argument("--seconds", type=float, default=60, help="that the tests of a mutant take without it")
     commands.add_parser("report")
     arguments = parser.parse_args()
+    results = KEPT / "results.jsonl"
     if arguments.command == "coverage":
-        cover(list(arguments.tests))
+        cover(arguments.tests, arguments.cases)
     elif arguments.command == "run":
-        run(arguments.number, arguments.part, arguments.limit, arguments.seconds)
+        mutants = (mutant for mutant in sample(arguments.number) if mutant.module.startswith(arguments.part))
+        run(mutants, results, arguments.limit, arguments.seconds)
     else:
-        print(report())
+        print(report(read_results(results)))
 
 
 if __name__ == "__main__":
