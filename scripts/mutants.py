@@ -202,13 +202,12 @@ def cover(tests: list[str], cases: int) -> None:
     import pytest
 
     path = KEPT / "blocks.json"
-    adds = bool(tests) and path.exists()
-    copy_files(("tests/",) if adds else ("",))
+    copy_files(("tests/",) if tests and path.exists() else ("",))
     enter_tree()
     sys.meta_path.insert(0, InstrumentingFinder)
     recorder = Recorder(cases)
     pytest.main([*PYTEST, *(tests or TESTS)], plugins=[recorder])
-    known = json.loads(path.read_text()) if adds else {"seconds": {}, "tests": {}}
+    known = json.loads(path.read_text()) if tests and path.exists() else {"seconds": {}, "tests": {}}
     known["seconds"].update(recorder.seconds)
     for module, lines in recorder.tests.items():
         for line, names in lines.items():
@@ -256,18 +255,20 @@ def block_of(source: str, lines: tuple[int, ...]) -> int:
     return max(blocks)
 
 
-def tests_of(module: str, block: int, known: dict[str, Any], within: float) -> list[str]:
-    """Return the tests that run a block, as many as took `within` seconds: the shortest of each file, then the
-    shortest of all.
+def tests_of(module: str, block: int, known: dict[str, Any], within: float, first: set[str]) -> list[str]:
+    """Return the tests that run a block, as many as took `within` seconds: those among `first`, then the shortest of
+    each file, then the shortest of all.
     """
     seconds, blocks = known["seconds"], known["tests"].get(module, {})
     at_import = {test for tests in blocks.values() for test in tests} if block == 0 else ()
     tests = sorted(blocks.get(str(block), at_import), key=lambda test: seconds[test])
-    files: set[str] = set()
-    first = [test for test in tests if not ((file := test.partition("::")[0]) in files or files.add(file))]
-    chosen: list[str] = []
-    for test in [*first, *(test for test in tests if test not in first)]:
-        if sum(map(seconds.__getitem__, chosen)) + seconds[test] > within and chosen:
+    shortest: dict[str, str] = {}
+    for test in tests:
+        shortest.setdefault(test.partition("::")[0], test)
+    chosen, total = [], 0.0
+    for test in sorted(tests, key=lambda test: (test not in first, test not in shortest.values())):
+        total += seconds[test]
+        if total > within and chosen:
             break
         chosen.append(test)
     return chosen
@@ -302,6 +303,8 @@ class Trials:
         self._ends = time.monotonic() + limit
         self._known = json.loads((KEPT / "blocks.json").read_text())
         self._passes: dict[str, bool] = {}
+        self._kills: dict[str, set[str]] = defaultdict(set)
+        """For each module the tests that failed with one of its mutants: they run first."""
 
     def pytest_runtestloop(self, session: Any) -> bool:
         self._items = {item.nodeid: item for item in session.items}
@@ -322,7 +325,8 @@ class Trials:
     def _row(self, mutant: Mutant) -> dict[str, Any]:
         source = (TREE / mutant.module).read_text()
         block = block_of(source, mutant.lines)
-        tests = [test for test in tests_of(mutant.module, block, self._known, self._seconds) if test in self._items]
+        tests = tests_of(mutant.module, block, self._known, self._seconds, self._kills[mutant.module])
+        tests = [test for test in tests if test in self._items]
         before, after = source.splitlines(), mutant.source.splitlines()
         pairs = zip(before, after, strict=False)
         old, new = next(((old.strip(), new.strip()) for old, new in pairs if old != new), ("", ""))
@@ -333,6 +337,8 @@ class Trials:
             if result != "killed" or failed in ("", "error") or self._passes_alone(failed):
                 break
             tests = [test for test in tests if test != failed]
+        if result == "killed":
+            self._kills[mutant.module].add(failed)
         return {**row, "result": result, "by": failed, "seconds": time.monotonic() - began}
 
     def _passes_alone(self, test: str) -> bool:
@@ -435,6 +441,7 @@ def run(mutants: Iterator[Mutant], results: Path, limit: float, seconds: float) 
     """Run mutants that have no result, for at most `limit` seconds."""
     import pytest
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # after the module in the tree is as it was
     known = json.loads((KEPT / "blocks.json").read_text())
     enter_tree()
     files = sorted({test.partition("::")[0] for test in known["seconds"]})

@@ -41,6 +41,7 @@ TEXTS = {
     "calls": f"{call(1)}{call(2)}",
     "all": f"<think>well</think>One.{call(1)}Two.{call(2, 'else')}",
 }
+RESPONSE_EVENT, MESSAGE_EVENT = TypeAdapter(ResponseStreamEvent), TypeAdapter(RawMessageStreamEvent)
 MESSAGES = [{"role": "user", "content": "a"}]
 ANTHROPIC = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
 
@@ -301,7 +302,7 @@ def test_events_of_a_response(server, says, tokenizer, name):
         assert once(event["type"] for event in events) == of_responses(parts)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         for event in events:
-            TypeAdapter(ResponseStreamEvent).validate_python(event)
+            RESPONSE_EVENT.validate_python(event)
         final = events[-1]["response"]
         items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert final["output"] == items
@@ -334,7 +335,7 @@ def test_an_error_ends_a_response(server, says, failing, after):
     failing(after)
     *events, error, failed = events_of(server, "/v1/responses", responses_body(40))
     for event in (*events, error, failed):
-        TypeAdapter(ResponseStreamEvent).validate_python(event)
+        RESPONSE_EVENT.validate_python(event)
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert (error["type"], failed["type"], failed["response"]["status"]) == ("error", "response.failed", "failed")
     assert "made to fail" not in json.dumps([error, failed])
@@ -362,12 +363,14 @@ def messages_body(limit):
     return {"messages": MESSAGES, "tools": ANTHROPIC, "max_tokens": limit}
 
 
-def client_of(server):
+@pytest.fixture(scope="module")
+def claude(server):
+    """Anthropic's client of the server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_events_of_a_message(server, says, tokenizer, name):
+def test_events_of_a_message(server, claude, says, tokenizer, name):
     text, kinds = TEXTS[name], {"text": "text", "reasoning": "thinking", "call": "tool_use"}
     says(text)
     reasons = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
@@ -376,7 +379,7 @@ def test_events_of_a_message(server, says, tokenizer, name):
         parts, reason = parts_of(shown), ending(text, shown)
         assert once(event["type"] for event in events) == of_messages(parts)
         for event in events:
-            TypeAdapter(RawMessageStreamEvent).validate_python(event)
+            MESSAGE_EVENT.validate_python(event)
         blocks = [event for event in events if event["type"] == "content_block_start"]
         assert [event["content_block"]["type"] for event in blocks] == [kinds[kind] for kind, _ in parts]
         for kind in ("content_block_start", "content_block_stop"):
@@ -386,7 +389,7 @@ def test_events_of_a_message(server, says, tokenizer, name):
             own = [next(value for name, value in delta.items() if name != "type") for delta in deltas]
             assert "".join(own) == part
         assert events[-2]["delta"]["stop_reason"] == reasons[reason]
-        with client_of(server).messages.stream(model="tiny", **messages_body(limit)) as stream:
+        with claude.messages.stream(model="tiny", **messages_body(limit)) as stream:
             final = stream.get_final_message()
         assert final.stop_reason == reasons[reason]
         assert [block.type for block in final.content] == [kinds[kind] for kind, _ in parts]
@@ -404,7 +407,7 @@ def test_events_of_a_message(server, says, tokenizer, name):
 
 
 @pytest.mark.parametrize("after", [0, 3, 14])
-def test_an_error_ends_a_message(server, says, failing, after):
+def test_an_error_ends_a_message(server, claude, says, failing, after):
     says(TEXTS["all"])
     failing(after)
     first, *events, last = events_of(server, "/v1/messages", messages_body(40))
@@ -413,7 +416,7 @@ def test_an_error_ends_a_message(server, says, failing, after):
     assert "made to fail" not in json.dumps(last)
     with (
         pytest.raises(anthropic.APIError, match="internal server error"),
-        client_of(server).messages.stream(model="tiny", **messages_body(40)) as stream,
+        claude.messages.stream(model="tiny", **messages_body(40)) as stream,
     ):
         stream.until_done()
 
