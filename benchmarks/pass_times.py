@@ -20,7 +20,7 @@ from token_recycling.bench.tables import Table
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
 from token_recycling.model.self_test import ready
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 
 SIZES = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -41,7 +41,7 @@ def main(
     print(Table("t(n)", pd.DataFrame({**cells, "t(n) / t(1)": ratios})).markdown())
 
 
-def pass_seconds(target: TreeModel, length: int, rounds: int) -> np.ndarray:
+def pass_seconds(target: Target, length: int, rounds: int) -> np.ndarray:
     """(sizes,) processor seconds of a forward pass over a chain of each of `SIZES` nodes after `length` tokens."""
     cache = target.new_cache()
     with torch.inference_mode(False), torch.no_grad():

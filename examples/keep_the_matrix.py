@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from token_recycling import Stats, fingerprint, generate, make_drafter
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 SHIPPED = Path(__file__).parent.parent / "models" / "target"
 PROMPTS = [
@@ -36,7 +36,7 @@ def main() -> None:
     digest = fingerprint(tokenizer)
 
     drafter = make_drafter("recycling")
-    matrix = drafter.prepare(TreeModel(model))
+    matrix = drafter.prepare(Target(model))
     if arguments.matrix.exists():
         matrix.load(arguments.matrix, tokenizer=digest)
     print(f"before  {matrix}")

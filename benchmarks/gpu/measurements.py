@@ -19,7 +19,7 @@ from token_recycling._util.device import synchronize
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
-from token_recycling.model.tree_model import ROWS, TreeModel
+from token_recycling.model.target import ROWS, Target
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.shapes import star
 
@@ -49,7 +49,7 @@ _ROUNDS = 20
 _GENERATED, _WARM = 24, 6
 """Tokens that `generate` writes, and how many of them are not counted: the prompt's, and those that compile."""
 
-Measurement = Callable[[TreeModel, int], Row]
+Measurement = Callable[[Target, int], Row]
 
 
 def measurements(shape: str, context: int, wanted: Wanted = EVERYTHING) -> Iterator[tuple[Row, Measurement]]:
@@ -89,7 +89,7 @@ class Arrivals(BaseStreamer):
 
 
 @torch.no_grad()
-def _generate(target: TreeModel, context: int, config: CompileConfig | None, static: bool = False) -> Row:
+def _generate(target: Target, context: int, config: CompileConfig | None, static: bool = False) -> Row:
     """Seconds of a token of transformers' own `generate`: the median between two of them. `static`: with a static
     cache, for which it compiles the forward pass as `config` says; the prompt is read by `generate` then.
     """
@@ -109,18 +109,18 @@ def _generate(target: TreeModel, context: int, config: CompileConfig | None, sta
     return {"seconds": statistics.median(gaps.tolist())}
 
 
-def _passes(target: TreeModel) -> CapturedPasses:
+def _passes(target: Target) -> CapturedPasses:
     passes = passes_or_reason(target)
     if isinstance(passes, str):
         raise RuntimeError(f"no fast path: {passes}")
     return passes
 
 
-def _step(target: TreeModel, context: int, nodes: int) -> Row:
+def _step(target: Target, context: int, nodes: int) -> Row:
     return {"seconds": timed(target, _passes(target), context, [nodes], 2.0)[nodes]}
 
 
-def _compiled_step(target: TreeModel, context: int, nodes: int, compiles: bool) -> Row:
+def _compiled_step(target: Target, context: int, nodes: int, compiles: bool) -> Row:
     """Seconds of a captured step whose forward pass torch compiles first: once for each shape, up to a minute."""
     passes, eager = _passes(target), target.eager
     passes.forget()
@@ -133,7 +133,7 @@ def _compiled_step(target: TreeModel, context: int, nodes: int, compiles: bool) 
 
 
 @torch.no_grad()
-def _eager_step(target: TreeModel, context: int, nodes: int) -> Row:
+def _eager_step(target: Target, context: int, nodes: int) -> Row:
     """Seconds of the forward pass of an uncaptured step, to the choice at each node on the host: the best of some."""
     draft = Draft(torch.zeros(nodes, dtype=torch.long), star(nodes))
     kept, best = TreeCache(filled(target, context)), math.inf
@@ -148,7 +148,7 @@ def _eager_step(target: TreeModel, context: int, nodes: int) -> Row:
 
 
 @torch.no_grad()
-def _forward(target: TreeModel, context: int, nodes: int) -> Row:
+def _forward(target: Target, context: int, nodes: int) -> Row:
     """Seconds of the model's forward pass, run as a step runs it and with the same shapes, but alone: what of a step is
     not this is overhead. The best of some rounds.
     """
@@ -165,7 +165,7 @@ def _forward(target: TreeModel, context: int, nodes: int) -> Row:
 
 
 @torch.no_grad()
-def _eager_profile(target: TreeModel, context: int) -> Row:
+def _eager_profile(target: Target, context: int) -> Row:
     """Of a pass over one token as `generate` makes it, without what it does between passes."""
     cache = filled(target, context)
     ids = torch.ones(1, 1, dtype=torch.long, device=target.device)
@@ -177,7 +177,7 @@ def _eager_profile(target: TreeModel, context: int) -> Row:
 
 
 @torch.no_grad()
-def _step_profile(target: TreeModel, context: int, nodes: int) -> Row:
+def _step_profile(target: Target, context: int, nodes: int) -> Row:
     passes = _passes(target)
     passes.begin(target, TreeCache(filled(target, context)), [context], context + nodes)
     return profiled(lambda: one_step(target, passes, context, nodes)(), target.device)

@@ -22,7 +22,7 @@ import transformers
 import typer
 from rich.console import Console
 
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 from .measurements import EVERYTHING, FEW, Measurement, Wanted, measurements
 from .report import write_report
@@ -54,7 +54,7 @@ class Job:
             return False
         self.say.print(f"{shape}: {len(missing)} measurements to do", highlight=False)
         longest = max(self.contexts) + 2 * self.wanted.sizes[-1]
-        target = TreeModel(made(shape, longest, self.device, self.dtype))
+        target = Target(made(shape, longest, self.device, self.dtype))
         for key, run in missing:
             if time.monotonic() > self.until:
                 return False
@@ -64,7 +64,7 @@ class Job:
             self.say.print(*short.values(), highlight=False)
         return True
 
-    def _measured(self, target: TreeModel, context: int, run: Measurement) -> Row:
+    def _measured(self, target: Target, context: int, run: Measurement) -> Row:
         """Run one measurement; an error is its row and does not stop the others."""
         try:
             return run(target, context)

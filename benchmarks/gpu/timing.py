@@ -14,7 +14,7 @@ from token_recycling.loop.accept import TreeSteps
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.kv_cache import TreeCache, take_over
 from token_recycling.model.prefill import prefill
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.shapes import star
 
@@ -24,7 +24,7 @@ _PROMPT = 16
 
 @torch.no_grad()
 def timed(
-    target: TreeModel, passes: CapturedPasses, length: int, sizes: Sequence[int], seconds: float, k: int = 8
+    target: Target, passes: CapturedPasses, length: int, sizes: Sequence[int], seconds: float, k: int = 8
 ) -> dict[int, float]:
     """Seconds of a step by number of nodes, which are filled up to a bucket, after `length` tokens: from the draft on
     the host to what the host reads, `k` candidates for every node among it.
@@ -48,7 +48,7 @@ def timed(
     return best
 
 
-def one_step(target: TreeModel, passes: CapturedPasses, length: int, nodes: int, k: int = 8) -> Callable[[], None]:
+def one_step(target: Target, passes: CapturedPasses, length: int, nodes: int, k: int = 8) -> Callable[[], None]:
     """A step of `nodes` nodes after `length` tokens of a sequence that `passes` has begun: from the draft on the host
     to what the host reads. To be called without gradients.
     """
@@ -62,7 +62,7 @@ def one_step(target: TreeModel, passes: CapturedPasses, length: int, nodes: int,
     return step
 
 
-def filled(model: TreeModel, length: int) -> DynamicCache:
+def filled(model: Target, length: int) -> DynamicCache:
     """A cache as after `length` tokens. Where the layers allow it, a few tokens' states are repeated."""
     cache = model.new_cache()
     tokens = torch.arange(1, min(_PROMPT, length) + 2, device=model.device) % model.embedded

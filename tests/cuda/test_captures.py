@@ -11,14 +11,14 @@ import token_recycling as tr
 from token_recycling.model.graphs import passes_of
 from token_recycling.model.graphs.passes import Shape
 from token_recycling.model.kv_cache import TreeCache
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees.packed import send
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 def test_cuda_itself_finds_no_wait_in_a_pass(model):
-    target = TreeModel(model.cuda())
+    target = Target(model.cuda())
     passes, tree = passes_of(target), tr.Template.from_paths([(0,), (1,), (0, 0)])
     trees = send([tr.Draft(torch.arange(len(tree)), tree.parents)], [0], 8, target.device)
     with torch.no_grad():

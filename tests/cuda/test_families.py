@@ -11,7 +11,7 @@ from support.oracle import Oracle
 
 import token_recycling as tr
 from token_recycling.model.graphs.support import passes_or_reason
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.cuda
 
@@ -20,7 +20,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 
 def test_texts_are_those_of_generate(device, case):
     model = model_of(case).to(device)
-    holds = not isinstance(passes_or_reason(TreeModel(model)), str)
+    holds = not isinstance(passes_or_reason(Target(model)), str)
     for length in (5, 29):
         given = {"input_ids": tiny.prompt(length, length, VOCABULARY).to(device)}
         wanted = model.generate(**given, **GREEDY)

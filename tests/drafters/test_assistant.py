@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import token_recycling as tr
 from token_recycling.drafters.assistant import Assistant, Translation
 from token_recycling.drafters.draft_model import DraftModel
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 WORDS = tiny.tokenizer()
 PROMPT = WORDS("def add(a, b):\n    return", return_tensors="pt")["input_ids"]
@@ -67,7 +67,7 @@ def test_a_draft_is_that_of_a_model_that_reads_the_text_anew(target):
     """With tokens that only one of the two has, over steps with rejections."""
     words = fewer_words()
     model = tiny.llama(3, vocab_size=len(words))
-    translation, text = Translation(WORDS, words, TreeModel(target)), PROMPT[0].tolist()
+    translation, text = Translation(WORDS, words, Target(target)), PROMPT[0].tolist()
     assert 256 <= len(translation.shared) < min(SIZE, len(words))
     own = words(WORDS.decode(text), add_special_tokens=False)["input_ids"]
     drafter = Assistant(model, mode="sequence", depth=3, tokenizer=WORDS, assistant_tokenizer=words)
@@ -103,14 +103,14 @@ def test_a_prompt_begins_as_the_assistant_knows_it_and_a_space_before_a_word_is_
     words.backend_tokenizer.post_processor = TemplateProcessing(
         single="<start> $A", special_tokens=[("<start>", words.bos_token_id)]
     )
-    translation = Translation(WORDS, words, TreeModel(tiny.llama(vocab_size=SIZE)))
+    translation = Translation(WORDS, words, Target(tiny.llama(vocab_size=SIZE)))
     assert translation.prompt(PROMPT[0])[0] == words.bos_token_id
     assert words.bos_token_id not in translation.one(4, 5)
     made = Tokenizer(models.WordLevel({"▁a": 0, "▁long": 1, "b": 2}, unk_token="b"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     theirs = PreTrainedTokenizerFast(tokenizer_object=made)
     assert theirs.decode([1]) == "long"
-    translation = Translation(theirs, words, TreeModel(tiny.llama(vocab_size=3)))
+    translation = Translation(theirs, words, Target(tiny.llama(vocab_size=3)))
     assert words.decode(translation.one(0, 1)) == " long"
 
 

@@ -8,7 +8,7 @@ from support import architectures, runs, tiny
 
 import token_recycling as tr
 from token_recycling.drafters._shared.reader import Reader
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 
 def after(model, text, *more):
@@ -23,7 +23,7 @@ def after(model, text, *more):
 def compare(model, length):
     """Three steps: a tree is read layer by layer, the path 7, 2 is kept, two more tokens are emitted."""
     text = tiny.prompt(length, length, model.get_input_embeddings().weight.shape[0])[0]
-    reader = Reader(TreeModel(model))
+    reader = Reader(Target(model))
     reader.prefill(text)
     assert reader.held == length - 1
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_other_architectures_draft_as_well(case):
 
 @torch.no_grad()
 def test_many_new_tokens_are_read_as_a_prompt_is(model):
-    text, reader = tiny.prompt(0, 90)[0], Reader(TreeModel(model))
+    text, reader = tiny.prompt(0, 90)[0], Reader(Target(model))
     reader.read(text[:5])
     torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
     assert reader.held == 90
@@ -61,13 +61,13 @@ def test_many_new_tokens_are_read_as_a_prompt_is(model):
 @torch.no_grad()
 def test_unknown_tokens_are_read_as_the_last_known():
     model = tiny.llama(vocab_size=20)
-    reader, text = Reader(TreeModel(model)), torch.tensor([3, 19, 57, 4])
+    reader, text = Reader(Target(model)), torch.tensor([3, 19, 57, 4])
     torch.testing.assert_close(reader.read(text)[0], after(model, text.clamp(max=19)), atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
 def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
-    reader = Reader(TreeModel(tiny.llama(max_position_embeddings=20)))
+    reader = Reader(Target(tiny.llama(max_position_embeddings=20)))
     # After 18 tokens the last one (position 17) and two layers below it can be read, which gives a third.
     assert [reader.reach(torch.zeros(length)) for length in (18, 20, 21)] == [3, 1, 0]
     reader.prefill(tiny.prompt(0, 21)[0])
@@ -75,7 +75,7 @@ def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
     model, target = (architectures.model_of(architectures.named("bloom")) for _ in range(2))
     del model.config.max_position_embeddings
     drafter, text = tr.make_drafter("draft_model", model=model, mode="sequence", depth=10), torch.tensor([1, 2, 3])
-    drafting = runs.begun(drafter, text, TreeModel(target))
+    drafting = runs.begun(drafter, text, Target(target))
     assert drafting.draft(tr.Context(text, remaining=50)).depth == 10
 
 
@@ -84,7 +84,7 @@ def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
 @given(st.data())
 def test_any_tree_and_any_path_kept(data):
     """Or none, where the text is read again; what was read below it is forgotten."""
-    text, reader = tiny.prompt(1, 4)[0], Reader(TreeModel(MODEL))
+    text, reader = tiny.prompt(1, 4)[0], Reader(Target(MODEL))
     for _ in range(3):
         torch.testing.assert_close(reader.read(text)[0], after(MODEL, text), atol=1e-4, rtol=1e-4)
         paths = [[]]

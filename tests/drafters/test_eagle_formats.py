@@ -32,7 +32,7 @@ import token_recycling as tr
 from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head, save_head
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 QWEN_3 = {**LAYER, "model_type": "qwen3", "head_dim": 8, "layer_types": ["full_attention"], "use_sliding_window": False}
 KNOWN: dict[str, dict[str, Any]] = {
@@ -138,7 +138,7 @@ def test_the_embedding_in_the_file_is_taken_where_it_is_another(tmp_path):
         folder = written(
             tmp_path / "head", config, tensors if held is None else {**tensors, "embed_tokens.weight": held}
         )
-        placed = Eagle(folder).placed(TreeModel(model))
+        placed = Eagle(folder).placed(Target(model))
         assert (placed.embedding is not model.get_input_embeddings()) is own
         assert torch.equal(placed.embed(torch.tensor([5]))[0, 0], theirs[5] + own)
 
@@ -238,6 +238,6 @@ def test_a_head_trained_here_knows_its_model(tmp_path):
         assert (read.head.ids is None) is (saved.head.ids is None)
         for name, weight in saved.head.state_dict().items():
             assert torch.equal(read.head.state_dict()[name], weight), name
-        Eagle(tmp_path / "to").check(TreeModel(model))
+        Eagle(tmp_path / "to").check(Target(model))
         with pytest.raises(TrainedPartError, match="another model"):
-            Eagle(tmp_path / "to").check(TreeModel(tiny.llama(seed=1, num_hidden_layers=6)))
+            Eagle(tmp_path / "to").check(Target(tiny.llama(seed=1, num_hidden_layers=6)))

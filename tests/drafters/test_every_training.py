@@ -13,7 +13,7 @@ from support.commandline import assert_refused, run, run_json
 from transformers import PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.training import eagle, medusa, specdec_pp
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.declaration import Schedule
@@ -31,8 +31,8 @@ def texts(number=6):
 
 
 def specdec_task(model, learned_from):
-    how, draft = SpecDecTraining(depth=2, batch=2, seed=1), TreeModel(model)
-    return specdec_pp.task_of(draft, specdec_pp.labelled(TreeModel(tiny.llama()), draft, learned_from, how), how)
+    how, draft = SpecDecTraining(depth=2, batch=2, seed=1), Target(model)
+    return specdec_pp.task_of(draft, specdec_pp.labelled(Target(tiny.llama()), draft, learned_from, how), how)
 
 
 METHODS: dict[str, Method] = {

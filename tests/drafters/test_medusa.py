@@ -14,7 +14,7 @@ from support.strategies import rank_paths
 import token_recycling as tr
 from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.medusa import Medusa, MedusaHeads, load_heads, save_heads
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations, continuations
 from token_recycling.training.declaration import Schedule
 from token_recycling.training.loop import fit
@@ -134,7 +134,7 @@ def test_heads_are_read_as_they_were_saved(counting, tmp_path, own):
 def test_heads_learn_the_tokens_after_the_next_one(model):
     """A prompt of two tokens, and four that the target said; the states before each of these, and what comes later."""
     texts = Continuations([torch.tensor([10, 11, 12, 13, 14, 15]), torch.tensor([20, 21, 22])], [2, 1])
-    hidden, wanted = examples(TreeModel(model), texts, heads=3)
+    hidden, wanted = examples(Target(model), texts, heads=3)
     assert wanted.tolist() == [
         [13, 14, 15, NOTHING, 22, NOTHING],
         [14, 15, NOTHING, NOTHING, NOTHING, NOTHING],

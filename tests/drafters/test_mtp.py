@@ -17,7 +17,7 @@ import token_recycling as tr
 from token_recycling.drafters import mtp
 from token_recycling.drafters.mtp import Mtp
 from token_recycling.model.compat import MtpCache
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 (INKLING,) = (one.config for one in RECURRENT if one.family == "inkling_text")
 EXPERTS: dict[str, Any] = {**MOE, **GROUP}
@@ -72,7 +72,7 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piec
     model = model_of(case)
     layers, prompt, new = layers_of(case, model), tiny.prompt(2, 9, VOCABULARY), 30
     depth = len(layers.layers) if len(layers.layers) > 1 else 3
-    k = 30 if TreeModel(model).info.branches else 1
+    k = 30 if Target(model).info.branches else 1
     steps = drafted_steps(model, Mtp(layers, tree=60, k=k, depth=depth), prompt, max_new_tokens=new)
     assert len(steps[0][1].draft) == 1, "no state is known before the first pass"
     for text, step in steps[1:]:

@@ -11,7 +11,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 import token_recycling as tr
 from token_recycling import Context
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 MODEL = tiny.counting_llama()
 
@@ -20,7 +20,7 @@ def drafted(text, prompt=None, name="prompt_lookup", **options):
     """What is drafted after `text`, of which the first `prompt` tokens were the prompt."""
     drafter = tr.make_drafter(name, **options)
     tokens = torch.tensor(text)
-    draft = runs.begun(drafter, tokens[: prompt or len(text)], TreeModel(MODEL)).draft(Context(tokens, 1000))
+    draft = runs.begun(drafter, tokens[: prompt or len(text)], Target(MODEL)).draft(Context(tokens, 1000))
     assert draft.parents.tolist() == [*range(-1, len(draft) - 1)]
     assert draft.tokens[0] == text[-1]
     return draft.tokens[1:].tolist()
@@ -55,7 +55,7 @@ def test_the_longer_the_match_the_longer_the_suffix_drafters_draft(repeated, opt
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
 def test_texts_do_not_know_of_each_other(name, counting):
-    drafter, target = tr.make_drafter(name), TreeModel(counting)
+    drafter, target = tr.make_drafter(name), Target(counting)
     texts = [torch.tensor(text) for text in ([1, 2, 1], [1, 3, 1], [1])]
     begun = [runs.begun(drafter, text, target) for text in texts]
     drafted = [one.draft(Context(text, 9)).tokens.tolist() for one, text in zip(begun, texts, strict=True)]
@@ -66,7 +66,7 @@ def test_texts_do_not_know_of_each_other(name, counting):
 def test_a_step_allocates_alike_at_every_length(name, counting):
     """One token after another behind a long text: nothing is copied or searched as a whole."""
     tokens = torch.arange(200_000) % 50_021
-    begun = runs.begun(tr.make_drafter(name), tokens[:-9], TreeModel(counting))
+    begun = runs.begun(tr.make_drafter(name), tokens[:-9], Target(counting))
     begun.draft(Context(tokens[:-9], 99))
     tracemalloc.start()
     for left in range(8, 0, -1):

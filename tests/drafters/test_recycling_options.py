@@ -7,7 +7,7 @@ from support import runs, tiny
 import token_recycling as tr
 from token_recycling import Context
 from token_recycling._util.topk import top_candidates
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.recycling.ngrams import ngrams_at
 from token_recycling.recycling.suffix_index import BREAK
 
@@ -28,7 +28,7 @@ def teach(drafter, target, text, logits):
 def drafted(text, drafter="recycling", read=True, **options):
     """What is drafted after a text that the model foresaw, token by token; the root left out."""
     made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
-    target = TreeModel(tiny.llama())
+    target = Target(tiny.llama())
     if read:
         teach(made, target, ids, sure(text[1:]))
     begun = runs.begun(made, ids, target)
@@ -65,7 +65,7 @@ def test_what_earlier_texts_wrote_is_drafted(model):
     """Not their prompts; and without rows and suffix nothing else is known."""
     for history, wanted in ((64, True), (0, False)):
         drafter = tr.make_drafter("recycling", tree="chain:3", k=1, orders=1, suffix=False, history=history)
-        target = TreeModel(model)
+        target = Target(model)
         said = tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=24)[0].tolist()
         written = said[5:]
         assert drafter.matrix.history.tokens.tolist() == ([BREAK, *written] if wanted else [])
@@ -77,8 +77,8 @@ def test_what_earlier_texts_wrote_is_drafted(model):
 
 def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting):
     drafter, texts = tr.make_drafter("recycling", tree=3), [torch.tensor([1, 2, 3, 1]), torch.tensor([1, 5, 6, 1])]
-    first, second = (runs.begun(drafter, text, TreeModel(counting)) for text in texts)
+    first, second = (runs.begun(drafter, text, Target(counting)) for text in texts)
     assert first.draft(Context(texts[0], 9)).tokens.tolist() == [1, 2, 3, 1]
     assert second.draft(Context(texts[1], 9)).tokens.tolist() == [1, 5, 6, 1]
-    teach(drafter, TreeModel(counting), torch.tensor([9, 10]), sure([10], 16))
+    teach(drafter, Target(counting), torch.tensor([9, 10]), sure([10], 16))
     assert second.draft(Context(torch.tensor([1, 5, 6, 1, 9]), 9)).tokens.tolist()[:2] == [9, 10]

@@ -13,11 +13,11 @@ from support.commandline import PROMPT, assert_refused, run, run_json
 import token_recycling as tr
 from token_recycling import Context, fingerprint
 from token_recycling.drafters.rest import Datastore, DatastoreError, Rest, build, frequent_prefixes
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 
 def drafted(drafter, text, room=99):
-    return runs.begun(drafter, text, TreeModel(tiny.counting_llama())).draft(Context(torch.tensor(text), room))
+    return runs.begun(drafter, text, Target(tiny.counting_llama())).draft(Context(torch.tensor(text), room))
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def test_each_target_is_checked_by_its_own_tokenizer(counting, loaded, tmp_path)
     for name, tokenizer in (("other", "0123456789abcdef"), ("own", fingerprint(loaded.tokenizer))):
         build([[1, 2]], tmp_path / name, tokenizer)
     other, own = Rest(tmp_path / "other"), Rest(tmp_path / "own")
-    assert "not checked" in runs.begun(other, [1], TreeModel(counting)).describe()
+    assert "not checked" in runs.begun(other, [1], Target(counting)).describe()
     with pytest.raises(DatastoreError, match="got 0123456789abcdef"):
-        runs.begun(other, [1], TreeModel(loaded.model))
-    assert "not checked" not in runs.begun(own, [1], TreeModel(loaded.model)).describe()
+        runs.begun(other, [1], Target(loaded.model))
+    assert "not checked" not in runs.begun(own, [1], Target(loaded.model)).describe()
     build([[1, 16]], tmp_path / "larger")
     with pytest.raises(DatastoreError, match="got 16"):
         next(tr.stream(counting, torch.tensor([1]), Rest(tmp_path / "larger")))

@@ -7,7 +7,7 @@ import torch
 from support import tiny
 
 from token_recycling.drafters.specdec_pp import AcceptanceHead
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.declaration import Schedule
 from token_recycling.training.loop import fit
@@ -38,7 +38,7 @@ def counted(number=1, start=3):
 
 
 def pair():
-    return TreeModel(tiny.counting_llama()), TreeModel(counts_wrongly_from_eight())
+    return Target(tiny.counting_llama()), Target(counts_wrongly_from_eight())
 
 
 def test_labels_of_greedy_decoding_say_whether_both_agree_and_are_read_in_a_mixture():

@@ -16,7 +16,7 @@ from token_recycling.grammar import adapters
 from token_recycling.grammar.constraint import constraint_of
 from token_recycling.grammar.state import State
 from token_recycling.loop.state import RequestState
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 PROMPT = tiny.prompt(0, 6)
 
@@ -175,7 +175,7 @@ def test_no_clock_decides_in_one_of_several_processes(model, monkeypatch, proces
     timed = []
     initialise = RequestState.__post_init__
     monkeypatch.setattr(RequestState, "__post_init__", lambda self: (timed.append(self.timed), initialise(self))[1])
-    target = TreeModel(model)
+    target = Target(model)
     target.info = dataclasses.replace(target.info, processes=processes)
     monkeypatch.setattr("token_recycling.hf.stream.ready", lambda _: target)
     list(tr.stream(model, PROMPT, "prompt_lookup", max_new_tokens=2))

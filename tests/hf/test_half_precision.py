@@ -14,7 +14,7 @@ from support.architectures import SUPPORTED, Case
 from support.oracle import Oracle
 
 import token_recycling as tr
-from token_recycling.model.tree_model import TreeInputs, masks
+from token_recycling.model.target import TreeInputs, masks
 from token_recycling.trees.shapes import depths
 
 NEW = 32

@@ -9,7 +9,7 @@ from support.runs import fix_costs
 import token_recycling as tr
 from token_recycling.costs.curve import OnlineCurve
 from token_recycling.model.pass_times import pass_times
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 BEGIN_ANEW = {"fuse", "lookahead", "plain", "prompt_lookup", "published", "recycling", "suffix"}
 """The drafters of the package that can be reproducible."""
@@ -57,7 +57,7 @@ def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
     monkeypatch.setattr("token_recycling.model.remembered.write", lambda path, found: written.append(path))
     monkeypatch.setattr("token_recycling.model.pass_times._STEPS", 1)
     drafted(model, tiny.prompt(0, 12), "recycling", reproducible=True)
-    assert not pass_times(TreeModel(model))._curves
+    assert not pass_times(Target(model))._curves
     assert not [path for path in written if path.parent.name == "costs"]
 
 

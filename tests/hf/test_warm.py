@@ -7,7 +7,7 @@ from support import architectures, tiny
 
 import token_recycling as tr
 import token_recycling.hf.warm as warm_module
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 TEMPLATE = "{% for message in messages %}ab{{ message['content'] }}cd{% endfor %}{{ 'ef' if add_generation_prompt }}"
 
@@ -27,10 +27,10 @@ def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
     model, before = loaded.model, torch.get_rng_state()
     taught, found = warmed(model, loaded.tokenizer)
     assert torch.equal(torch.get_rng_state(), before)
-    assert found.file == taught.warmed_file(TreeModel(model))
+    assert found.file == taught.warmed_file(Target(model))
     assert found.tokens > 0
     drafter, ids = tr.make_drafter("recycling:warmed=true"), tiny.prompt(3, 9, model.config.vocab_size)
-    matrix = drafter.prepare(TreeModel(model))
+    matrix = drafter.prepare(Target(model))
     np.testing.assert_array_equal(matrix.candidates, taught.matrix.candidates)
     np.testing.assert_array_equal(matrix.calibration, taught.matrix.calibration)
     assert not len(taught.matrix.history), "its texts are no earlier outputs unless asked"

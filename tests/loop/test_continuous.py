@@ -22,7 +22,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch, why_not_batched
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 LLAMA = tiny.llama(seed=3)
 
@@ -134,7 +134,7 @@ for one in RECURRENT:
 def test_families_whose_layers_see_or_keep_other_things(case):
     model = architectures.model_of(case)
     model.generation_config.pad_token_id = 0
-    if why_not_batched(TreeModel(model)) is not None:
+    if why_not_batched(Target(model)) is not None:
         pytest.skip("its texts cannot share passes")
     prompts = [tiny.prompt(seed, length, architectures.VOCABULARY) for seed, length in enumerate([12, 1, 40, 5])]
     assert_each_is_what_it_is_alone(model, prompts, 20, "suffix", apart=3)
@@ -244,11 +244,11 @@ def test_nodes_are_divided_by_what_passes_cost(monkeypatch):
 def test_models_whose_texts_cannot_share_passes_are_refused():
     model = architectures.model_of(named("llama", "dynamic rotary scaling from 32"))
     with pytest.raises(tr.UnsupportedModelError, match="one sequence"):
-        RunningBatch(TreeModel(model))
+        RunningBatch(Target(model))
     split = tiny.llama()
     split._tp_size = 2
     with pytest.raises(tr.UnsupportedModelError, match="got 2 processes"):
-        RunningBatch(TreeModel(split))
+        RunningBatch(Target(split))
 
 
 class Seeing(tr.Drafter):

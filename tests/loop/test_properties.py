@@ -16,7 +16,7 @@ import token_recycling as tr
 from token_recycling.loop.accept import accept_walk
 from token_recycling.model.architectures import Reach
 from token_recycling.model.kv_cache import TreeCache
-from token_recycling.model.tree_model import masks
+from token_recycling.model.target import masks
 from token_recycling.trees.shapes import ancestors, lineages
 
 VOCABULARY = 5

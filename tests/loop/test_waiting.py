@@ -16,7 +16,7 @@ from token_recycling.loop.batch import Batch
 from token_recycling.loop.hints import Hints
 from token_recycling.model import prefill
 from token_recycling.model.prefixes import PrefixCache
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 MODEL = tiny.llama(max_position_embeddings=4096)
 PIECE = 256
@@ -31,7 +31,7 @@ def texts(monkeypatch):
     monkeypatch.setattr(prefill, "_FAR", 0)
     made, now = Texts(MODEL), [0.0]
     made.events, made.seconds = [], {"piece": 0.0, "pass": 1.0}
-    read, step = TreeModel.read, Batch.step
+    read, step = Target.read, Batch.step
 
     def reading(target, tokens, *args, **more):
         made.events.append(tokens.shape[1])
@@ -44,7 +44,7 @@ def texts(monkeypatch):
             now[0] += made.seconds["pass"]
         return step(batch)
 
-    monkeypatch.setattr(TreeModel, "read", reading)
+    monkeypatch.setattr(Target, "read", reading)
     monkeypatch.setattr(Batch, "step", stepping)
     monkeypatch.setattr(continuous, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return made

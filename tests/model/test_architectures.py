@@ -28,7 +28,7 @@ import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Reach
 from token_recycling.model.kv_cache import TreeLayer
 from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_model import TreeInputs, TreeModel
+from token_recycling.model.target import Target, TreeInputs
 
 HERE = torch.device("cpu")
 RUNS = [
@@ -63,7 +63,7 @@ def test_the_families_that_count_as_tested_are_those_tested_here():
 
 @pytest.mark.parametrize("case", chosen([*WINDOWS, *FURTHER_WINDOWS]))
 def test_without_its_windows_a_tree_is_wrong(case):
-    target = TreeModel(model_of(case))
+    target = Target(model_of(case))
     target.inputs = TreeInputs(replace(target.info, layers={"full_attention": Reach()}), HERE, target.dtype)
     text = random_text(target, 27)
     assert largest_difference(target, text, TREES["a random tree"].parents)[0] > 1e-3
@@ -71,7 +71,7 @@ def test_without_its_windows_a_tree_is_wrong(case):
 
 @pytest.mark.parametrize("case", chosen([*KEY_POSITIONS, *BORDERS[:-1], BLOCKS]))
 def test_without_its_exception_a_tree_is_wrong(case):
-    target = TreeModel(model_of(case))
+    target = Target(model_of(case))
     if case in KEY_POSITIONS:
         target.info = replace(target.info, key_bias=replace(target.info.key_bias, argument="not_there"))
         with pytest.raises(KeyError):

@@ -7,7 +7,7 @@ import torch
 from support import architectures, tiny
 
 import token_recycling as tr
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 MIXTURES = ["mixtral", "qwen3_moe", "qwen2_moe"]
 
@@ -16,7 +16,7 @@ MIXTURES = ["mixtral", "qwen3_moe", "qwen2_moe"]
 def test_passes_over_drafts_on_an_accelerator_use_the_experts_of_decoding(family, monkeypatch):
     model = architectures.model_of(architectures.named(family))
     model.set_experts_implementation("grouped_mm")
-    target = TreeModel(model)
+    target = Target(model)
     with target._experts():
         assert {*model.get_experts_implementation().values()} == {"grouped_mm"}, "on a CPU they stay"
     monkeypatch.setattr(type(model), "device", property(lambda self: torch.device("cuda")))

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 import token_recycling as tr
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import extend, prefill
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 
 pytestmark = pytest.mark.measured
@@ -36,7 +36,7 @@ def test_passes_of_one_cache(case, order):
     text, tree = tiny.prompt(0, 12)[0], tr.Template.from_paths([(0,), (1,), (1, 0)])
     tokens = torch.cat([text[-1:], torch.tensor([5, 6, 7])])
     more = torch.tensor([9, 8, 7])
-    target = TreeModel(model)
+    target = Target(model)
     cache = target.new_cache()
     with inside(order[0]):
         prefill(target, [text], cache)

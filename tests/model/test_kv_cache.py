@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 import token_recycling as tr
 from token_recycling.model.kv_cache import TreeCache, TreeLayer
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.core
 
@@ -51,7 +51,7 @@ def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(model, tree, 
 def test_scattered_nodes_are_moved_together(counting):
     """The right tokens stand at the tree's last ranks, so that every accepted slot has to move."""
     drafter = tr.make_drafter("published", k=3, tree="0 1 2 20 21 22 220 221 222")
-    candidates = drafter.prepare(TreeModel(counting)).candidates
+    candidates = drafter.prepare(Target(counting)).candidates
     candidates[:, 2] = (torch.arange(16) + 1) % 16
     drafter.observe = lambda step: None
     steps = after_each_step(

@@ -12,7 +12,7 @@ from support import tiny
 import token_recycling as tr
 from token_recycling.model import remembered
 from token_recycling.model.pass_times import PassTimes, setting
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.measured
 
@@ -21,7 +21,7 @@ DEAR = 1 + 0.5 * np.arange(8)
 
 @pytest.fixture
 def target():
-    return TreeModel(tiny.llama(max_position_embeddings=100_000))
+    return Target(tiny.llama(max_position_embeddings=100_000))
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_a_text_leaves_what_it_taught(model, own_cache):
     tr.generate(model, tiny.prompt(0, 6), drafter="recycling", max_new_tokens=40, do_sample=True)
     (path,) = (own_cache / "costs").iterdir()
     held = json.loads(path.read_text())
-    assert held["setting"] == setting(TreeModel(model))
+    assert held["setting"] == setting(Target(model))
     assert [(one["texts"], one["length"], len(one["relative"])) for one in held["curves"]] == [(1, 256, 64)]
 
 
@@ -98,7 +98,7 @@ def test_a_few_steps_and_what_cannot_be_true_are_not_kept(target, own_cache, sha
 def test_another_setting_has_times_of_its_own(model):
     others = tiny.llama(intermediate_size=48), tiny.llama().to(torch.bfloat16), tiny.llama(attn_implementation="eager")
     for other in others:
-        assert setting(TreeModel(other)) != setting(TreeModel(model)) == setting(TreeModel(tiny.llama(seed=9)))
+        assert setting(Target(other)) != setting(Target(model)) == setting(Target(tiny.llama(seed=9)))
 
 
 @pytest.mark.parametrize("text", ["", '{"curves": [3]}', '{"curves": [{"texts": 1, "length": 256}]}'])

@@ -9,7 +9,7 @@ from support import tiny
 from torch.ao.quantization import quantize_dynamic
 
 import token_recycling as tr
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 DEPENDS = "the logits of LlamaForCausalLM depend on how many tokens are read at once"
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
@@ -47,7 +47,7 @@ def test_activations_that_share_a_scale_are_refused_without_trying():
 
 def test_packed_weights_of_float16_are_accelerated():
     model = packed(torch.float16)
-    assert TreeModel(model).vocab_size == 64
+    assert Target(model).vocab_size == 64
     assert "LlamaForCausalLM (quantised) is not among those tested: a self-test decides" in tr.check(model).notes
     assert_exact(model)
 
@@ -89,7 +89,7 @@ def torchao():
 @pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
 def test_weights_alone_that_torchao_packed_are_accelerated(model, torchao, kind):
     torchao.quantize_(model, getattr(torchao, kind)())
-    assert TreeModel(model).vocab_size == 64
+    assert Target(model).vocab_size == 64
     assert_exact(model)
 
 

@@ -15,7 +15,7 @@ from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, take_over
 from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, node_by_node, recurrent_layers
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.shapes import lineages
 from token_recycling.trees.templates import Template, chain
@@ -49,12 +49,12 @@ def after(target, prompt, tokens):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def target(request):
-    return TreeModel(model_of(case_of(request.param)))
+    return Target(model_of(case_of(request.param)))
 
 
 @pytest.fixture(scope="module")
 def hybrid():
-    return TreeModel(model_of(case_of("qwen3_5_text")))
+    return Target(model_of(case_of("qwen3_5_text")))
 
 
 def test_a_family_that_is_not_listed_passes_the_self_test(hybrid):
@@ -161,7 +161,7 @@ def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
 
 
 def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
-    target = TreeModel(model_of(case_of("mamba2")))
+    target = Target(model_of(case_of("mamba2")))
     cache = target.new_cache()
     read_prompts(target, [TEXT], cache)
     assert slots(cache) == len(TEXT)

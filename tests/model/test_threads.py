@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import token_recycling as tr
 from token_recycling.model.prefill import prefill
 from token_recycling.model.remembered import remembered
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 
 TREE = tr.Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
@@ -34,7 +34,7 @@ def shared(request):
 @torch.no_grad()
 def tree_pass(model):
     """Logits (nodes, vocabulary) of a tree, and a lone root's before them."""
-    target = TreeModel(model)
+    target = Target(model)
     cache = target.new_cache()
     prefill(target, [TEXT[0]], cache)
     length = TEXT.shape[1] - 1
@@ -152,11 +152,11 @@ def test_one_thread_makes_what_several_want(model):
 
 @pytest.mark.parametrize("case", chosen(BORDERS))
 def test_runs_take_turns_where_passes_change_the_model(case):
-    target = TreeModel(model_of(case))
+    target = Target(model_of(case))
     entered, border = threading.Event(), target.info.border
 
     def enter():
-        with TreeModel(target.model).alone():
+        with Target(target.model).alone():
             entered.set()
 
     with ThreadPoolExecutor(1) as pool:

@@ -9,7 +9,7 @@ from support import runs, tiny
 import token_recycling as tr
 from token_recycling.drafters.fuse import merge
 from token_recycling.drafters.recycling import warm_up
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.recycling import suffix_index
 
 
@@ -47,7 +47,7 @@ def decode(model, drafter):
 def test_nothing_is_compiled_later(name, options, model):
     """Once a drafter has begun a text."""
     drafter, ours = tr.make_drafter(name, **options), forgotten()
-    runs.begun(drafter, [0], TreeModel(model))
+    runs.begun(drafter, [0], Target(model))
     before = {one: list(one.signatures) for one in ours}
     assert any(before.values())
     decode(model, drafter)

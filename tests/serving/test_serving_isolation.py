@@ -14,7 +14,7 @@ from support.serving import keys, matrix_path, serving
 
 from token_recycling.drafters._registry import make_drafter
 from token_recycling.model.loading import Loaded
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.settings import Isolation, Settings
@@ -90,7 +90,7 @@ def both(model, tokenizer):
 
 
 def matrix_of(drafter):
-    return drafter.prepare(TreeModel(tiny.llama(vocab_size=300)))
+    return drafter.prepare(Target(tiny.llama(vocab_size=300)))
 
 
 def learn(drafter, token):

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import token_recycling as tr
 from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees.templates import chain
 
 ALL = [*SUPPORTED, *RECURRENT, *FURTHER]
@@ -93,7 +93,7 @@ def _prompts(case: Case, attention: str) -> tuple[int, ...]:
 
 def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> float:
     """The largest difference of logits over several trees and lengths of text, where the library would draft."""
-    target, worst = TreeModel(model), 0.0
+    target, worst = Target(model), 0.0
     for shape in TREES.values():
         tree = shape if target.info.branches else chain(shape.depth)
         for length in lengths:

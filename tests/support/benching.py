@@ -18,7 +18,7 @@ from token_recycling.bench.environment import environment
 from token_recycling.bench.measure import BenchmarkPlan, Hook, measure
 from token_recycling.bench.methods import BenchmarkConfig, Call, Outcome, parse
 from token_recycling.bench.store import Store, delete_rows
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 TEXTS = (
     "def add(a, b):\n    return a + b\n\nprint(add(1, 2))",
@@ -48,7 +48,7 @@ def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """In every pass of ours token 65 is the likeliest."""
 
     def wrong(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def logits(self: TreeModel, *inputs: Any, **more: Any) -> torch.Tensor:
+        def logits(self: Target, *inputs: Any, **more: Any) -> torch.Tensor:
             made = right(self, *inputs, **more).clone()
             made[..., 65] += 1000
             return made
@@ -56,7 +56,7 @@ def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
         return logits
 
     for name in ("forward", "read"):
-        monkeypatch.setattr(TreeModel, name, wrong(getattr(TreeModel, name)))
+        monkeypatch.setattr(Target, name, wrong(getattr(Target, name)))
 
 
 def setup(**options: Any) -> BenchmarkConfig:

@@ -28,7 +28,7 @@ from token_recycling.drafters.mtp import Mtp
 from token_recycling.drafters.rest import Rest, build
 from token_recycling.drafters.specdec_pp import AcceptanceHead, SpecDecPP
 from token_recycling.model.inspection import decoder_layers, output_width
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.eagle import EagleTraining, new_head
 from token_recycling.trees.templates import chain
@@ -136,6 +136,6 @@ class Garbage(Drafter):
 def learned(model: PreTrainedModel, tree: str, k: int = 8) -> tr.Drafter:
     """A drafter that has seen what the counting llama says after every token."""
     drafter = tr.make_drafter("published", tree=tree, k=k)
-    matrix = drafter.prepare(TreeModel(model))
+    matrix = drafter.prepare(Target(model))
     matrix.candidates.copy_((torch.arange(16)[:, None] + 1 + torch.arange(k)) % 16)
     return drafter

@@ -13,7 +13,7 @@ from support.architectures import VOCABULARY
 
 import token_recycling as tr
 from token_recycling.drafters._base import SequenceDrafter
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 from token_recycling.trees import shapes, templates
 
 TREES = {
@@ -34,7 +34,7 @@ class Oracle(tr.Drafter):
     wanted: Sequence[torch.Tensor]
     """Each text as plain `generate` continues it."""
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> OracleSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> OracleSequence:
         wanted = next(text for text in self.wanted if text[: len(prompt)].equal(prompt))
         return OracleSequence(self, wanted, random.Random(len(prompt)))
 

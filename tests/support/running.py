@@ -11,7 +11,7 @@ from token_recycling.loop.continuous import RunningBatch
 from token_recycling.loop.hints import NO_HINTS
 from token_recycling.loop.state import RequestState, Sequence, TokenSelector
 from token_recycling.model.runner import eager
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 
 class GoneError(Exception):
@@ -22,7 +22,7 @@ class Texts:
     """Texts of one batch, and what each has said."""
 
     def __init__(self, model, backend=eager):
-        self.model, self.batch = model, RunningBatch(TreeModel(model), backend)
+        self.model, self.batch = model, RunningBatch(Target(model), backend)
         self.said: dict[RequestState, list[int]] = {}
         self.ended: list[RequestState] = []
 

@@ -19,7 +19,7 @@ from token_recycling.costs.curve import OnlineCurve, shared_by
 from token_recycling.drafters._base import Drafter, SequenceDrafter
 from token_recycling.loop.pacer import History, Overhead
 from token_recycling.model.pass_times import PassTimes
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 
 def decoded(
@@ -45,7 +45,7 @@ def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
     return stats
 
 
-def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: TreeModel) -> SequenceDrafter:
+def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: Target) -> SequenceDrafter:
     """What drafts for a text, started as the loop does."""
     prompt = torch.as_tensor(prompt)
     return drafter.start(prompt, target)

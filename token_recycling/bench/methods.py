@@ -46,7 +46,7 @@ from ..model.info import UnsupportedModelError, model_info
 from ..model.loading import resolved, title
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.self_test import ready
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Context
 from .data import BASELINE, COLD, FORCED, HINDSIGHT, REPLAY_BASELINE, Question
 
@@ -302,7 +302,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
         """Set the next sequence (length,), prompt included."""
         self._text = text
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
+    def rules_for(self, target: Target, model: Target, prompt: torch.Tensor) -> Rules:
         text = self._text.to(prompt.device)
         assert torch.equal(text[: len(prompt)], prompt)
         choices = _choices(model, text, target.vocab_size)
@@ -319,7 +319,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
 
 
 @torch.no_grad()
-def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Tensor:
+def _choices(model: Target, text: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Return the model's argmax after every token of `text` (length,) but the last, as far as it can read."""
     text = text.clamp(max=model.embedded - 1)[: model.max_length]
     if len(text) < 2:

@@ -19,7 +19,7 @@ from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
     from ..grammar.grow import GrammarStatistics
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 
 PREDICTED = "predicted_tokens"
 """Key of `statistics`: output tokens that the predicted output contained."""
@@ -154,12 +154,12 @@ class Drafter(SequenceDrafter):
     def warm_up(self, device: torch.device) -> None:
         """Compile what drafting needs for a target on `device`: called when a model is accelerated."""
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         """Load what drafts for a target and check it: called when a model is accelerated. Raises ValueError if it
         cannot draft for the target.
         """
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> SequenceDrafter:
+    def start(self, prompt: torch.Tensor, target: Target) -> SequenceDrafter:
         """Return what drafts for a new sequence: `prompt` (length,) int64 on the target's device. Check options against
         the target here.
         """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ._base import Drafter, DrafterTraits, SequenceDrafter
 
 
@@ -36,10 +36,10 @@ class Reproducible(Drafter):
     def warm_up(self, device: torch.device) -> None:
         self.base.warm_up(device)
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         self.base.fit(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> SequenceDrafter:
+    def start(self, prompt: torch.Tensor, target: Target) -> SequenceDrafter:
         return self.base.fork().start(prompt, target)
 
     def fork(self) -> Reproducible:

@@ -20,7 +20,7 @@ from transformers.generation.candidate_generator import AssistantToTargetTransla
 
 from ..model.info import UnsupportedModelError
 from ..model.loading import tokenizer_beside
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ._shared.base import CausalDrafter
 from ._shared.pairing import DraftModelOption, Pairs, config_of, drafting_beside
 from ._shared.reader import Reader
@@ -34,7 +34,7 @@ class Translation:
     vocabulary lacks is read as the tokens of its letters; a prompt is tokenised again.
     """
 
-    def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: TreeModel) -> None:
+    def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: Target) -> None:
         """`theirs`: the target's tokenizer, `ours`: the draft model's. Raises ValueError where no token is shared."""
         self._theirs, self._ours, self._vocabulary = theirs, ours, target.vocab_size
         found = AssistantToTargetTranslator(theirs, ours, target.vocab_size).target_to_assistant_input_ids
@@ -79,7 +79,7 @@ class Translation:
 class TranslatedReader(Reader):
     """A draft model that reads a sequence of another tokenizer; its nodes are shared tokens."""
 
-    def __init__(self, model: TreeModel, translation: Translation) -> None:
+    def __init__(self, model: Target, translation: Translation) -> None:
         super().__init__(model)
         self._translation = translation
         self._buffer = torch.empty(0, dtype=torch.long, device=model.device)
@@ -128,7 +128,7 @@ class Assistant(DraftModelOption, CausalDrafter):
 
     _translations: Pairs[Translation] = field(default_factory=Pairs, init=False, repr=False, compare=False)
 
-    def pair(self, target: TreeModel) -> TreeModel:
+    def pair(self, target: Target) -> Target:
         _check_own_keys(self.model)
         draft = drafting_beside(self.model, target)
         theirs = self.tokenizer or tokenizer_beside(target.model)
@@ -149,7 +149,7 @@ class Assistant(DraftModelOption, CausalDrafter):
         self._translations[target.model] = Translation(theirs, ours, target)
         return draft
 
-    def reader(self, target: TreeModel, model: TreeModel) -> TranslatedReader:
+    def reader(self, target: Target, model: Target) -> TranslatedReader:
         return TranslatedReader(model, self._translations[target.model])
 
     def fork(self) -> Assistant:

@@ -21,7 +21,7 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from .._util.topk import top_candidates
 from ..model.compat import DFlashTokenCandidateGenerator, needed
 from ..model.inspection import output_layer, shallow_copy
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Context, Draft
 from ..trees.templates import template_from
 from ._base import DrafterTraits, check_at_least
@@ -64,17 +64,17 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         """Return the states after the layers that the assistant's configuration names."""
         return [number + 1 for number in self.config.target_layer_ids]
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> DFlashSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> DFlashSequence:
         return DFlashSequence(self, prompt, target)
 
-    def place(self, target: TreeModel) -> PreTrainedModel:
+    def place(self, target: Target) -> PreTrainedModel:
         if isinstance(self.model, str):
             return loaded(self.model, target, AutoModel, _EXPECTED)
         if (self.model.device, self.model.dtype) == (target.device, target.dtype):
             return self.model.eval()
         return placed_copy(self.model, target.device, target.dtype)
 
-    def check(self, target: TreeModel) -> None:
+    def check(self, target: Target) -> None:
         config, ours, embedded = self.config, target.config, target.model.get_input_embeddings().weight
         fits = {
             f"of width {config.hidden_size}": config.hidden_size == ours.hidden_size == embedded.shape[1],
@@ -124,7 +124,7 @@ class DFlashSequence(StatesSequence):
 
     drafter: DFlash
 
-    def __init__(self, drafter: DFlash, prompt: torch.Tensor, target: TreeModel) -> None:
+    def __init__(self, drafter: DFlash, prompt: torch.Tensor, target: Target) -> None:
         super().__init__(drafter, PendingStates(len(prompt)))
         self._generator = DFlashTokenCandidateGenerator(
             drafter.placed(target),

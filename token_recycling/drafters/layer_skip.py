@@ -19,7 +19,7 @@ from .._util.locks import Lock
 from ..model.info import UnsupportedModelError, model_info
 from ..model.inspection import decoder_layers, shallow_copy
 from ..model.prefill import continued
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ._shared.base import CausalDrafter, Mode, ModelSequence
 from ._shared.pairing import Pairs
 
@@ -49,7 +49,7 @@ class LayerSkip(CausalDrafter):
         super().__post_init__()
         self._skipped = None if self.layers == "auto" else _numbers(self.layers)
         self._expected: float | None = None
-        self._views = Pairs[TreeModel]()
+        self._views = Pairs[Target]()
         """Each target without these layers."""
         self._choosing = Lock()
         self._isolated: LayerSkip | None = None
@@ -68,18 +68,18 @@ class LayerSkip(CausalDrafter):
                 self._isolated._chooses_by_prompt = False
             return self._isolated
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         _check(target)
         if self._skipped is not None:
             super().fit(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> ModelSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> ModelSequence:
         with self._choosing:
             if self._skipped is None:
                 self.choose(target, prompt if self._chooses_by_prompt else _beginning(target))
         return super().start(prompt, target)
 
-    def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
+    def choose(self, target: Target, prompt: torch.Tensor) -> list[int]:
         """Choose the layers by the target's continuation of `prompt` (length,), once for all sequences."""
         _check(target)
         remaining = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
@@ -87,17 +87,17 @@ class LayerSkip(CausalDrafter):
         self._skipped, self._expected = best_layers(target.model, sequence[-_LONGEST:], self.depth)
         return self._skipped
 
-    def drafting_model(self, target: TreeModel) -> TreeModel:
+    def drafting_model(self, target: Target) -> Target:
         return self._views.of(target.model, lambda: self._without_layers(target))
 
-    def _without_layers(self, target: TreeModel) -> TreeModel:
+    def _without_layers(self, target: Target) -> Target:
         _check(target)
         last = target.config.num_hidden_layers - 1
         if not self._skipped or not all(0 < number <= last for number in self._skipped):
             raise ValueError(f"layers must be from 1 to {last}, got {self.layers!r}; the first one cannot be skipped")
-        return TreeModel(without_layers(target.model, self._skipped))
+        return Target(without_layers(target.model, self._skipped))
 
-    def step_cost(self, target: TreeModel, model: TreeModel) -> float:
+    def step_cost(self, target: Target, model: Target) -> float:
         assert self._skipped is not None
         return cost_without(target.model, self._skipped)
 
@@ -107,14 +107,14 @@ class LayerSkip(CausalDrafter):
         return f"the target without layers {listed}{expected}"
 
 
-def _beginning(target: TreeModel) -> torch.Tensor:
+def _beginning(target: Target) -> torch.Tensor:
     """Return the token (1,) that begins a text of the target's own."""
     config = target.model.generation_config
     tokens = torch.tensor([0 if config is None or config.bos_token_id is None else config.bos_token_id])
     return tokens.flatten()[:1]
 
 
-def _check(target: TreeModel) -> None:
+def _check(target: Target) -> None:
     reason = why_not(target)
     if reason is not None:
         raise UnsupportedModelError(f"layers cannot be skipped: {reason}")
@@ -146,7 +146,7 @@ class _Skipped(torch.nn.Module):
         return (states, None) if self.as_tuple else states
 
 
-def why_not(target: TreeModel) -> str | None:
+def why_not(target: Target) -> str | None:
     """Return why no layers of a model can be skipped, or None."""
     model, config, border = target.model, target.config, target.info.border
     if border is not None and border.changes_model:

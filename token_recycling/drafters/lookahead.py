@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Context, Draft, DraftBuilder, Step
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
@@ -54,7 +54,7 @@ class Lookahead(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(reproducible=True)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> LookaheadSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> LookaheadSequence:
         return LookaheadSequence(self, prompt.tolist())
 
     def describe(self) -> str:

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from .._util.topk import top_candidates
 from ..costs.budget import Budget, best_size
 from ..model.inspection import last_state, output_layer, output_width
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import Template, best_paths, template_from, tree_of
 from ._base import DrafterTraits, SequenceDrafter, check_at_least
@@ -157,17 +157,17 @@ class Medusa(StatesDrafter[MedusaHeads]):
             self.template = template_from(self.tree)
             self.check_template(len(self.accuracy), f"{len(self.accuracy)} layers, one a head,")
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> MedusaSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> MedusaSequence:
         return MedusaSequence(self, self.placed(target), target)
 
-    def check(self, target: TreeModel) -> None:
+    def check(self, target: Target) -> None:
         """Raise TrainedPartError unless the heads were trained for the target."""
         check_model(self.heads, self._saved.facts, target.model)
         width, ours = self._saved.heads.width, output_width(target.model)
         if width != ours:
             raise TrainedPartError(f"{self.heads}: hidden size of the heads must be {ours}, got {width}")
 
-    def place(self, target: TreeModel) -> MedusaHeads:
+    def place(self, target: Target) -> MedusaHeads:
         return placed_copy(self._saved.heads, target.device, target.dtype)
 
     def describe(self) -> str:
@@ -179,7 +179,7 @@ class MedusaSequence(SequenceDrafter):
 
     drafter: Medusa
 
-    def __init__(self, drafter: Medusa, heads: MedusaHeads, target: TreeModel) -> None:
+    def __init__(self, drafter: Medusa, heads: MedusaHeads, target: Target) -> None:
         super().__init__(drafter)
         self._heads, self._output = heads, output_layer(target.model)
         self._hidden: torch.Tensor | None = None

@@ -21,7 +21,7 @@ from .._util.topk import top_candidates
 from ..costs.budget import Budget
 from ..model.compat import MtpCache, MtpModel, needed
 from ..model.inspection import last_state
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Context, Draft, DraftBuilder
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._shared.placed import placed_copy
@@ -58,10 +58,10 @@ class Mtp(StatesDrafter[MtpModel]):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=last_state, nodes=self.nodes)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> MtpSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> MtpSequence:
         return MtpSequence(self, MtpReader(self.placed(target), len(prompt)))
 
-    def place(self, target: TreeModel) -> MtpModel:
+    def place(self, target: Target) -> MtpModel:
         made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
         kinds = getattr(made.config, "layer_types", None) or []
         if "linear_attention" in kinds:
@@ -75,7 +75,7 @@ class Mtp(StatesDrafter[MtpModel]):
         return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {self.tree_in_words()}"
 
 
-def _own_layers(target: TreeModel) -> MtpModel:
+def _own_layers(target: Target) -> MtpModel:
     name = type(target.model).__name__
     if not getattr(target.config, "num_mtp_layers", None):
         raise ValueError(
@@ -90,7 +90,7 @@ def _own_layers(target: TreeModel) -> MtpModel:
         ) from error
 
 
-def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
+def _tied(layers: MtpModel, target: Target) -> MtpModel:
     """Return the layers with the embedding and the output layer of the target; a copy if they have others."""
     ours, theirs = target.config.hidden_size, layers.config.hidden_size
     if ours != theirs:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Context, Draft
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
 
@@ -41,7 +41,7 @@ class PromptLookup(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(on_host=True, reproducible=True)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> PromptLookupSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> PromptLookupSequence:
         return PromptLookupSequence(self)
 
     def describe(self) -> str:

@@ -15,7 +15,7 @@ from typing import get_args
 import torch
 
 from .._util.locks import Lock
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..recycling.matrix import AdjacencyMatrix, UpdateRule
 from ..recycling.matrix_file import check_vocabulary, say_that_it_starts_again
 from ..trees.draft import Context, Draft, Step
@@ -55,15 +55,15 @@ class Published(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(reproducible=True)
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         if self.matrix is not None:
             check_vocabulary(self.matrix.vocab_size, target.vocab_size)
             self.prepare(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> PublishedSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> PublishedSequence:
         return PublishedSequence(self, self.prepare(target))
 
-    def prepare(self, target: TreeModel) -> AdjacencyMatrix:
+    def prepare(self, target: Target) -> AdjacencyMatrix:
         """Return the matrix for this target: an empty one where the vocabulary has another size than before."""
         with self._making:
             if self.matrix is not None and self.matrix.vocab_size != target.vocab_size:

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from .._util.files import replacing
 from ..model.loading import tokenizer_beside
 from ..model.remembered import remembered
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.suffix_index import BREAK, IndexArrays, append, longest_match, warm_up
 from ..trees.draft import Context, Draft, DraftBuilder
@@ -196,7 +196,7 @@ class Rest(Drafter):
     def warm_up(self, device: torch.device) -> None:
         warm_up()
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         store = self._store
         if store.vocab_size > target.embedded:
             raise DatastoreError(
@@ -211,7 +211,7 @@ class Rest(Drafter):
                 "build a datastore with --model of this target"
             )
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> Rest:
+    def start(self, prompt: torch.Tensor, target: Target) -> Rest:
         self.warm_up(target.device)
         self.fit(target)
         return self

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..model.inspection import output_width
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ._shared.base import ModelDrafter, ModelSequence
 from ._shared.expand import Graph, Rules, Stop
 from ._shared.pairing import DraftModelOption, Pairs
@@ -125,7 +125,7 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
             raise ValueError(f"min_length must be >= 1 and <= max_length, got {self.min_length} and {self.max_length}")
         self._heads = Pairs[AcceptanceHead]()
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         self._head_for(self.drafting_model(target).model)
 
     def fork(self) -> SpecDecPP:
@@ -154,7 +154,7 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
             )
         return load_head(folder, model)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
+    def rules_for(self, target: Target, model: Target, prompt: torch.Tensor) -> Rules:
         self._head_for(model.model)  # report a missing head at the first sequence, not at its first draft
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 

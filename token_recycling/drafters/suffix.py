@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..recycling.suffix_index import LONGEST, SuffixIndex, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
@@ -51,7 +51,7 @@ class Suffix(Drafter):
     def warm_up(self, device: torch.device) -> None:
         warm_up()
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> SuffixSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> SuffixSequence:
         self.warm_up(target.device)
         return SuffixSequence(self)
 

@@ -38,7 +38,7 @@ from ..model.prepacking import drop, prepacked_of
 from ..model.prepacking import prepack as prepack_weights
 from ..model.runner import Backend, eager
 from ..model.self_test import ready
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from .call import GenerateCall, run_call
 
 logger = logging.getLogger("token_recycling")
@@ -57,7 +57,7 @@ class Acceleration:
     """Drafts, and learns from call to call."""
     backend: Backend = eager
     """Captured or eager steps."""
-    target: TreeModel | None = None
+    target: Target | None = None
     """The model that decodes, as it was when it was last called; of a view, the model that it is a view of."""
     stats: Stats = field(default_factory=Stats)
     """Statistics of the call of `_sample` that ended last, in any thread; empty if it was left to transformers."""
@@ -84,7 +84,7 @@ class Acceleration:
         """Copies and pickled models examine theirs again."""
         return {**vars(self), "target": None, "_is_of_view": False}
 
-    def target_of(self, model: PreTrainedModel) -> TreeModel | None:
+    def target_of(self, model: PreTrainedModel) -> Target | None:
         """Return what is known of the target of a model's calls, as it was when it was last called."""
         known = self.target
         return known if known is None or self._is_of_view or known.model is model else None
@@ -348,7 +348,7 @@ def generate(
 
 
 def _predicted(
-    prediction: str | Sequence[int] | torch.Tensor, drafter: Drafter, target: TreeModel, arguments: dict[str, Any]
+    prediction: str | Sequence[int] | torch.Tensor, drafter: Drafter, target: Target, arguments: dict[str, Any]
 ) -> torch.Tensor:
     """Return a prediction as ids (n,) int64; raises ValueError."""
     if not drafter.traits.predictions:

@@ -47,7 +47,7 @@ from ..model.kv_cache import slots
 from ..model.prefill import Reading
 from ..model.runner import Backend, eager
 from ..model.self_test import ready
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from .handover import BatchStopping, CacheHandover, fill_up, unsupported_handover
 
 _KNOWN_INPUTS = {
@@ -101,7 +101,7 @@ class GenerateCall:
         fits = (text == from_the_right).all(dim=1) & (lengths > 0)
         return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
-    def ready(self, model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
+    def ready(self, model: PreTrainedModel, known: Target | None = None) -> Target:
         """The model, or what is `known` of it, ready to decode this call; raises UnsupportedModelError."""
         reason = self._why_not(model)
         if reason is not None:
@@ -277,7 +277,7 @@ class Output(GenerateDecoderOnlyOutput):
 
 
 def run_call(
-    target: TreeModel,
+    target: Target,
     call: GenerateCall,
     drafter: Drafter,
     stats: Stats,
@@ -340,7 +340,7 @@ def run_call(
     return Output(sequences=ids, scores=scores, logits=logits, stats=stats, **{CACHE: call.cache})
 
 
-def _say_what_is_bypassed(target: TreeModel, call: GenerateCall) -> None:
+def _say_what_is_bypassed(target: Target, call: GenerateCall) -> None:
     """Warn, once per model, where transformers' or torch's own compilation is not used."""
     if type(call.cache) is StaticCache:
         target.kept.say_once(
@@ -356,7 +356,7 @@ def _say_what_is_bypassed(target: TreeModel, call: GenerateCall) -> None:
 
 def _give_back(
     handover: CacheHandover,
-    target: TreeModel,
+    target: Target,
     call: GenerateCall,
     sequences: list[Sequence],
     selectors: list[TokenSelector],

@@ -25,7 +25,7 @@ from ..loop.stats import Stats
 from ..model.kv_cache import slots
 from ..model.runner import Backend, eager
 from ..model.self_test import ready
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..model.trial import mixes_sequences
 from ..trees.draft import Step
 from .accelerate import Acceleration, view
@@ -80,7 +80,7 @@ class DecodingThread:
     def _decoded(
         self,
         seed: int,
-        target: TreeModel,
+        target: Target,
         call: GenerateCall,
         drafter: Drafter,
         stats: Stats,

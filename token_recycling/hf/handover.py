@@ -26,7 +26,7 @@ from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer
 from ..model.kv_cache import TreeCache, stop_counting, take_over, unsupported_cache
 from ..model.prefill import extend
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 
 _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
 
@@ -83,7 +83,7 @@ class CacheHandover:
 
 
 def fill_up(
-    target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
+    target: Target, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
 ) -> None:
     """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
     columns = max(sequence.columns for sequence in sequences)

@@ -19,7 +19,7 @@ from ..drafters._base import Drafter
 from ..model.graphs import backend_for
 from ..model.info import model_info
 from ..model.self_test import ready
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.suffix_index import SuffixIndex
@@ -38,10 +38,10 @@ _PLACE = "\u2063here\u2063"
 class Learner(Protocol):
     """A drafter that can be warmed."""
 
-    def prepare(self, target: TreeModel) -> NgramMatrix:
+    def prepare(self, target: Target) -> NgramMatrix:
         """The matrix for this target."""
 
-    def warmed_file(self, target: TreeModel) -> Path:
+    def warmed_file(self, target: Target) -> Path:
         """The file of what was learned from the target's own output."""
 
 

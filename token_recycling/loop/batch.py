@@ -25,7 +25,7 @@ from ..model.frequencies import by_turns
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading
 from ..model.runner import Backend, EagerRunner, Pass, Runner, Runners, States, eager
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Draft, Step
 from ..trees.packed import send
 from .accept import TreeSteps, accept_walk
@@ -43,7 +43,7 @@ class Batch:
 
     def __init__(
         self,
-        target: TreeModel,
+        target: Target,
         requests: list[RequestState],
         pacer: Pacer,
         cache: Cache,
@@ -280,7 +280,7 @@ class Run:
 
 
 def requests_of(
-    target: TreeModel,
+    target: Target,
     sequences: list[Sequence],
     selectors: list[TokenSelector],
     drafter: Drafter,
@@ -299,7 +299,7 @@ def requests_of(
 
 
 def decode(
-    target: TreeModel, requests: list[RequestState], cache: Cache, run: Run | None = None, backend: Backend = eager
+    target: Target, requests: list[RequestState], cache: Cache, run: Run | None = None, backend: Backend = eager
 ) -> Generator[list[Step]]:
     """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended. All
     requests have one drafter and one `Stats`.
@@ -317,7 +317,7 @@ def decode(
 @torch.inference_mode(False)  # matrices and caches outlive the call, and must be usable outside inference mode
 @torch.no_grad()
 def _decode(
-    target: TreeModel, requests: list[RequestState], cache: Cache, run: Run, runners: Runners
+    target: Target, requests: list[RequestState], cache: Cache, run: Run, runners: Runners
 ) -> Generator[list[Step]]:
     fixed, stats = requests[0].traits.begins_anew, requests[0].stats
     target = target.unmeasured() if fixed else target

@@ -26,7 +26,7 @@ from ..model.info import UnsupportedModelError
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading, piece_of
 from ..model.runner import Backend, EagerRunners, Runners, eager
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Step
 from .batch import Batch
 from .pacer import Pacer
@@ -38,7 +38,7 @@ _MOST_PASSED_OVER = 8
 """Prompts or pieces that may overtake the oldest prompt before it gets a piece again."""
 
 
-def why_not_batched(target: TreeModel) -> str | None:
+def why_not_batched(target: Target) -> str | None:
     """Return why a model cannot batch continuously, or None if it can."""
     if target.info.processes > 1:
         return (
@@ -76,7 +76,7 @@ class _Joining:
 class RunningBatch:
     """A continuous batch; used by one thread."""
 
-    def __init__(self, target: TreeModel, backend: Backend = eager) -> None:
+    def __init__(self, target: Target, backend: Backend = eager) -> None:
         """Start empty; `backend` makes the forward passes of steps. Raises UnsupportedModelError for a model that
         cannot batch continuously.
         """

@@ -30,7 +30,7 @@ from ..costs.budget import UNLIMITED, Budget, paying_size
 from ..costs.curve import OnlineCurve, band, shared_by
 from ..drafters._base import Drafter, SequenceDrafter
 from ..model.pass_times import agreed_time, fixed_times, pass_times
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Draft, Step
 
 _DECAY = 0.999
@@ -189,7 +189,7 @@ class Pacer:
         """Sums of `History.of_call` for this call, without a grammar and within one."""
 
     @classmethod
-    def of(cls, target: TreeModel, sequences: int, length: int, kind: str = "", fixed: bool = False) -> Pacer:
+    def of(cls, target: Target, sequences: int, length: int, kind: str = "", fixed: bool = False) -> Pacer:
         """Return the pacer of a batch, the longest sequence of `length` tokens; `kind`: how passes are made, if not
         eagerly. `fixed`: measure nothing.
         """

@@ -24,7 +24,7 @@ from .._util.device import derived_generator, random_state, set_random_state
 from ..drafters._base import Drafter, DrafterTraits
 from ..grammar.constraint import constraint_of
 from ..grammar.state import State
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from ..trees.packed import PackedTrees
 from .accept import IMPOSSIBLE
@@ -282,7 +282,7 @@ class RequestState:
                 raise
             self.error = error
 
-    def started(self, target: TreeModel) -> Pace:
+    def started(self, target: Target) -> Pace:
         """Return the pace of its drafter, which is started when first needed."""
         if self._pace is None:
             drafter = self.drafter.start(self.prompt.to(target.device), target)
@@ -291,7 +291,7 @@ class RequestState:
             self._pace = Pace(drafter, self.traits.nodes)
         return self._pace
 
-    def draft(self, target: TreeModel, pacer: Pacer) -> Draft:
+    def draft(self, target: Target, pacer: Pacer) -> Draft:
         """Return a draft, without nodes beyond the length limit."""
         sequence = self.sequence
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
@@ -305,7 +305,7 @@ class RequestState:
         draft = draft.cut(self.deepest(target))
         return draft if target.info.branches else draft.first_branch()
 
-    def query_drafter(self, target: TreeModel, pacer: Pacer, tokens: torch.Tensor, remaining: int) -> Draft:
+    def query_drafter(self, target: Target, pacer: Pacer, tokens: torch.Tensor, remaining: int) -> Draft:
         """Ask the drafter for a draft after `tokens` (length,), with `remaining` tokens to emit; it is not checked
         yet. A lone root where drafting is disabled.
         """
@@ -327,7 +327,7 @@ class RequestState:
             return draft
         return self.constraint.fitted(draft, state, remaining)
 
-    def verifiable(self, target: TreeModel, draft: Draft) -> Draft:
+    def verifiable(self, target: Target, draft: Draft) -> Draft:
         """Return the draft as far as the hints allow; a lone root where the target cannot verify it exactly."""
         if self.hints.nodes is not None:
             draft = draft.most_probable(1 + self.hints.nodes)
@@ -335,7 +335,7 @@ class RequestState:
             return draft
         return draft.cut(0)
 
-    def observe(self, target: TreeModel, pacer: Pacer, step: Step) -> None:
+    def observe(self, target: Target, pacer: Pacer, step: Step) -> None:
         """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
         state, self._asked_at = self._asked_at, None
         if self.constraint is not None and state is not None:
@@ -348,7 +348,7 @@ class RequestState:
         pace.drafter.observe(step)
         pacer.count(pace, pace.budget, step, now() - began)
 
-    def deepest(self, target: TreeModel) -> int:
+    def deepest(self, target: Target) -> int:
         """Return the maximum depth of a node: limited by tokens to emit and by the target's positions."""
         remaining, longest = self.sequence.remaining, target.max_length
         positions = remaining if longest is None else longest - self.sequence.length

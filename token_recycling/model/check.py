@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from .graphs.support import by_configuration, passes_or_reason
 from .info import ModelInfo, model_info
 from .self_test import tested
-from .tree_model import TreeModel
+from .target import Target
 
 
 def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
@@ -29,5 +29,5 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
     if not self_test:
         return found
     found = tested(model, found)
-    fast = passes_or_reason(TreeModel(model)) if found.supported else None
+    fast = passes_or_reason(Target(model)) if found.supported else None
     return replace(found, no_fast_path=fast) if isinstance(fast, str) else found

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from .tree_model import TreeModel
+from .target import Target
 
 T = TypeVar("T")
 Frequencies = list[tuple[dict[str, Any], dict[str, torch.Tensor | None]]]
 """Of each module that has some: its attributes, and its buffers."""
 
 
-def by_turns(target: TreeModel, steps: Iterator[T]) -> Generator[T]:
+def by_turns(target: Target, steps: Iterator[T]) -> Generator[T]:
     """Yield the steps of a call whose forward passes change the model. Other calls wait for the length of a step, not
     for that of a call, which may be suspended for ever; a suspended call leaves the model as it was before.
     """

@@ -435,7 +435,7 @@ def _reading(path: Path) -> Iterator[None]:
 def encode(loaded: Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:
     """A prompt as ids (1, length) on the model's device; raises ValueError if the model cannot continue it."""
     from .prefill import checked_prompt
-    from .tree_model import TreeModel
+    from .target import Target
 
     text = prompt.text
     if chat:
@@ -443,7 +443,7 @@ def encode(loaded: Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:
         text = str(loaded.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
     # A chat template writes the special tokens itself.
     ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not chat)["input_ids"]
-    ids = checked_prompt(ids, TreeModel(loaded.model))[None]
+    ids = checked_prompt(ids, Target(loaded.model))[None]
     if loaded.context is not None and ids.shape[1] >= loaded.context:
         raise ValueError(
             f"the prompt must have fewer tokens than the model's context of {loaded.context}, got {ids.shape[1]} "
@@ -475,12 +475,12 @@ def arguments(loaded: Loaded, ids: torch.Tensor, max_new_tokens: int, **more: An
 def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
     """Fill the drafter's matrix from a file if there is one; raises ValueError."""
     from ..recycling.matrix_file import fingerprint
-    from .tree_model import TreeModel
+    from .target import Target
 
     if not hasattr(drafter, "matrix") or not hasattr(drafter, "prepare"):
         raise ValueError(f"--matrix needs a drafter with a matrix, such as recycling, got {drafter.name}")
     if path.is_dir():
         raise ValueError(f"--matrix must be a file, got the folder {path}")
-    matrix = drafter.prepare(TreeModel(loaded.model))
+    matrix = drafter.prepare(Target(loaded.model))
     if path.exists():
         matrix.load(path, tokenizer=fingerprint(loaded.tokenizer))

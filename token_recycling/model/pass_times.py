@@ -21,7 +21,7 @@ import torch.distributed
 from .._util.locks import Lock
 from ..costs.curve import OnlineCurve, band, shared_by
 from . import remembered
-from .tree_model import TreeModel
+from .target import Target
 
 _MOST_ON_CPU, _MOST = 64, 256
 """Nodes of the largest forward passes that are considered."""
@@ -109,13 +109,13 @@ def _plausible(shape: np.ndarray) -> bool:
     return bool((np.diff(shape) >= 0).all() and (shape <= _DEAREST * np.arange(1, len(shape) + 1)).all())
 
 
-def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
+def pass_times(target: Target, kind: str = "") -> PassTimes:
     """Return the learned costs of a model in this process; `kind`: how steps are made, if not eagerly."""
     key: Hashable = ("costs", kind, torch.get_num_threads(), target.prepacked is not None)
     return target.kept.get(key, partial(_new, target, kind), values_matter=False)
 
 
-def _agreed(target: TreeModel, seconds: float) -> float:
+def _agreed(target: Target, seconds: float) -> float:
     """Return the time that rank 0 measured, which counts for all ranks: with different trees they would wait for each
     other for ever. All must call it at the same point. One broadcast of 8 bytes.
     """
@@ -127,23 +127,23 @@ def _agreed(target: TreeModel, seconds: float) -> float:
     return float(held)
 
 
-def agreed_time(target: TreeModel) -> Callable[[float], float]:
+def agreed_time(target: Target) -> Callable[[float], float]:
     """Return what makes a measured time equal in all processes of a model."""
     return float if target.info.processes < 2 else partial(_agreed, target)
 
 
-def fixed_times(target: TreeModel) -> np.ndarray:
+def fixed_times(target: Target) -> np.ndarray:
     """Return the times (rows,) float64 of forward passes over 1, 2, ... rows where nothing is measured."""
     # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
     return np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
 
 
-def _new(target: TreeModel, kind: str) -> PassTimes:
+def _new(target: Target, kind: str) -> PassTimes:
     # Processes that share a model must begin alike, and may see different disks.
     return PassTimes(prior(target), setting(target, kind) if target.info.processes < 2 else None)
 
 
-def setting(target: TreeModel, kind: str = "") -> dict[str, str]:
+def setting(target: Target, kind: str = "") -> dict[str, str]:
     """Return what t(n) depends on, besides batch size and length."""
     return {
         "model": type(target.model).__name__,
@@ -157,7 +157,7 @@ def setting(target: TreeModel, kind: str = "") -> dict[str, str]:
     }
 
 
-def prior(target: TreeModel) -> np.ndarray:
+def prior(target: Target) -> np.ndarray:
     """Return the prior cost (nodes,) float64 of forward passes over 1, 2, ... nodes, in seconds.
 
     The weights are read once. On a CPU rows add to that, the first ones most: the curve lies between those measured for

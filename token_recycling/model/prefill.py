@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from .kv_cache import TreeCache, expect, let_go, take_over
-from .tree_model import TreeModel
+from .target import Target
 
 PIECE = 512
 """Tokens per batch whose logits are held at once, or that are read with a mask."""
@@ -32,7 +32,7 @@ Reading = Callable[[], None]
 """Called before each piece of a prompt; an exception ends the call."""
 
 
-def piece_of(model: TreeModel, held: int, others: bool = False) -> int:
+def piece_of(model: Target, held: int, others: bool = False) -> int:
     """Tokens of a prompt that are read behind `held` of it before `others`, if there are any, have a turn, or it is
     asked whether anybody still waits for it.
     """
@@ -42,7 +42,7 @@ def piece_of(model: TreeModel, held: int, others: bool = False) -> int:
 
 
 def prefill(
-    model: TreeModel,
+    model: Target,
     sequences: Sequence[torch.Tensor],
     cache: Cache,
     held: Sequence[int] | None = None,
@@ -72,7 +72,7 @@ def prefill(
         model.read(tokens[:, place], cache, last=int(model.leaves_logits_out))
 
 
-def _pieces(model: TreeModel, cache: Cache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
+def _pieces(model: Target, cache: Cache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
     """Yield the pieces, of at most `size`, of `n` uncached tokens; `reading` is called before each."""
     start = 0
     while start < n:
@@ -84,14 +84,14 @@ def _pieces(model: TreeModel, cache: Cache, n: int, size: int, reading: Reading 
         start = end
 
 
-def _begin(model: TreeModel, cache: Cache, length: int) -> None:
+def _begin(model: Target, cache: Cache, length: int) -> None:
     """Before a cache takes sequences of up to `length` tokens."""
     model.check_weights()
     take_over(cache)
     expect(cache, length)
 
 
-def read_prompts(model: TreeModel, sequences: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
+def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
     """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
     over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
     each sequence from slot 0 on.
@@ -111,7 +111,7 @@ def read_prompts(model: TreeModel, sequences: Sequence[torch.Tensor], cache: Cac
 
 
 def first_pass(
-    model: TreeModel, sequence: torch.Tensor, draft: Draft, cache: Cache, reading: Reading | None = None
+    model: Target, sequence: torch.Tensor, draft: Draft, cache: Cache, reading: Reading | None = None
 ) -> torch.Tensor:
     """Return logits (1, n, vocabulary) after the nodes of a draft that follows the last token of `sequence` (length,),
     from a forward pass that also reads the uncached tokens.
@@ -138,7 +138,7 @@ def first_pass(
 
 
 def extend(
-    model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
+    model: Target, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
     """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence and overwrite what follows.
     Yield, piece by piece, the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of
@@ -155,14 +155,14 @@ def extend(
         yield pieces, logits
 
 
-def cross_border(model: TreeModel, sequences: Sequence[torch.Tensor], cache: Cache) -> None:
+def cross_border(model: Target, sequences: Sequence[torch.Tensor], cache: Cache) -> None:
     """Read a sequence again where the model's own `generate` does so."""
     border = model.info.border
     if border is not None and border.reread and len(sequences[0]) == border.at + 1:
         _read_at_once(model, sequences[0], cache)
 
 
-def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
+def continued(model: Target, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
     """Return `prompt` (length,) and its greedy continuation by `tokens` tokens, whatever ends a sequence."""
     cache, sequence = model.new_cache(), prompt.to(model.device)
     prefill(model, [sequence], cache)
@@ -174,7 +174,7 @@ def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tens
     return sequence
 
 
-def _read_at_once(model: TreeModel, sequence: torch.Tensor, cache: Cache) -> None:
+def _read_at_once(model: Target, sequence: torch.Tensor, cache: Cache) -> None:
     """Read a whole sequence in one forward pass, as `generate` reads a prompt whose length decides how it is read."""
     border = model.info.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
@@ -188,7 +188,7 @@ def _chain(tokens: torch.Tensor) -> Draft:
     return Draft.chain(tokens if len(tokens) else tokens.new_zeros(1))
 
 
-def checked_prompt(input_ids: torch.Tensor, model: TreeModel) -> torch.Tensor:
+def checked_prompt(input_ids: torch.Tensor, model: Target) -> torch.Tensor:
     """The prompt as (length,) int64 on the model's device; raises ValueError with what is wrong."""
     shape = tuple(input_ids.shape)
     if input_ids.ndim == 2 and shape[0] == 1:

@@ -29,7 +29,7 @@ from .compat import LinearAttentionLayer
 from .kv_cache import Slots, TreeCache, count_tokens, expect, keep_all, slots, take_over
 from .recurrence import bytes_of_states, copied_states, recurrent_layers, take_over_states, take_states
 from .remembered import lasting
-from .tree_model import TreeModel
+from .target import Target
 
 _SHARE = 8
 """Default budget: this part of the memory that weights leave free."""
@@ -52,7 +52,7 @@ class _Segment:
         return _bytes(self.slots) + bytes_of_states(self.end or ())
 
 
-def default_budget(target: TreeModel) -> int:
+def default_budget(target: Target) -> int:
     """Return bytes for a `PrefixCache`: an eighth of what the model's weights leave of its device's memory."""
     weights = sum(weight.nbytes for weight in target.model.parameters() if weight.device == target.device)
     copied = 0 if target.prepacked is None else target.prepacked.nbytes
@@ -62,7 +62,7 @@ def default_budget(target: TreeModel) -> int:
 class PrefixCache:
     """Slots of recent sequences, up to a number of bytes; thread-safe."""
 
-    def __init__(self, target: TreeModel, limit: int) -> None:
+    def __init__(self, target: Target, limit: int) -> None:
         """`limit`: bytes for all API keys; 0 caches nothing."""
         self.target, self.limit = target, limit
         self.nbytes = 0

@@ -20,7 +20,7 @@ from ..trees.packed import PackedTrees, send
 from .inspection import layer_states
 from .kv_cache import TreeCache, take_over, takes_frames
 from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
-from .tree_model import TreeModel, band_of, rows_of
+from .target import Target, band_of, rows_of
 
 States = Callable[[int], Sequence[int]]
 """Which hidden states are read, given the number of layers: see `inspection.layer_states`."""
@@ -98,7 +98,7 @@ class EagerRunner:
 
     def __init__(
         self,
-        target: TreeModel,
+        target: Target,
         cache: Cache,
         reading: Reading | None = None,
         prepared: Callable[[], None] = lambda: None,
@@ -232,12 +232,12 @@ class EagerRunners:
         return eager
 
 
-Backend = Callable[[TreeModel, Cache | None, bool], AbstractContextManager[Runners]]
+Backend = Callable[[Target, Cache | None, bool], AbstractContextManager[Runners]]
 """A context manager for the length of a run: in a cache, or None where sequences join and leave; whether equal calls
 must give equal outputs.
 """
 
 
-def eager(target: TreeModel, cache: Cache | None = None, reproducible: bool = False) -> AbstractContextManager[Runners]:
+def eager(target: Target, cache: Cache | None = None, reproducible: bool = False) -> AbstractContextManager[Runners]:
     """Make eager passes."""
     return nullcontext(EagerRunners())

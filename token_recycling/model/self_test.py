@@ -32,7 +32,7 @@ from .kv_cache import take_over
 from .prefill import cross_border, prefill
 from .recurrence import bytes_of_states, recurrent_layers
 from .remembered import Kept, file_of, kept_of, machine, read, write
-from .tree_model import TreeModel
+from .target import Target
 
 _SMALL = parse_paths("0 1 00 01 10 010").parents
 _LENGTH, _LONGEST = 24, 512
@@ -45,13 +45,13 @@ _PATIENCE = 1.0
 logger = logging.getLogger("token_recycling")
 
 
-def ready(model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
+def ready(model: PreTrainedModel, known: Target | None = None) -> Target:
     """The model, ready to read trees: `known`, if nothing has changed since. Raises UnsupportedModelError where trees
     are not exact.
     """
     if known is not None and known.is_current():
         return known
-    made = TreeModel(model)
+    made = Target(model)
     reason = _found_out(made.kept, model, made.info)
     if reason is not None:
         raise UnsupportedModelError(reason)
@@ -149,7 +149,7 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
     while length > 1 and not known.fits(length - 1, len(_SMALL)):
         length -= 1
     try:
-        target = TreeModel(model)
+        target = Target(model)
         text = random_text(target, length)
         if known.recurrent:
             prefill(target, [text], cache := target.new_cache())
@@ -180,16 +180,14 @@ def _verdict(model: PreTrainedModel, known: ModelInfo) -> _Verdict:
     return _Verdict(reason, difference, notes)
 
 
-def random_text(target: TreeModel, length: int, seed: int = 0) -> torch.Tensor:
+def random_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
     """(length,) random ids on the target's device."""
     drawn = torch.randint(0, target.embedded, (length,), generator=torch.Generator().manual_seed(seed))
     return drawn.to(target.device)
 
 
 @torch.no_grad()
-def largest_difference(
-    target: TreeModel, text: torch.Tensor, parents: np.ndarray, seed: int = 1
-) -> tuple[float, float]:
+def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray, seed: int = 1) -> tuple[float, float]:
     """The largest difference between a tree's logits and those of passes over the sequence up to each leaf, leaves of
     one depth together, and the standard deviation of the latter.
 
@@ -214,7 +212,7 @@ def largest_difference(
     return float((ours - wanted).abs().max()), float(wanted.float().std())
 
 
-def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
     """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) sequences, read as `generate` reads them:
     some recurrent layers read several tokens at once in another way, which is more than rounding apart.
     """
@@ -224,7 +222,7 @@ def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor)
     return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
 
 
-def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+def _counted(target: Target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
     if "position_ids" not in target.info.arguments:
         return {}
@@ -232,7 +230,7 @@ def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def by_rows(target: TreeModel, text: torch.Tensor, behind_cache: bool = False) -> float:
+def by_rows(target: Target, text: torch.Tensor, behind_cache: bool = False) -> float:
     """The largest difference between the logits after a token that is read alone, and with others that it does not see:
     the first of `text` (length,) in passes over its beginning, or the last behind a cache of the others, as the root of
     trees.

@@ -53,7 +53,7 @@ from .foreign import (
 )
 from .prefill import first_pass, prefill
 from .reach import Reach, Variable, numbers_in, objects_in, reach_of, variables_of_modules
-from .tree_model import TreeModel
+from .target import Target
 from .undo import Restorable
 
 logger = logging.getLogger("token_recycling")
@@ -78,12 +78,12 @@ _PATIENCE = 1.0
 """Seconds that are not worth a message."""
 
 
-def foreign_of(target: TreeModel) -> tuple[Foreign, ...]:
+def foreign_of(target: Target) -> tuple[Foreign, ...]:
     """Return the foreign code of a model, found once for each form of it."""
     return _found(target)[1]
 
 
-def _found(target: TreeModel) -> tuple[list[Any], tuple[Foreign, ...], str | None]:
+def _found(target: Target) -> tuple[list[Any], tuple[Foreign, ...], str | None]:
     kept, code = target.kept, target.kept.code
     known = kept.recall("foreign code", values_matter=False)
     if known is None or known[0] is not code:
@@ -93,7 +93,7 @@ def _found(target: TreeModel) -> tuple[list[Any], tuple[Foreign, ...], str | Non
     return known
 
 
-def why_not(target: TreeModel, batch: int) -> str | None:
+def why_not(target: Target, batch: int) -> str | None:
     """Return why foreign code in a model prevents accelerating a call with `batch` sequences, or None. Code is tried
     once for each form of it.
     """
@@ -103,7 +103,7 @@ def why_not(target: TreeModel, batch: int) -> str | None:
     return _tried(target, foreign, batch, lambda: try_out(target, foreign, batch))
 
 
-def _tried(target: TreeModel, foreign: Sequence[Foreign], what: Hashable, trial: Callable[[], T]) -> T:
+def _tried(target: Target, foreign: Sequence[Foreign], what: Hashable, trial: Callable[[], T]) -> T:
     """Return the result of a trial of the same code, or make it."""
     volatile = _volatile(target)
 
@@ -121,13 +121,13 @@ def _tried(target: TreeModel, foreign: Sequence[Foreign], what: Hashable, trial:
     return result
 
 
-def _volatile(target: TreeModel) -> set[tuple[str, str]]:
+def _volatile(target: Target) -> set[tuple[str, str]]:
     """Return descriptions of code, and names of its variables, that forward passes have changed: counters and logs."""
     return target.kept.get("volatile", set, values_matter=False)
 
 
 def _signature(
-    target: TreeModel, piece: Foreign, volatile: Collection[tuple[str, str]], known: dict[tuple[int, int], _Reached]
+    target: Target, piece: Foreign, volatile: Collection[tuple[str, str]], known: dict[tuple[int, int], _Reached]
 ) -> Hashable:
     """Return something equal for code that does the same, whatever it counts in its `volatile` variables. The tensors
     and objects that it reaches count where it may decide by them: another steering vector is no other code, unless all
@@ -145,7 +145,7 @@ def _signature(
 
 
 def _describe(
-    target: TreeModel,
+    target: Target,
     variables: Iterable[tuple[str, Any]],
     decides: bool,
     volatile: Collection[str],
@@ -170,7 +170,7 @@ _ADAPTERS = "peft."
 class _Reached:
     """What a piece of code and the modules of its model give it to read, looked up once for a call."""
 
-    def __init__(self, target: TreeModel, piece: Foreign) -> None:
+    def __init__(self, target: Target, piece: Foreign) -> None:
         self._target = target
         self._described: tuple[list[Any], list[Any]] | None = None
         if str(home_of(piece.code)).startswith(_ADAPTERS):
@@ -202,7 +202,7 @@ def _objects_of(piece: Foreign) -> dict[str, Any]:
     return {} if is_own_class(kind) or kind.__module__.startswith(_ADAPTERS) else objects_in(piece.module)
 
 
-def _reached(target: TreeModel, piece: Foreign, known: dict[tuple[int, int], _Reached]) -> _Reached:
+def _reached(target: Target, piece: Foreign, known: dict[tuple[int, int], _Reached]) -> _Reached:
     """Return what a piece of code reaches, alike for all modules of a class that hold no objects of their own."""
     key = id(piece.code), id(piece.module) if _objects_of(piece) else 0
     if key not in known:
@@ -210,7 +210,7 @@ def _reached(target: TreeModel, piece: Foreign, known: dict[tuple[int, int], _Re
     return known[key]
 
 
-def _only_number(target: TreeModel, tensor: torch.Tensor) -> float | None:
+def _only_number(target: Target, tensor: torch.Tensor) -> float | None:
     """Return the number that a tensor is full of, or None: zeros can hide what code does with other numbers."""
     known: dict[int, tuple[Any, ...]] = target.kept.get("numbers of tensors", dict, values_matter=False)
     form = times_written([tensor]), place(tensor)
@@ -224,7 +224,7 @@ def _only_number(target: TreeModel, tensor: torch.Tensor) -> float | None:
     return number
 
 
-def mixes_sequences(target: TreeModel) -> bool:
+def mixes_sequences(target: Target) -> bool:
     """Whether foreign code in a model may look at all sequences of a batch, so that none may join or leave it."""
     foreign = foreign_of(target)
     if not foreign:
@@ -240,7 +240,7 @@ def mixes_sequences(target: TreeModel) -> bool:
     return _tried(target, foreign, "batch", look)
 
 
-def try_out(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | None:
+def try_out(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
     """Return why a model with foreign code cannot be accelerated for calls with `batch` sequences, or None."""
     if not foreign:
         return None
@@ -283,7 +283,7 @@ class _Forced(LogitsProcessor):
 
 
 @torch.no_grad()
-def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> str | None:
+def _difference(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
     numbers = numbers_in(foreign)
     texts, tokens = _texts(target, numbers, batch)
@@ -343,7 +343,7 @@ def _difference(target: TreeModel, foreign: Sequence[Foreign], batch: int) -> st
     return None
 
 
-def _behind(target: TreeModel, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
+def _behind(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
     """Logits (batch, nodes, vocabulary) after the nodes of a tree that follows prompts (batch, length)."""
     cache = target.new_cache()
     prefill(target, list(texts), cache)
@@ -352,9 +352,7 @@ def _behind(target: TreeModel, texts: torch.Tensor, parents: np.ndarray, nodes: 
     return target.forward(target.inputs.of(drafts, [length] * len(texts), length), cache)
 
 
-def _beyond_rounding(
-    target: TreeModel, logits: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor
-) -> float | None:
+def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float | None:
     """Return the difference in units of `scale` if rounding does not explain it, else None."""
     difference = (logits.float() - expected.float().to(logits.device)) / scale.to(logits.device)
     tolerance = _TOLERANCE.get(target.dtype.itemsize)
@@ -366,7 +364,7 @@ def _beyond_rounding(
 
 
 @torch.no_grad()
-def _rows_are_independent(target: TreeModel, foreign: Sequence[Foreign]) -> bool:
+def _rows_are_independent(target: Target, foreign: Sequence[Foreign]) -> bool:
     """Whether sequences of a batch have the logits that each has alone."""
     texts, tokens = _texts(target, numbers_in(foreign), 3)
     parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
@@ -375,7 +373,7 @@ def _rows_are_independent(target: TreeModel, foreign: Sequence[Foreign]) -> bool
     return _beyond_rounding(target, together, alone, alone.float().std()) is None
 
 
-def _texts(target: TreeModel, numbers: Sequence[int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _texts(target: Target, numbers: Sequence[int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return prompts (batch, length) and tokens (n,) of the tree, random but for `numbers` that are ids."""
     length = _LENGTH + len(numbers)
     while length > 4 and not target.info.fits(length - 1, len(_TREE)):
@@ -390,12 +388,12 @@ def _texts(target: TreeModel, numbers: Sequence[int], batch: int) -> tuple[torch
     return texts, tokens
 
 
-def _random_tokens(target: TreeModel, count: int, seed: int) -> torch.Tensor:
+def _random_tokens(target: Target, count: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, target.embedded, (count,), generator=generator).to(target.device)
 
 
-def _generated(target: TreeModel, texts: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
+def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
     """Logits (batch, n + 1, vocabulary) of `generate` after prompts (batch, length) and after each of the tokens
     `forced` (batch, n). Processors and criteria of the model are left out: the loop applies them as `generate` does.
     """
@@ -430,7 +428,7 @@ def _generated(target: TreeModel, texts: torch.Tensor, forced: torch.Tensor) -> 
 class _Changes:
     """What foreign code has changed since the beginning."""
 
-    def __init__(self, target: TreeModel, foreign: Sequence[Foreign]) -> None:
+    def __init__(self, target: Target, foreign: Sequence[Foreign]) -> None:
         known: dict[tuple[int, int], _Reached] = {}
         self.saved: list[tuple[Foreign, list[Restorable]]] = []
         self._attributes: list[tuple[Foreign, str, dict[str, Any], set[str]]] = []
@@ -500,7 +498,7 @@ def _variables_of(module: torch.nn.Module) -> Iterator[Variable]:
 
 
 @contextlib.contextmanager
-def _undone(target: TreeModel, foreign: Sequence[Foreign]) -> Iterator[_Changes]:
+def _undone(target: Target, foreign: Sequence[Foreign]) -> Iterator[_Changes]:
     """Put back, after the block, what foreign code keeps and the state of random number generators."""
     devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
     host, numbers = random.getstate(), np.random.get_state()

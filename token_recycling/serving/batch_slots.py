@@ -18,7 +18,7 @@ from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache, capacity, take_over
 from ..model.recurrence import bytes_of_states, recurrent_layers
 from ..model.self_test import ready
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from .settings import Settings
 
 _MAX_SLOTS = 4
@@ -38,7 +38,7 @@ class BatchSlots(NamedTuple):
         return f"{self.size} batch slot{'s' * (self.size > 1)}: {self.reason}"
 
 
-def batch_slots(target: TreeModel, drafter: Drafter, settings: Settings, cached: int) -> BatchSlots:
+def batch_slots(target: Target, drafter: Drafter, settings: Settings, cached: int) -> BatchSlots:
     """Return the slots of a server with that drafter and a prefix cache of up to `cached` bytes."""
     if settings.concurrency is not None:
         return BatchSlots(settings.concurrency, "set by --concurrency")
@@ -48,7 +48,7 @@ def batch_slots(target: TreeModel, drafter: Drafter, settings: Settings, cached:
     return _by_memory(target, settings, cached) if reason is None else BatchSlots(1, reason)
 
 
-def _why_one(target: TreeModel, drafter: Drafter) -> str | None:
+def _why_one(target: Target, drafter: Drafter) -> str | None:
     """Return why requests are not batched by default, or None."""
     try:
         ready(target.model)
@@ -62,7 +62,7 @@ def _why_one(target: TreeModel, drafter: Drafter) -> str | None:
     return None
 
 
-def _by_memory(target: TreeModel, settings: Settings, cached: int) -> BatchSlots:
+def _by_memory(target: Target, settings: Settings, cached: int) -> BatchSlots:
     limits = settings.max_prompt_tokens, settings.max_new_tokens
     lengths = [target.max_length, sum(filter(None, limits)) if all(limits) else None]
     per_token, states = _bytes_of_sequence(target)
@@ -84,7 +84,7 @@ def _by_memory(target: TreeModel, settings: Settings, cached: int) -> BatchSlots
 
 
 @torch.no_grad()
-def _bytes_of_sequence(target: TreeModel) -> tuple[int, int]:
+def _bytes_of_sequence(target: Target) -> tuple[int, int]:
     """Return the bytes that a sequence needs in the cache: per token, and for its states."""
     cache = target.new_cache()
     take_over(cache)

@@ -33,7 +33,7 @@ from ..model.graphs import FAST, backend_for, capture_common, captured_or_eager
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.self_test import ready
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from .batch_slots import BatchSlots, batch_slots
 from .drafter_pool import DrafterPool
 from .errors import ApiError, CancelledError, client_error
@@ -197,7 +197,7 @@ class Engine:
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
         check_template(loaded.tokenizer)
         self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
-        self.target = TreeModel(loaded.model)
+        self.target = Target(loaded.model)
         limit = default_budget(self.target) if settings.cache is None else int(settings.cache * 1_000_000)
         self.prefixes = PrefixCache(self.target, limit)
         self.pool = DrafterPool(loaded, settings, self.metrics.count_save)

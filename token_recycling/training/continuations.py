@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from .._util.files import replacing
 from ..model.inspection import weights_fingerprint
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 
 Generate = Callable[..., Any]
 """As `hf.accelerate.generate`: takes a model, ids (batch, length), a drafter's name and arguments of `model.generate`;
@@ -144,7 +144,7 @@ def _continued(
     generate: Generate, model: PreTrainedModel, prompts: Sequence[torch.Tensor], max_new_tokens: int, temperature: float
 ) -> list[torch.Tensor]:
     """Return each prompt with the model's output, up to and including an end-of-sequence token."""
-    target, longest = TreeModel(model), max(map(len, prompts))
+    target, longest = Target(model), max(map(len, prompts))
     remaining = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
     if remaining < 1:
         raise ValueError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..model.tree_model import TreeModel
+    from ..model.target import Target
     from .continuations import Continuations
 
 
@@ -62,8 +62,8 @@ class Schedule:
 class TrainingRun:
     """Inputs of a training."""
 
-    target: TreeModel
-    draft: TreeModel | None
+    target: Target
+    draft: Target | None
     """The draft model, if the training needs one."""
     texts: Continuations
     """Training data."""

@@ -26,7 +26,7 @@ from ..drafters._shared.placed import placed_copy
 from ..drafters.eagle.formats import THETA, save_head
 from ..drafters.eagle.head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from ..model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from .continuations import Continuations
 from .declaration import Trained, Training, TrainingRun
 from .loop import Shuffled, Task, fit
@@ -85,7 +85,7 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
     """Return an untrained head for `model`. That of version 3 can predict the tokens most frequent in `texts`, and its
     output layer starts as the target's.
     """
-    output, target = output_layer(model), TreeModel(model)
+    output, target = output_layer(model), Target(model)
     vocabulary, width = target.vocab_size, output_width(model)
     heads = math.gcd(width, _size(target.config, "num_attention_heads", 1))
     layer = LlamaConfig(

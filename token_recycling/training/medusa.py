@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.medusa import MedusaHeads, save_heads
 from ..model.inspection import last_state, layer_states, output_layer, output_width, weights_fingerprint
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from .continuations import Continuations
 from .declaration import Trained, Training, TrainingRun
 from .loop import Shuffled, Task, fit
@@ -51,7 +51,7 @@ RANKS = 10
 
 def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraining) -> Task[MedusaHeads, Batch]:
     """Return how to train heads for `model`."""
-    target = TreeModel(model)
+    target = Target(model)
     output = output_layer(model).weight if training.own_output else None
     heads = MedusaHeads(training.heads, output_width(model), training.blocks, output).to(target.device)  # type: ignore[arg-type]
     shared, shuffled = output_layer(model), Shuffled(len(texts), training.batch, training.seed)
@@ -73,7 +73,7 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraini
 
 
 @torch.no_grad()
-def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
+def examples(target: Target, texts: Continuations, heads: int) -> Batch:
     """Return the target's hidden states (n, width) at every place where it chose a token, and labels (heads, n): the
     token that head k has to predict there, `NOTHING` after the end of an output.
     """
@@ -97,7 +97,7 @@ def accuracy(
     """Return for each head how often its candidate of rank 0, 1, ... is the target's token, over all tokens of
     `texts`.
     """
-    target, shared = TreeModel(model), output_layer(model)
+    target, shared = Target(model), output_layer(model)
     ranks = min(ranks, target.vocab_size)
     right = torch.zeros(heads.heads, ranks, dtype=torch.long, device=target.device)
     seen = torch.zeros(heads.heads, 1, dtype=torch.long, device=target.device)

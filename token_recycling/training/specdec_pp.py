@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ..drafters.specdec_pp import AcceptanceHead, save_head
 from ..model.inspection import last_state, layer_states, output_width, weights_fingerprint
-from ..model.tree_model import TreeModel
+from ..model.target import Target
 from .continuations import Continuations, digest
 from .declaration import Trained, Training, TrainingRun
 from .loop import Shuffled, Task, fit
@@ -84,8 +84,8 @@ class Labelled:
 
 @torch.no_grad()
 def labelled(
-    target: TreeModel,
-    draft: TreeModel,
+    target: Target,
+    draft: Target,
     texts: Continuations,
     how: SpecDecTraining,
     progress: Callable[[int, int], None] | None = None,
@@ -105,7 +105,7 @@ def labelled(
 
 
 def _probabilities(
-    model: TreeModel, sequence: torch.Tensor, start: int, temperature: float, vocabulary: int
+    model: Target, sequence: torch.Tensor, start: int, temperature: float, vocabulary: int
 ) -> torch.Tensor:
     """Return probabilities of the next token (length - start, vocabulary) float32 on the CPU, from the prompt's last
     token on.
@@ -118,13 +118,13 @@ def _probabilities(
     return torch.softmax(logits / temperature, dim=-1)
 
 
-def _readable(sequence: torch.Tensor, model: TreeModel) -> torch.Tensor:
+def _readable(sequence: torch.Tensor, model: Target) -> torch.Tensor:
     """Return `sequence` on the model's device; tokens without an embedding are replaced as when drafting."""
     return sequence.to(model.device).clamp(max=model.embedded - 1)
 
 
 @torch.no_grad()
-def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
+def states_and_labels(draft: Target, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
     """Return the draft model's last hidden states (n, width) after the drafted tokens of mixed sequences, and labels
     (n,).
     """
@@ -158,7 +158,7 @@ def weighted(acceptance: float, rejection_weight: float) -> float:
     return acceptance / (acceptance + rejection_weight * (1 - acceptance))
 
 
-def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> Task[AcceptanceHead, Batch]:
+def task_of(draft: Target, texts: Sequence[Labelled], how: SpecDecTraining) -> Task[AcceptanceHead, Batch]:
     """Return how to train a head for `draft`."""
     head = AcceptanceHead(output_width(draft.model), how.depth)
     head.reset(how.seed)
@@ -178,7 +178,7 @@ def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -
 
 
 @torch.no_grad()
-def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
+def judged(head: AcceptanceHead, draft: Target, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
     """Return how well a head predicts acceptance: the mean binary KL in nats from prediction to label (appendix C.3),
     that of the best constant, and for every tenth of predicted probability tokens, mean prediction and mean label.
     """

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopK
 
 import token_recycling as tr
 from token_recycling.model.prefill import piece_of
-from token_recycling.model.tree_model import ROWS, TreeModel, band_of, rows_of
+from token_recycling.model.target import ROWS, Target, band_of, rows_of
 
 FAMILIES = {"grouped heads": {}, "a key head for each query": {"num_key_value_heads": 4}}
 
@@ -151,7 +151,7 @@ def test_few_shapes_recur_in_many_steps(attended):
 
 def test_masks_of_a_prompt_with_a_draft_are_aligned():
     with PretendCard():
-        target = TreeModel(llama().to(CARD))
+        target = Target(llama().to(CARD))
         for length in (3, 8, 13):
             draft = tr.Draft(range(3), [-1, 0, 0])
             mask = target.inputs.of_prompt(torch.arange(length, device=CARD), draft, 5)["attention_mask"]
@@ -160,7 +160,7 @@ def test_masks_of_a_prompt_with_a_draft_are_aligned():
 
 
 def test_prompts_are_read_in_large_pieces_unless_others_wait():
-    target = TreeModel(llama())
+    target = Target(llama())
     on_host = piece_of(target, 0), piece_of(target, 5000)
     target.device = CARD
     assert piece_of(target, 0) >= 4096 > piece_of(target, 0, others=True) > max(on_host)

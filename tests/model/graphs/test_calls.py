@@ -15,7 +15,7 @@ from token_recycling.model.graphs import passes_of
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 GREEDY = {"do_sample": False}
 
@@ -52,7 +52,7 @@ def test_a_seed_gives_the_tokens_of_generate(name, model, tmp_path, recorded):
 
 def test_buckets_and_bands_are_crossed():
     model = tiny.llama(vocab_size=architectures.VOCABULARY, max_position_embeddings=2048, num_hidden_layers=1)
-    shapes, passes = [], passes_of(TreeModel(model))
+    shapes, passes = [], passes_of(Target(model))
     made = passes._pass
     passes._pass = lambda target, shape, trees: (shapes.append(shape), made(target, shape, trees))[1]
     ids = tiny.prompt(0, 900, architectures.VOCABULARY)
@@ -65,18 +65,18 @@ def test_buckets_and_bands_are_crossed():
 
 def test_room_grows_within_a_text():
     model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
-    passes, ids = passes_of(TreeModel(model)), tiny.prompt(0, 800)
+    passes, ids = passes_of(Target(model)), tiny.prompt(0, 800)
     wanted, begin = plain(model, ids, 400), passes.begin
     passes.begin = lambda target, cache, lengths, longest: begin(target, cache, lengths, 8)
     for drafter in ("published:tree=static:8", "recycling:tree=8"):
-        passes.slots = passes._empty(TreeModel(model))
+        passes.slots = passes._empty(Target(model))
         assert decoded(model, ids, drafter, max_new_tokens=400)[0] == wanted
         assert 1200 < passes.capacity < 2048
 
 
 def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, monkeypatch, caplog):
     """Once, with a warning; the call goes on with what it needs at least."""
-    passes, reserve = passes_of(TreeModel(model)), TreeCache.reserve
+    passes, reserve = passes_of(Target(model)), TreeCache.reserve
 
     def limited(self, rows, columns, *more):
         if columns > 64:
@@ -84,7 +84,7 @@ def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, mon
         return reserve(self, rows, columns, *more)
 
     monkeypatch.setattr(TreeCache, "reserve", limited)
-    passes.slots = passes._empty(TreeModel(model))
+    passes.slots = passes._empty(Target(model))
     monkeypatch.setattr("token_recycling.model.graphs.passes.ROWS", (1, 8, 16))
     for ids in (tiny.prompt(0, 6), tiny.prompt(1, 6)):
         assert decoded(model, ids, "recycling:tree=8", max_new_tokens=20)[0] == plain(model, ids)
@@ -97,7 +97,7 @@ def test_without_memory_for_longer_slots_nothing_is_captured_any_more(model, mon
 def test_the_end_of_the_context_is_reached(family, drafter):
     """Models with learned positions have none beyond it, for nodes that fill up a bucket neither."""
     model = architectures.model_of(architectures.named(family))
-    longest = TreeModel(model).max_length
+    longest = Target(model).max_length
     for left in (1, 3, 30):
         ids = tiny.prompt(left, longest - left, architectures.VOCABULARY)
         assert decoded(model, ids, drafter, max_new_tokens=left + 1)[0] == plain(model, ids, left + 1)
@@ -107,7 +107,7 @@ def test_the_end_of_the_context_is_reached(family, drafter):
 def test_every_family_gives_the_text_of_generate_or_says_why_not(case, recorded):
     """From steps that are recorded and replayed, as CUDA graphs are."""
     model = architectures.model_of(case)
-    steps = passes_or_reason(TreeModel(model))
+    steps = passes_or_reason(Target(model))
     exceptional = {"bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32", "falcon", "jetmoe", "xglm"}
     if case.family in exceptional or any(word in case.tested for word in ("ALiBi", "longrope", "dynamic")):
         assert isinstance(steps, str)

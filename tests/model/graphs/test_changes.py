@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import token_recycling as tr
 from token_recycling.model.graphs.support import passes_or_reason
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 Change = Callable[[Any], Any]
 IDS = tiny.prompt(0, 6)
@@ -70,10 +70,10 @@ def test_a_changed_model_says_what_it_says_without_replays(model, change):
     ids=["dtype", "attention", "loaded"],
 )
 def test_other_arithmetic_and_other_weights_are_captured_anew(model, change):
-    before = passes_or_reason(TreeModel(model))
-    assert passes_or_reason(TreeModel(model)) is before
+    before = passes_or_reason(Target(model))
+    assert passes_or_reason(Target(model)) is before
     change(model)
-    assert passes_or_reason(TreeModel(model)) is not before
+    assert passes_or_reason(Target(model)) is not before
     assert fast(model) == plain(model, IDS)
 
 

@@ -20,7 +20,7 @@ from token_recycling.model.architectures import Reach
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
-from token_recycling.model.tree_model import ROWS, TreeModel, band_of, batch_of, rows_of, tree_masks
+from token_recycling.model.target import ROWS, Target, band_of, batch_of, rows_of, tree_masks
 from token_recycling.trees.packed import PADDING, send
 from token_recycling.trees.shapes import ancestors
 
@@ -57,7 +57,7 @@ def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, 
 
 @pytest.mark.parametrize("length", [0, 3, 9])
 def test_masks_are_those_of_eager_passes_with_nothing_behind(model, length):
-    tree, target = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
+    tree, target = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), Target(model)
     drafts = [Draft(np.zeros(len(tree)), tree.parents)]
     wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
     trees = send(drafts, [length], len(tree), CPU)
@@ -160,7 +160,7 @@ def test_candidates_are_the_largest(vocabulary):
 
 @pytest.mark.parametrize("lengths", [[9], [9, 5]])
 def test_sequences_go_in_and_come_back(model, lengths):
-    target, texts = TreeModel(model), [tiny.prompt(row, length)[0] for row, length in enumerate(lengths)]
+    target, texts = Target(model), [tiny.prompt(row, length)[0] for row, length in enumerate(lengths)]
     given, wanted = target.new_cache(), target.new_cache()
     prefill(target, [text[: min(lengths) - 2] for text in texts], given)
     prefill(target, texts, wanted)

@@ -13,7 +13,7 @@ from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model.graphs import captured, passes_of
 from token_recycling.model.prefixes import PrefixCache
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 KINDS = {
     "greedy": ({}, []),
@@ -46,7 +46,7 @@ def test_requests_that_join_and_leave_say_what_they_say_alone(seed):
     for request, said in wanted.items():
         left = isinstance(request.error, GoneError)
         assert texts.said[request] == (said[: len(texts.said[request])] if left else said), request.error
-    passes = passes_of(TreeModel(model))
+    passes = passes_of(Target(model))
     assert passes.batch > 4
     assert passes._graphs.replays > 20
     assert passes.take(), "nothing is held for nobody"
@@ -66,7 +66,7 @@ def test_room_grows_while_others_run():
 
 def test_slots_of_requests_are_kept_in_the_prefix_cache():
     model, ids = tiny.llama(), tiny.prompt(0, 20)
-    texts, kept = Texts(model, captured), PrefixCache(TreeModel(model), 10**8)
+    texts, kept = Texts(model, captured), PrefixCache(Target(model), 10**8)
     hints = Hints(prefixes=kept.of(""))
     for turn in range(2):
         others = texts.join(tiny.prompt(5, 8), 30)

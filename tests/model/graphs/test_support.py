@@ -8,11 +8,10 @@ from support import tiny
 from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
-from token_recycling.model import tree_model
 from token_recycling.model.graphs import NoFastPathError, captured_where_possible, passes_of
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.runner import EagerRunners
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.measured
 
@@ -91,7 +90,7 @@ def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
 
 def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeypatch, caplog):
     """On a card that is played: the model says that it is there."""
-    target = TreeModel(model)
+    target = Target(model)
     passes = passes_of(target)
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
     played = SimpleNamespace(device=torch.device("cuda"), kept=target.kept)
@@ -116,7 +115,7 @@ def test_costs_are_those_of_the_steps_that_run(model):
     tr.accelerate(model, "recycling", fast=True)
     wanted = tiny.llama().generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY)
     assert torch.equal(model.generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY), wanted)
-    target = TreeModel(model)
+    target = Target(model)
     assert pass_times(target, "captured").curve(1, 100).steps > 0
     assert pass_times(target).curve(1, 100).steps == 0
 
@@ -127,6 +126,6 @@ def _all_seen(layers, trees, band, dtype):
 
 def test_a_fault_is_found_before_a_text_is_written(model, monkeypatch):
     """The first passes on a machine are compared with eager ones."""
-    monkeypatch.setattr(tree_model, "tree_masks", _all_seen)
+    monkeypatch.setattr("token_recycling.model.target.tree_masks", _all_seen)
     with pytest.raises(NoFastPathError, match="logits"):
         tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

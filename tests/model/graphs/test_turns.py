@@ -13,7 +13,7 @@ from transformers import StoppingCriteriaList
 import token_recycling as tr
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.graphs.support import passes_or_reason
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.target import Target
 
 TEXTS = [tiny.prompt(seed, 6) for seed in range(2)]
 LONGEST = 30
@@ -115,7 +115,7 @@ def test_threads_make_them_once(model):
     together = Barrier(4)
 
     def found(_):
-        target = TreeModel(model)
+        target = Target(model)
         together.wait(LONGEST)
         return passes_or_reason(target)
 

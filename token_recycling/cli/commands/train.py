@@ -199,11 +199,11 @@ def _run(prepared: Callable[[], Prepared], inputs: _Inputs) -> None:
         loading.check_source(name)
     with running.loading_shown(*models):
         from ...drafters._shared.pairing import paired
-        from ...model.tree_model import TreeModel
+        from ...model.target import Target
 
         training, method = prepared()
         loaded = inputs.model.load()
-        target = TreeModel(loaded.model)
+        target = Target(loaded.model)
         drafting = None if inputs.draft is None else paired(inputs.draft, target)
     work = inputs.output / _WORK
     learned_from, measured_on = _texts(loaded, files, work / _TEXTS, inputs.texts).split(inputs.held_out)

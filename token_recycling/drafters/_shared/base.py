@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
 from .._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
 from .expand import Graph, Rules, Stop, grow
@@ -35,22 +35,22 @@ class ModelDrafter(Drafter):
     sampled: bool = False
     """Sample the draft where the output is sampled, instead of taking the most probable tokens."""
 
-    def drafting_model(self, target: TreeModel) -> TreeModel:
+    def drafting_model(self, target: Target) -> Target:
         """Return the model that drafts for this target; raises ValueError if none can."""
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         self.drafting_model(target)
 
-    def reader(self, target: TreeModel, model: TreeModel) -> Reader:
+    def reader(self, target: Target, model: Target) -> Reader:
         """Create the reader of a sequence for the draft model."""
         return Reader(model, self.reads_states)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
+    def rules_for(self, target: Target, model: Target, prompt: torch.Tensor) -> Rules:
         """Choose the rules for a new sequence."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
-    def step_cost(self, target: TreeModel, model: TreeModel) -> float:
+    def step_cost(self, target: Target, model: Target) -> float:
         """Return the cost of a forward pass of the draft model relative to the target's, until one was timed: by
         weights read.
         """
@@ -68,7 +68,7 @@ class ModelDrafter(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(samples=self.sampled)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> ModelSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> ModelSequence:
         return ModelSequence(self, prompt, target)
 
     def describe(self) -> str:
@@ -88,7 +88,7 @@ class ModelSequence(SequenceDrafter):
 
     drafter: ModelDrafter
 
-    def __init__(self, drafter: ModelDrafter, prompt: torch.Tensor, target: TreeModel) -> None:
+    def __init__(self, drafter: ModelDrafter, prompt: torch.Tensor, target: Target) -> None:
         super().__init__(drafter)
         model = drafter.drafting_model(target)
         self._target, self.pass_cost = target, drafter.step_cost(target, model)
@@ -191,7 +191,7 @@ class CausalDrafter(ModelDrafter):
             nodes = _SAMPLED_NODES
         return replace(super().traits, nodes=nodes)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor) -> Rules:
+    def rules_for(self, target: Target, model: Target, prompt: torch.Tensor) -> Rules:
         if self.mode == "sequence":
             return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
         tau = self.tau if self.mode == "graph" else 0

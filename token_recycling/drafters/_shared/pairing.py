@@ -19,7 +19,7 @@ from ..._util.text_stream import first_line
 from ...model.info import UnsupportedModelError
 from ...model.loading import resolved, title, tokenizer_beside
 from ...model.self_test import ready
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 
 _Kept = TypeVar("_Kept")
 
@@ -52,13 +52,13 @@ class DraftModelOption:
     model: str | PreTrainedModel
     """A local folder or a hub name; in Python also a model."""
 
-    _pairs: Pairs[TreeModel] = field(default_factory=Pairs, init=False, repr=False, compare=False)
+    _pairs: Pairs[Target] = field(default_factory=Pairs, init=False, repr=False, compare=False)
 
-    def drafting_model(self, target: TreeModel) -> TreeModel:
+    def drafting_model(self, target: Target) -> Target:
         """Return the draft model, loaded and checked once per target."""
         return self._pairs.of(target.model, lambda: self.pair(target))
 
-    def pair(self, target: TreeModel) -> TreeModel:
+    def pair(self, target: Target) -> Target:
         """Return the model for a target; raises ValueError if it does not fit."""
         return paired(self.model, target)
 
@@ -72,14 +72,14 @@ class DraftModelOption:
         return title(self.model) if isinstance(self.model, str) else type(self.model).__name__
 
 
-def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
+def paired(model: str | PreTrainedModel, target: Target) -> Target:
     """Return the draft model for a target with the same tokens; raises ValueError if it does not fit."""
     draft = drafting_beside(model, target)
     check_tokens(draft, target)
     return draft
 
 
-def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
+def drafting_beside(model: str | PreTrainedModel, target: Target) -> Target:
     """Return the draft model for a target, ready to decode; raises ValueError if it does not fit."""
     drafting = loaded(model, target) if isinstance(model, str) else model
     try:
@@ -101,7 +101,7 @@ def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeMode
 
 
 def loaded(
-    name: str, target: TreeModel, kind: Any = AutoModelForCausalLM, expected: str = "a causal language model"
+    name: str, target: Target, kind: Any = AutoModelForCausalLM, expected: str = "a causal language model"
 ) -> Any:
     """Return a model from a folder or the hub, in the target's type and on its device; `kind` is the class that loads
     it.
@@ -131,7 +131,7 @@ def local_folder(name: str) -> Path:
     return path
 
 
-def check_tokens(draft: TreeModel, target: TreeModel) -> None:
+def check_tokens(draft: Target, target: Target) -> None:
     """Raise ValueError unless ids of the draft model are the target's."""
     theirs, ours = vocabulary(target.model), vocabulary(draft.model)
     if theirs is None or ours is None:

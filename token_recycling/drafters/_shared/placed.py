@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import torch
 
 from ..._util.locks import Lock
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 
 T = TypeVar("T")
 _Module = TypeVar("_Module", bound=torch.nn.Module)
@@ -32,14 +32,14 @@ class Placed(Generic[T]):
     """Keeps what was made for a target, until there is another target or it has another device or type."""
 
     def __init__(self) -> None:
-        self._last: tuple[TreeModel, T] | None = None
+        self._last: tuple[Target, T] | None = None
         self._making = Lock()
 
     def __reduce__(self) -> tuple[type[Placed[T]], tuple[()]]:
         """Copies and pickles begin empty: what is kept belongs to a target that is not among what is copied."""
         return type(self), ()
 
-    def of(self, target: TreeModel, check: Callable[[], None], make: Callable[[], T]) -> T:
+    def of(self, target: Target, check: Callable[[], None], make: Callable[[], T]) -> T:
         """Return what `make()` gave for the target as it is; call `check()` first where the target is another one."""
         with self._making:
             before = None if self._last is None else self._last[0]

@@ -14,7 +14,7 @@ import torch
 
 from ...model.kv_cache import TreeCache
 from ...model.prefill import prefill
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...trees.draft import Draft
 
 _AT_ONCE = 32
@@ -24,7 +24,7 @@ _AT_ONCE = 32
 class Reader:
     """One sequence as far as it was read, and the nodes below its last token in order of reading."""
 
-    def __init__(self, model: TreeModel, states: bool = False) -> None:
+    def __init__(self, model: Target, states: bool = False) -> None:
         self.model = model
         self.states: torch.Tensor | None = None
         """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import numpy as np
 import torch
 
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...trees.draft import Draft, Step
 from ...trees.templates import Template, best_paths, size_in_words, tree_of
 from .._base import Drafter, SequenceDrafter
@@ -62,17 +62,17 @@ class StatesDrafter(Drafter, Generic[Module]):
     def __post_init__(self) -> None:
         self._placed = Placed[Module]()
 
-    def placed(self, target: TreeModel) -> Module:
+    def placed(self, target: Target) -> Module:
         """Return the module on the target's device and in its type; checked once."""
         return self._placed.of(target, lambda: self.check(target), lambda: self.place(target))
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         self.placed(target)
 
-    def check(self, target: TreeModel) -> None:
+    def check(self, target: Target) -> None:
         """Raise ValueError unless the module fits the target."""
 
-    def place(self, target: TreeModel) -> Module:
+    def place(self, target: Target) -> Module:
         """Create the module for a target."""
         raise NotImplementedError(f"{type(self).__name__} must define place()")
 

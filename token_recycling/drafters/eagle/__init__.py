@@ -19,7 +19,7 @@ import torch
 
 from ...costs.budget import Budget
 from ...model.inspection import output_layer, output_width
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...trees import shapes
 from ...trees.draft import Context, Draft
 from ...trees.templates import Template, parse_paths, template_from
@@ -62,10 +62,10 @@ class Eagle(StatesDrafter[PlacedHead]):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=self._saved.head.shape.states_of, nodes=self.nodes)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> EagleSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> EagleSequence:
         return EagleSequence(self, HeadReader(self.placed(target), len(prompt)), target)
 
-    def check(self, target: TreeModel) -> None:
+    def check(self, target: Target) -> None:
         """Raise TrainedPartError unless the head fits the target."""
         saved, model = self._saved, target.model
         shape = saved.head.shape
@@ -87,7 +87,7 @@ class Eagle(StatesDrafter[PlacedHead]):
                 f"model's embeddings of width {ours}"
             )
 
-    def place(self, target: TreeModel) -> PlacedHead:
+    def place(self, target: Target) -> PlacedHead:
         own, embedding = self._saved.embedding, target.model.get_input_embeddings()
         theirs = embedding.weight
         if own is not None and (
@@ -106,7 +106,7 @@ class EagleSequence(StatesSequence):
 
     drafter: Eagle
 
-    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel) -> None:
+    def __init__(self, drafter: Eagle, reader: HeadReader, target: Target) -> None:
         super().__init__(drafter, reader)
         self._reader, self._target = reader, target
 

@@ -20,7 +20,7 @@ import torch
 
 from ..._util.locks import Lock
 from ..._util.options import name_and_options, split_outside
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
 from .._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter, check_auto_or_nodes
 from .._registry import make_drafter
@@ -90,11 +90,11 @@ class Fuse(Drafter):
         for drafter in self.drafters:
             drafter.warm_up(device)
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         for drafter in self.drafters:
             drafter.fit(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> FuseSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> FuseSequence:
         self.warm_up(target.device)
         return FuseSequence(self, [drafter.start(prompt, target) for drafter in self.drafters], target)
 
@@ -112,7 +112,7 @@ class FuseSequence(SequenceDrafter):
 
     drafter: Fuse
 
-    def __init__(self, drafter: Fuse, parts: list[SequenceDrafter], target: TreeModel) -> None:
+    def __init__(self, drafter: Fuse, parts: list[SequenceDrafter], target: Target) -> None:
         super().__init__(drafter)
         self._parts, self._target = parts, target
         self._nodes = [part.traits.nodes for part in drafter.drafters]

@@ -22,7 +22,7 @@ import torch
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...grammar.grow import GrammarStatistics
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...recycling.matrix_file import check_vocabulary, say_that_it_starts_again
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.nodes import CHILDREN
@@ -80,17 +80,17 @@ class Recycling(Drafter, Options):
     def warm_up(self, device: torch.device) -> None:
         warm_up(device)
 
-    def fit(self, target: TreeModel) -> None:
+    def fit(self, target: Target) -> None:
         if self.matrix is not None:
             check_vocabulary(self.matrix.vocab_size, target.vocab_size)
         if self.warmed or self.matrix is not None:
             self.prepare(target)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> RecyclingSequence:
+    def start(self, prompt: torch.Tensor, target: Target) -> RecyclingSequence:
         self.warm_up(target.device)
         return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy())
 
-    def prepare(self, target: TreeModel) -> NgramMatrix:
+    def prepare(self, target: Target) -> NgramMatrix:
         """Return the matrix for this target; raises ValueError if it has other options. For a target with
         another vocabulary, as after `resize_token_embeddings`, it is an empty one.
         """
@@ -110,7 +110,7 @@ class Recycling(Drafter, Options):
             )
         return self.matrix
 
-    def warmed_file(self, target: TreeModel) -> Path:
+    def warmed_file(self, target: Target) -> Path:
         """Return the file of what the target taught by output of its own, for these options."""
         return warmed_file(target, self.k, self.orders)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from ..._util.files import cache_folder
 from ...model.inspection import weights_fingerprint
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...recycling.ngram_matrix import NgramMatrix
 
 
-def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
+def load_warmed(matrix: NgramMatrix, target: Target) -> None:
     """Fill a matrix with what the model taught by output of its own; raises ValueError if there is no file."""
     path = warmed_file(target, matrix.k, matrix.orders)
     if not path.exists():
@@ -21,6 +21,6 @@ def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
     matrix.load(path)
 
 
-def warmed_file(target: TreeModel, k: int, orders: int) -> Path:
+def warmed_file(target: Target, k: int, orders: int) -> Path:
     """Return the file of what a model taught by output of its own."""
     return cache_folder() / "warm" / f"{weights_fingerprint(target.model)}-{k}-{orders}.safetensors"

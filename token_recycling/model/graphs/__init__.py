@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from transformers.cache_utils import Cache
 
 from ..runner import Backend, EagerRunners, Runners, States, eager
-from ..tree_model import TreeModel
+from ..target import Target
 
 if TYPE_CHECKING:
     from .passes import CapturedPasses
@@ -47,7 +47,7 @@ def backend_for(fast: Fast, suspends: bool = False) -> Backend:
 
 @contextmanager
 def captured(
-    target: TreeModel, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
+    target: Target, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> Iterator[CapturedPasses]:
     """Make passes of constant shapes, captured where there is CUDA. A model has slots for one run: that of another
     thread is waited for, unless it `suspends`. Raises NoFastPathError where such passes do not hold.
@@ -69,7 +69,7 @@ def captured(
 
 
 def captured_where_possible(
-    target: TreeModel, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
+    target: Target, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> AbstractContextManager[Runners]:
     """Make captured passes on CUDA where they hold, else eager ones."""
     if target.device.type != "cuda":
@@ -79,7 +79,7 @@ def captured_where_possible(
 
 @contextmanager
 def captured_or_eager(
-    target: TreeModel, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
+    target: Target, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> Iterator[Runners]:
     """Make captured passes; eager ones where these do not hold, with one warning for each reason, and while another
     run of the model makes captured ones.
@@ -100,7 +100,7 @@ def captured_or_eager(
 
 
 def capture_common(
-    target: TreeModel, backend: Backend, states: States | None = None, sequences: int = 1, reproducible: bool = False
+    target: Target, backend: Backend, states: States | None = None, sequences: int = 1, reproducible: bool = False
 ) -> None:
     """Capture the common shapes of passes over up to `sequences` sequences now, those that read hidden `states` if
     drafters need some, with a progress bar, so that no call waits for them. Does nothing without CUDA. Raises
@@ -127,7 +127,7 @@ def capture_common(
         passes.give_back()
 
 
-def passes_of(target: TreeModel) -> CapturedPasses:
+def passes_of(target: Target) -> CapturedPasses:
     """Return the captured passes of a model; raises NoFastPathError where they do not hold for it."""
     from .support import passes_or_reason
 

@@ -20,7 +20,7 @@ from ..inspection import layer_states
 from ..kv_cache import TreeCache, keep_all, take_over, windowed_layer
 from ..remembered import lasting
 from ..runner import EagerRunner, Pass, States
-from ..tree_model import ROWS, SHORTEST_BAND, TreeModel, band_of, batch_of, rows_of
+from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
 from . import NoFastPathError
 from .capture import Graphs
 
@@ -36,7 +36,7 @@ _COMMON_SLOTS = 4096
 """Slots that are reserved for their graphs: prompts of up to 1,024 tokens leave them in place."""
 
 
-def state_of(target: TreeModel, keep: bool = False) -> list[Any]:
+def state_of(target: Target, keep: bool = False) -> list[Any]:
     """Equal as long as captured passes of the model can be replayed; one to `keep` keeps nothing alive."""
     return operations_of(target.model, target.info.attention, keep)
 
@@ -68,7 +68,7 @@ class CapturedPasses:
     """The name under which the costs of these passes are kept."""
 
     @lasting()
-    def __init__(self, target: TreeModel) -> None:
+    def __init__(self, target: Target) -> None:
         self.device = target.device
         self.state: list[Any] | None = None
         """State of the model when this was tested."""
@@ -117,7 +117,7 @@ class CapturedPasses:
         """Drop all captured graphs; the next pass of each shape is captured again."""
         self._graphs.forget()
 
-    def _empty(self, target: TreeModel, drops: bool = True) -> TreeCache:
+    def _empty(self, target: Target, drops: bool = True) -> TreeCache:
         """A cache without slots, whose layers drop what left their windows unless told otherwise."""
         self.batch = self.capacity = 0
         cache = target.new_cache()
@@ -127,7 +127,7 @@ class CapturedPasses:
         return TreeCache(cache)
 
     @lasting()
-    def begin(self, target: TreeModel, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
+    def begin(self, target: Target, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
         """Hold the sequences of a cache, whose prompts have `lengths` tokens and which may grow up to `longest`, from
         now on. They are copied if the cache holds something; else their prompts are read into these slots, and there is
         no second copy.
@@ -157,7 +157,7 @@ class CapturedPasses:
             capacity = max(slots, self.capacity)
         self.batch, self.capacity = batch, capacity
 
-    def join(self, target: TreeModel, other: TreeCache, sequences: int, held: int) -> None:
+    def join(self, target: Target, other: TreeCache, sequences: int, held: int) -> None:
         """Add the sequence of another cache, whose tokens have the first `held` slots, behind `sequences` others."""
         self.reserve(sequences + 1, held if held <= self.capacity else 2 * max(held, self.capacity))
         self.slots.take(other, sequences, [held])
@@ -174,7 +174,7 @@ class CapturedPasses:
 
     @lasting()
     def forward(
-        self, target: TreeModel, drafts: Sequence[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
+        self, target: Target, drafts: Sequence[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
     ) -> Pass:
         """One pass over drafts below sequences of `lengths` cached tokens; the hidden states numbered `states`, too.
         Logits and states are the caller's; the trees are overwritten by the next pass.
@@ -201,7 +201,7 @@ class CapturedPasses:
         read = None if read is None else read[: len(drafts)].clone()
         return Pass(lengths, lengths, logits[: len(drafts)].clone(), read, trees=trees)
 
-    def _pass(self, target: TreeModel, shape: Shape, trees: PackedTrees) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _pass(self, target: Target, shape: Shape, trees: PackedTrees) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What a graph captures: logits (batch, n, vocabulary) and hidden states of the nodes of `trees`, whose slots
         are written. Nothing else changes, so that it may run again.
         """
@@ -227,7 +227,7 @@ class CapturedPasses:
             self._buffers[batch, nodes] = _Buffer(on_host, on_device, unpack(on_device, batch, nodes))
         return self._buffers[batch, nodes]
 
-    def capture_common(self, target: TreeModel, sequences: int, states: tuple[int, ...]) -> None:
+    def capture_common(self, target: Target, sequences: int, states: tuple[int, ...]) -> None:
         """Capture passes over up to `sequences` sequences in the common numbers of rows; those captured before stay.
         They hold for up to `_COMMON_SLOTS` slots: a longer sequence needs more slots, elsewhere in memory.
         """

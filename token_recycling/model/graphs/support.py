@@ -16,7 +16,7 @@ from ..foreign import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..info import ModelInfo
 from ..kv_cache import TreeCache, takes_frames
 from ..prefill import prefill
-from ..tree_model import TreeModel
+from ..target import Target
 from .passes import CapturedPasses, state_of
 
 _TREE = parse_paths("0 1 10").parents
@@ -63,14 +63,14 @@ class _Found:
         self._state: list[Any] | None = None
         """None where every pass changes it."""
 
-    def of(self, target: TreeModel) -> CapturedPasses | str:
+    def of(self, target: Target) -> CapturedPasses | str:
         with self._making:
             if self._found is None or (self._state is not None and self._state != state_of(target)):
                 self._found = None  # gives back its memory before the next one takes some
                 self._found = self._made(target)
             return self._found
 
-    def _made(self, target: TreeModel) -> CapturedPasses | str:
+    def _made(self, target: Target) -> CapturedPasses | str:
         for _ in range(2):  # a model's first pass may make what it keeps
             self._state = state_of(target, keep=True)
             found = _by_parts(target.eager) or _tried_out(target)
@@ -83,7 +83,7 @@ class _Found:
         return f"every forward pass of {name} sets attributes of the model"
 
 
-def passes_or_reason(target: TreeModel) -> CapturedPasses | str:
+def passes_or_reason(target: Target) -> CapturedPasses | str:
     """Return the model's captured passes, made once for each state of the model, or why it has none."""
     reason = by_configuration(target.info) or _by_surroundings(target.device)
     return reason or target.kept.get("captured passes", _Found).of(target)
@@ -130,7 +130,7 @@ def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
 
 
 @torch.no_grad()
-def _tried_out(target: TreeModel) -> CapturedPasses | str:
+def _tried_out(target: Target) -> CapturedPasses | str:
     """Make small passes and compare them with eager ones; with CUDA the second one is a replay."""
     cache = target.new_cache()
     sequence = torch.arange(1, _TRIED, device=target.device) % target.embedded
@@ -152,7 +152,7 @@ def _tried_out(target: TreeModel) -> CapturedPasses | str:
     return passes
 
 
-def _deviation(target: TreeModel, passes: CapturedPasses, kept: TreeCache, held: int, root: int) -> float:
+def _deviation(target: Target, passes: CapturedPasses, kept: TreeCache, held: int, root: int) -> float:
     """The largest difference between the logits of small trees in captured and eager passes, as a share of the largest
     logit. The second tree sees the slots that were kept of the first.
     """

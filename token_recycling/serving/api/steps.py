@@ -41,7 +41,7 @@ from pydantic import Field, model_validator
 from transformers import GenerationConfig
 
 from ...drafters._base import Drafter, DrafterTraits, SequenceDrafter
-from ...model.tree_model import TreeModel
+from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
 from ..engine import Engine, Job
 from ..errors import CancelledError, failure, invalid
@@ -141,7 +141,7 @@ class StepReporter(Drafter):
     def traits(self) -> DrafterTraits:
         return self._inner.traits
 
-    def start(self, prompt: torch.Tensor, target: TreeModel) -> SequenceDrafter:
+    def start(self, prompt: torch.Tensor, target: Target) -> SequenceDrafter:
         return _ReportedText(self._inner.start(prompt, target), self._on_step)
 
     def describe(self) -> str:

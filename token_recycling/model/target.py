@@ -71,7 +71,7 @@ _ALIGNED = 8
 """Numbers: rows of a mask begin at multiples of it, as attention kernels of accelerators require."""
 
 
-class TreeModel:
+class Target:
     """One model, ready to read trees."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -124,7 +124,7 @@ class TreeModel:
             drop(self.model)
             self.prepacked = None
 
-    def unmeasured(self) -> TreeModel:
+    def unmeasured(self) -> Target:
         """Return the model without prepacked weights whose use depends on measurements: it rounds alike in every
         process.
         """
