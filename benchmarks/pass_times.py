@@ -19,7 +19,7 @@ from token_recycling import load
 from token_recycling.bench.tables import Table
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
-from token_recycling.model.self_test import ready
+from token_recycling.model.support import ready
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 

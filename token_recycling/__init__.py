@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .model.graphs import NoFastPathError
     from .model.info import ModelInfo, UnsupportedModelError
     from .model.loading import load
-    from .model.self_test import unsupported
+    from .model.support import why_not
     from .recycling.matrix import AdjacencyMatrix
     from .recycling.matrix_file import MatrixFileError, fingerprint
     from .trees.draft import Context, Draft, Step
@@ -65,8 +65,8 @@ __all__ = [
     "mat_over_time",
     "stream",
     "text_by_step",
-    "unsupported",
     "warm",
+    "why_not",
 ]
 
 _MODULES = {
@@ -83,7 +83,7 @@ _MODULES = {
     "hf.warm": ("warm",),
     "loop.stats": ("Stats",),
     "model.loading": ("load",),
-    "model.self_test": ("unsupported",),
+    "model.support": ("why_not",),
     "model.info": ("ModelInfo", "UnsupportedModelError"),
     "recycling.matrix": ("AdjacencyMatrix",),
     "recycling.matrix_file": ("MatrixFileError", "fingerprint"),

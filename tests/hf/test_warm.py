@@ -75,7 +75,7 @@ UNBATCHED = [
 @pytest.mark.parametrize("case", UNBATCHED, ids=str)
 def test_a_family_that_decodes_no_batches_is_warmed_one_text_at_a_time(case, tmp_path):
     model, drafter = architectures.model_of(case), tr.make_drafter("recycling")
-    assert tr.check(model).batch_reason is not None
+    assert tr.check(model).why_not_batch is not None
     found = tr.warm(model, tiny.tokenizer(), drafter, minutes=0.001, output=tmp_path / "own.matrix")
     assert found.tokens > 0
     assert drafter.matrix.candidates.any()

@@ -11,7 +11,6 @@ from support.running import Texts
 
 import token_recycling as tr
 from token_recycling import Draft
-from token_recycling.hf.call import GenerateCall
 from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.batch import Batch
 from token_recycling.loop.hints import Hints
@@ -71,7 +70,6 @@ def values(model):
         tuple(Draft.chain(tokens) for tokens in ids),
         tuple(tr.Context(tokens, 3) for tokens in ids),
         tuple(Hints(prediction=tokens) for tokens in ids),
-        tuple(GenerateCall(tokens[None], None, None, None, {}) for tokens in ids),
         tuple(Frame(tokens[None], 8) for tokens in ids),
     ]
 

@@ -27,8 +27,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Reach
 from token_recycling.model.kv_cache import TreeLayer
-from token_recycling.model.self_test import largest_difference, random_text
 from token_recycling.model.target import Target, TreeInputs
+from token_recycling.model.trial import largest_difference, random_tokens
 
 HERE = torch.device("cpu")
 RUNS = [
@@ -65,7 +65,7 @@ def test_the_families_that_count_as_tested_are_those_tested_here():
 def test_without_its_windows_a_tree_is_wrong(case):
     target = Target(model_of(case))
     target.inputs = TreeInputs(replace(target.info, layers={"full_attention": Reach()}), HERE, target.dtype)
-    text = random_text(target, 27)
+    text = random_tokens(target, 27)
     assert largest_difference(target, text, TREES["a random tree"].parents)[0] > 1e-3
 
 
@@ -75,12 +75,12 @@ def test_without_its_exception_a_tree_is_wrong(case):
     if case in KEY_POSITIONS:
         target.info = replace(target.info, key_bias=replace(target.info.key_bias, argument="not_there"))
         with pytest.raises(KeyError):
-            largest_difference(target, random_text(target, 27), TREES["a chain"].parents)
+            largest_difference(target, random_tokens(target, 27), TREES["a chain"].parents)
         return
     length = {"llama4_text": 10}.get(case.family, 28)
     tree = TREES["a random tree"]
     assert not target.info.fits(length, len(tree))
-    text = random_text(target, length + 1)
+    text = random_tokens(target, length + 1)
     assert largest_difference(target, text, tree.parents)[0] > 1e-4
 
 
@@ -189,7 +189,7 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
 def test_an_unknown_family_is_tried_before_it_is_accelerated():
     model = tiny.unknown(tiny.llama())
     assert "is not among those tested" in " ".join(tr.check(model).notes)
-    assert tr.unsupported(model) is None
+    assert tr.why_not(model) is None
     ids = tiny.prompt(0, 6)
     assert torch.equal(tr.generate(model, ids, max_new_tokens=9), model.generate(ids, max_new_tokens=9))
 
@@ -209,15 +209,15 @@ def test_a_self_test_that_fails_counts_for_a_family_tested_before():
     """As where a model's code was changed: here it shifts the positions that it is given."""
     model = tiny.llama()
     rotary = type(model.model.rotary_emb).forward
-    assert tr.unsupported(model) is None
+    assert tr.why_not(model) is None
     model.model.rotary_emb.forward = lambda x, position_ids: rotary(
         model.model.rotary_emb, x, position_ids * position_ids.shape[1]
     )
-    assert tr.unsupported(model) is None, "nothing was tried"
+    assert tr.why_not(model) is None, "nothing was tried"
     found = tr.check(model, self_test=True)
     assert not found.supported
     assert found.difference is not None
-    assert str(tr.unsupported(model)).startswith(f"{found.reason}; it runs the function ")
+    assert str(tr.why_not(model)).startswith(f"{found.reason}; it runs the function ")
     for attempt in (tr.accelerate, lambda model: tr.generate(model, tiny.prompt(0, 6))):
         with pytest.raises(tr.UnsupportedModelError, match="does not follow the mask or the positions"):
             attempt(model)
@@ -225,7 +225,7 @@ def test_a_self_test_that_fails_counts_for_a_family_tested_before():
     found = tr.check(model, self_test=True)
     assert found.supported
     assert 0 <= found.difference < TOLERANCE
-    assert tr.unsupported(model) is None
+    assert tr.why_not(model) is None
 
 
 @pytest.mark.nightly

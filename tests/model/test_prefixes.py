@@ -16,7 +16,7 @@ from token_recycling.model import prefixes
 from token_recycling.model.kv_cache import slots, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.prefixes import PrefixCache, default_budget
-from token_recycling.model.self_test import ready
+from token_recycling.model.support import ready
 
 FAMILIES = [
     named("llama", ""),

@@ -75,7 +75,7 @@ def test_what_is_not_recognised_is_found_by_the_self_test(coarse):
 
 
 def test_a_quantised_model_of_a_tested_family_is_tried_before_it_is_accelerated(coarse):
-    assert tr.unsupported(coarse) is None
+    assert tr.why_not(coarse) is None
     coarse.is_quantized = True  # as transformers marks what it has loaded so
     assert_refused(coarse, DEPENDS)
 

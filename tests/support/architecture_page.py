@@ -20,8 +20,8 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
-from token_recycling.model.self_test import largest_difference, random_text
 from token_recycling.model.target import Target
+from token_recycling.model.trial import largest_difference, random_tokens
 from token_recycling.trees.templates import chain
 
 ALL = [*SUPPORTED, *RECURRENT, *FURTHER]
@@ -98,7 +98,7 @@ def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) 
         tree = shape if target.info.branches else chain(shape.depth)
         for length in lengths:
             if target.info.fits(length, len(tree)):
-                text = random_text(target, length + 1, seed=length)
+                text = random_tokens(target, length + 1, seed=length)
                 worst = max(worst, largest_difference(target, text, tree.parents)[0])
     return worst
 

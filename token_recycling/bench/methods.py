@@ -45,7 +45,7 @@ from ..model.graphs import Fast
 from ..model.info import UnsupportedModelError, model_info
 from ..model.loading import resolved, title
 from ..model.prefixes import PrefixCache, default_budget
-from ..model.self_test import ready
+from ..model.support import ready
 from ..model.target import Target
 from ..trees.draft import Context
 from .data import BASELINE, COLD, FORCED, HINDSIGHT, REPLAY_BASELINE, Question

@@ -31,13 +31,13 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
-from ..model.compat import MARKS_NO_CACHES, mark_callers, mark_made
+from ..model.compat import MARKS_NO_CACHES, mark_callers
 from ..model.graphs import Fast, backend_for, capture_common
 from ..model.info import UnsupportedModelError
 from ..model.prepacking import drop, prepacked_of
 from ..model.prepacking import prepack as prepack_weights
 from ..model.runner import Backend, eager
-from ..model.self_test import ready
+from ..model.support import ready
 from ..model.target import Target
 from .call import GenerateCall, run_call
 
@@ -84,10 +84,15 @@ class Acceleration:
         """Copies and pickled models examine theirs again."""
         return {**vars(self), "target": None, "_is_of_view": False}
 
-    def target_of(self, model: PreTrainedModel) -> Target | None:
-        """Return what is known of the target of a model's calls, as it was when it was last called."""
-        known = self.target
-        return known if known is None or self._is_of_view or known.model is model else None
+    def examine(self, model: PreTrainedModel) -> Target:
+        """Return the target of a model's calls, examined again if it has changed since the last one; raises
+        UnsupportedModelError.
+        """
+        target = self.target
+        if target is not None and not self._is_of_view and target.model is not model:
+            target = None
+        self.target = target = ready(model if target is None else target.model, target)
+        return target
 
     def say(self, reason: str) -> None:
         """Warn that a call is left to transformers, once for every reason."""
@@ -124,19 +129,17 @@ class _Accelerated(PreTrainedModel):
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
         call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
-        mark_made(call.cache)
         acceleration = self.acceleration
         acceleration.reached = True
         stats = Stats(synchronize=acceleration.stats.synchronize)
-        reason = None
         try:
-            if synced_gpus:
-                raise UnsupportedModelError(
-                    "synced_gpus=True is unsupported: several processes would decode one sequence"
-                )
-            acceleration.target = target = call.ready(self, acceleration.target_of(self))
+            target = acceleration.examine(self)
+            reason = call.why_not(self, target)
         except UnsupportedModelError as error:
             reason = str(error)
+        if synced_gpus:
+            reason = "synced_gpus=True is unsupported: several processes would decode one sequence"
+        if reason is not None:
             acceleration.say(reason)
         try:
             if reason is None:

@@ -1,7 +1,7 @@
 """One call of `generate`, from the inputs that transformers prepared to the output that it returns.
 
-`GenerateCall.ready` names the first reason against accelerating the call: only calls known to give the same tokens are
-accelerated. `run_call` then decodes it in our loop.
+`GenerateCall.why_not` names the first reason against accelerating the call: only calls that are known to give the same
+tokens are accelerated. `run_call` then decodes it in our loop.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -34,21 +35,19 @@ from transformers.generation.streamers import BaseStreamer
 
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
-from ..grammar.adapters import for_sequence, prefix_function
 from ..loop.batch import Run, decode, requests_of
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
-from ..model import trial
-from ..model.compat import CACHE, cache_argument, is_callers
-from ..model.info import ModelInfo, UnsupportedModelError
+from ..model.compat import CACHE, cache_argument, is_callers, mark_made
+from ..model.info import ModelInfo
 from ..model.kv_cache import slots
 from ..model.prefill import Reading
 from ..model.runner import Backend, eager
-from ..model.self_test import ready
+from ..model.support import mixes_sequences, why_not_code
 from ..model.target import Target
-from .handover import BatchStopping, CacheHandover, fill_up, unsupported_handover
+from .handover import BatchStopping, CacheHandover, fill_up, why_not_handover
 
 _KNOWN_INPUTS = {
     "attention_mask",
@@ -66,28 +65,41 @@ _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopS
 """Criteria that decide about each sequence alone."""
 
 
-@dataclass(frozen=True, eq=False)
 class GenerateCall:
     """The inputs that `generate` prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
 
-    input_ids: torch.Tensor
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    config: GenerationConfig
-    model_kwargs: dict[str, Any]
-    streamer: BaseStreamer | None = None
-
-    @property
-    def reading(self) -> Reading | None:
+    def __init__(
+        self,
+        input_ids: torch.Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        streamer: BaseStreamer | None = None,
+    ) -> None:
+        self.input_ids, self.processors, self.criteria, self.config = input_ids, processors, criteria, config
+        self.model_kwargs, self.streamer = model_kwargs, streamer
+        self.cache: Cache = model_kwargs.get(cache_argument(model_kwargs) or CACHE)
+        """The key/value cache, empty or with a prefix of the sequence."""
+        mark_made(self.cache)
+        self.cache_is_seen = bool(config.return_dict_in_generate or is_callers(self.cache))
+        """Whether the caller has the cache, or will get it."""
+        self.reading: Reading | None = getattr(streamer, "reading_prompt", None)
         """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
         raise to end the call.
         """
-        return getattr(self.streamer, "reading_prompt", None)
-
-    @property
-    def cache(self) -> Cache:
-        """The key/value cache, empty or with a prefix of the sequence."""
-        return self.model_kwargs.get(cache_argument(self.model_kwargs) or CACHE)
+        self.pads = any(hasattr(one, "eos_token_id") for one in criteria)
+        """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
+        others = [one for one in criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
+        by_text = self.pads and all(type(one) in _CRITERIA_BY_TEXT for one in others)
+        self.joint_criteria = StoppingCriteriaList([] if len(input_ids) == 1 or by_text else others)
+        """Criteria that must see all sequences at once: the caller's own; all, where ended sequences go on with the
+        others.
+        """
+        self.criteria_by_text = StoppingCriteriaList(
+            one for one in criteria if all(one is not other for other in self.joint_criteria)
+        )
+        """The criteria that are applied to each text alone."""
 
     @cached_property
     def paddings(self) -> list[int]:
@@ -101,25 +113,14 @@ class GenerateCall:
         fits = (text == from_the_right).all(dim=1) & (lengths > 0)
         return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
-    def ready(self, model: PreTrainedModel, known: Target | None = None) -> Target:
-        """The model, or what is `known` of it, ready to decode this call; raises UnsupportedModelError."""
-        reason = self._why_not(model)
-        if reason is not None:
-            raise UnsupportedModelError(reason)
-        target = ready(model if known is None else known.model, known)
-        reason = self._why_not_with(target.info) or trial.why_not(target, len(self.input_ids))
-        if reason is not None:
-            raise UnsupportedModelError(reason)
-        return target
-
-    def _why_not(self, model: PreTrainedModel) -> str | None:
-        """Return why this call cannot be accelerated, whatever the model supports, or None."""
+    def why_not(self, model: PreTrainedModel, target: Target) -> str | None:
+        """Return why this call of a model, examined as `target`, cannot be accelerated, or None."""
         kwargs, config = self.model_kwargs, self.config
         ids = self.input_ids
         if ids.ndim != 2 or not len(ids) or ids.dtype not in (torch.int32, torch.int64):
             shape = f"{tuple(ids.shape)} {ids.dtype}"
             return f"input_ids must be int64 or int32 (batch, length) with at least one row, got {shape}"
-        if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
+        if ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
             return "the prompt is empty or embeddings; pass token ids"
         if not kwargs.get("use_cache", True) or self.cache is None:
             return "the call uses no cache; pass use_cache=True"
@@ -130,38 +131,35 @@ class GenerateCall:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
         if config.is_assistant:
             return "the call drafts for another model (assisted generation)"
-        if _prepares_inputs_elsewhere(model):
+        own = type(model).prepare_inputs_for_generation
+        prepare = vars(model).get("prepare_inputs_for_generation", own)
+        if getattr(prepare, "__func__", prepare) is not own:  # as for peft's prompt learning
             return f"another object's prepare_inputs_for_generation is set on {type(model).__name__} (prompt learning?)"
-        held = slots(self.cache)
-        if held >= self.input_ids.shape[1]:
+        cached = slots(self.cache)
+        if cached >= ids.shape[1]:
             return (
-                f"the cache must hold fewer than the {self.input_ids.shape[1]} tokens given, got {held}; pass all "
-                "tokens so far"
+                f"the cache must hold fewer than the {ids.shape[1]} tokens given, got {cached}; pass all tokens so far"
             )
         if min(self.paddings) < 0:
             return "padding must be on the left, got zeros elsewhere in the attention mask"
-        if not self._counts_from_zero:
+        if not self._counts_from_zero():
             return "position_ids must count from 0 after the padding"
-        return None
-
-    def _why_not_with(self, known: ModelInfo) -> str | None:
-        """Return why this call cannot be accelerated with what the model supports, or None."""
-        alone = len(self.input_ids) == 1
+        info, alone = target.info, len(ids) == 1
         return (
-            (None if alone and not any(self.paddings) else known.batch_reason)
-            or (None if alone else self._why_no_batch())
-            or (self._why_not_recurrent(known) if known.recurrent else None)
-            or unsupported_handover(self.cache, (self.config.max_length or 0) - 1, known.border)
+            (None if alone and not any(self.paddings) else info.why_not_batch)
+            or (None if alone else self._why_not_batch())
+            or (self._why_not_recurrent(info, cached) if info.recurrent else None)
+            or why_not_handover(self.cache, (config.max_length or 0) - 1, info.border)
+            or why_not_code(target, len(ids))
         )
 
-    def _why_not_recurrent(self, known: ModelInfo) -> str | None:
+    def _why_not_recurrent(self, info: ModelInfo, cached: int) -> str | None:
         """Return why this call cannot be accelerated with a model that keeps recurrent states, or None."""
-        held = slots(self.cache)
         if type(self.cache) is StaticCache:
-            return f"a static cache is unsupported for {known.model}, which has recurrent states; use a dynamic one"
-        if held and len(self.input_ids) > 1:
-            return f"several sequences at once with {known.model} need an empty cache, got one of {held} tokens"
-        return known.cannot_read_on(held, self.input_ids.shape[1])
+            return f"a static cache is unsupported for {info.model}, which has recurrent states; use a dynamic one"
+        if cached and len(self.input_ids) > 1:
+            return f"several sequences at once with {info.model} need an empty cache, got one of {cached} tokens"
+        return info.why_not_read_on(cached, self.input_ids.shape[1])
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
         """Return inputs besides token ids. A model that takes pictures too is given empty ones with text alone."""
@@ -174,7 +172,6 @@ class GenerateCall:
                 others |= {f"an encoded {kind}" for kind, value in encoded.items() if value is not None}
         return sorted(others)
 
-    @property
     def _counts_from_zero(self) -> bool:
         """Whether positions, (batch, length) or several such tensors for one sequence, are those of the sequence's
         tokens.
@@ -192,8 +189,10 @@ class GenerateCall:
             for row, padding in enumerate(self.paddings)
         )
 
-    def _why_no_batch(self) -> str | None:
-        """Why several sequences cannot be accelerated where one could, or None."""
+    def _why_not_batch(self) -> str | None:
+        """Return why several sequences cannot be accelerated where one could, or None."""
+        from ..grammar.adapters import for_sequence
+
         if self.streamer is not None:
             return f"a streamer takes one sequence, got {len(self.input_ids)}"
         others = (one for one in self.processors if scope(one) < Scope.EACH_TEXT and for_sequence(one, 0) is None)
@@ -206,51 +205,11 @@ class GenerateCall:
         return None
 
     @property
-    def cache_is_seen(self) -> bool:
-        """Whether the caller has the cache, or will get it."""
-        return bool(self.config.return_dict_in_generate or is_callers(self.cache))
-
-    @property
-    def pads(self) -> bool:
-        """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
-        return any(hasattr(one, "eos_token_id") for one in self.criteria)
-
-    @cached_property
     def padding_token(self) -> int | None:
         """The token that pads ended sequences; None if there is none."""
         token = self.config.pad_token_id
         ids = self.config.eos_token_id if token is None else token
         return None if ids is None else int(torch.as_tensor(ids).flatten()[0])
-
-    @cached_property
-    def joint_criteria(self) -> StoppingCriteriaList:
-        """Criteria that must see all sequences at once: the caller's own; all, where ended sequences go on with the
-        others.
-        """
-        others = [one for one in self.criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
-        if len(self.input_ids) == 1 or (self.pads and all(type(one) in _CRITERIA_BY_TEXT for one in others)):
-            return StoppingCriteriaList()
-        return StoppingCriteriaList(others)
-
-    @property
-    def criteria_by_text(self) -> StoppingCriteriaList:
-        """The criteria that are applied to each text alone."""
-        return StoppingCriteriaList(
-            one for one in self.criteria if all(one is not other for other in self.joint_criteria)
-        )
-
-    def processors_for(self, row: int) -> LogitsProcessorList:
-        """The processors as one sequence of a batch sees them, alone."""
-        if len(self.input_ids) == 1:
-            return self.processors
-        return LogitsProcessorList([_for_text(processor, row) for processor in self.processors])
-
-
-def _prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
-    """Whether a function set on the object, not its class's own, prepares its inputs, as for peft's prompt learning."""
-    own = type(model).prepare_inputs_for_generation
-    prepare = vars(model).get("prepare_inputs_for_generation", own)
-    return getattr(prepare, "__func__", prepare) is not own
 
 
 def _name(function: Any) -> str:
@@ -258,15 +217,18 @@ def _name(function: Any) -> str:
 
 
 def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """Return a processor as one sequence of a batch sees it, alone."""
+    from ..grammar import adapters
+
     if type(processor) is processors.RepetitionPenaltyLogitsProcessor and isinstance(
         processor.prompt_ignore_length, torch.Tensor
     ):
         ignored = processor.prompt_ignore_length[row : row + 1]
         return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
     if type(processor) is processors.PrefixConstrainedLogitsProcessor:
-        allowed = prefix_function(processor)
+        allowed = adapters.prefix_function(processor)
         return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
-    return for_sequence(processor, row) or processor
+    return adapters.for_sequence(processor, row) or processor
 
 
 @dataclass
@@ -288,15 +250,19 @@ def run_call(
     """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Random numbers
     are those of `generator`, or torch's own; see `beginnings`.
     """
-    _say_what_is_bypassed(target, call)
+    if type(call.cache) is StaticCache or target.info.compiled:
+        _say_what_is_bypassed(target, call)
     sequences, selectors = beginnings(call, generator)
     handover = CacheHandover(call.cache, call.paddings, target.config)
-    stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    cache, held, whole = handover.cache, handover.lengths, False
-    prefixes = hints.prefixes if _begins_anew(call) and not drafter.traits.begins_anew else None
-    if prefixes is not None:
-        cache, held[0] = prefixes.take(sequences[0].on_host)
-        stats.cached_tokens += held[0]
+    stopping = None
+    if call.joint_criteria:
+        stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
+    cache, cached, whole = handover.cache, handover.lengths, False
+    prefixes = None
+    if hints.prefixes is not None and not drafter.traits.begins_anew and _cache_is_internal(call):
+        prefixes = hints.prefixes
+        cache, cached[0] = prefixes.take(sequences[0].on_host)
+        stats.cached_tokens += cached[0]
 
     def reading() -> None:
         nonlocal whole
@@ -305,12 +271,12 @@ def run_call(
             call.reading()
         whole = False
 
-    requests = requests_of(target, sequences, selectors, drafter, stats, held, hints)
+    requests = requests_of(target, sequences, selectors, drafter, stats, cached, hints)
     run = Run(
         streamed=call.streamer is not None,
         reading=call.reading and reading,
-        after_pass=stopping.apply if call.joint_criteria else None,
-        keeps_all=call.cache_is_seen or (len(sequences) > 1 and trial.mixes_sequences(target)),
+        after_pass=None if stopping is None else stopping.apply,
+        keeps_all=call.cache_is_seen or (len(sequences) > 1 and mixes_sequences(target)),
         returns_cache=call.cache_is_seen or prefixes is not None,
     )
     passes = decode(target, requests, cache, run, backend)
@@ -327,17 +293,19 @@ def run_call(
             prefixes.keep(sequences[0].on_host[: slots(cache) + 1], cache)
     if call.streamer is not None:
         call.streamer.end()
-    stats.tokens -= stopping.withdrawn
+    stats.tokens -= 0 if stopping is None else stopping.withdrawn
     for sequence, selector in zip(sequences, selectors, strict=True):
         selector.forget(sequence.columns - call.input_ids.shape[1])
     if call.cache_is_seen and prefixes is None:
         _give_back(handover, target, call, sequences, selectors)
-    ids = _stacked(sequences, call.padding_token)
+    padding = 0 if len(sequences) == 1 else call.padding_token
+    ids = [sequence.padded[0] for sequence in sequences]
+    stacked = torch.stack(ids) if padding is None else pad_sequence(ids, batch_first=True, padding_value=padding)
     if not call.config.return_dict_in_generate:
-        return ids
+        return stacked
     scores = _by_step([sequence.scores for sequence in sequences])
     logits = _by_step([selector.logits for selector in selectors])
-    return Output(sequences=ids, scores=scores, logits=logits, stats=stats, **{CACHE: call.cache})
+    return Output(sequences=stacked, scores=scores, logits=logits, stats=stats, **{CACHE: call.cache})
 
 
 def _say_what_is_bypassed(target: Target, call: GenerateCall) -> None:
@@ -369,7 +337,7 @@ def _give_back(
     handover.give_back(max(columns))
 
 
-def _begins_anew(call: GenerateCall) -> bool:
+def _cache_is_internal(call: GenerateCall) -> bool:
     """Whether the cache of a call's only sequence is internal, so that it may start from the prefix cache."""
     alone = len(call.input_ids) == 1 and not call.config.return_dict_in_generate
     return alone and type(call.cache) is DynamicCache and not call.cache.offloading and not slots(call.cache)
@@ -384,9 +352,9 @@ def beginnings(
     has random numbers of its own, seeded from that generator: how far the others are, which depends on what was
     drafted, shifts none of its numbers.
     """
-    config = call.config
-    generators = [generator] * len(call.input_ids)
-    if len(generators) > 1 and config.do_sample:
+    config, batch = call.config, len(call.input_ids)
+    generators = [generator] * batch
+    if batch > 1 and config.do_sample:
         generators = [*seeded_generators(len(generators), call.input_ids.device, generator)]
     sequences = [
         # As with the first token that `generate` appends: int32 becomes int64.
@@ -396,7 +364,7 @@ def beginnings(
     selectors = [
         TokenSelector(
             sequence,
-            call.processors_for(row),
+            call.processors if batch == 1 else LogitsProcessorList([_for_text(one, row) for one in call.processors]),
             sample=bool(config.do_sample),
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),
@@ -405,14 +373,6 @@ def beginnings(
         for row, sequence in enumerate(sequences)
     ]
     return sequences, selectors
-
-
-def _stacked(sequences: list[Sequence], padding: int | None) -> torch.Tensor:
-    """Return (batch, columns) ids, shorter sequences padded."""
-    ids = [sequence.padded[0] for sequence in sequences]
-    if padding is None:
-        return torch.stack(ids)
-    return torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=padding)
 
 
 def _by_step(rows: list[list[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:

@@ -24,7 +24,7 @@ from ..model.graphs import Fast, backend_for, capture_common
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
-from ..model.self_test import ready
+from ..model.support import ready
 from .accelerate import Acceleration, view
 
 

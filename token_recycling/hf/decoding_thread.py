@@ -24,9 +24,8 @@ from ..loop.state import RequestState
 from ..loop.stats import Stats
 from ..model.kv_cache import slots
 from ..model.runner import Backend, eager
-from ..model.self_test import ready
+from ..model.support import mixes_sequences, ready
 from ..model.target import Target
-from ..model.trial import mixes_sequences
 from ..trees.draft import Step
 from .accelerate import Acceleration, view
 from .call import GenerateCall, Output, beginnings, run_call

@@ -24,21 +24,21 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from ..loop.state import Sequence, TokenSelector
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer
-from ..model.kv_cache import TreeCache, stop_counting, take_over, unsupported_cache
+from ..model.kv_cache import TreeCache, stop_counting, take_over, why_not_cache
 from ..model.prefill import extend
 from ..model.target import Target
 
 _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
 
 
-def unsupported_handover(cache: Cache, slots: int, border: Border | None) -> str | None:
-    """Why a call that may fill `slots` of this cache cannot be accelerated, or None; `border`: the model's."""
+def why_not_handover(cache: Cache, slots: int, border: Border | None) -> str | None:
+    """Return why a call that may fill `slots` of this cache cannot be accelerated, or None; `border`: the model's."""
     if isinstance(cache, QuantizedCache):
         return "QuantizedCache is unsupported: it cannot roll back rejected tokens"
-    return _unsupported_static(cache, slots, border) if type(cache) is StaticCache else unsupported_cache(cache)
+    return _why_not_static(cache, slots, border) if type(cache) is StaticCache else why_not_cache(cache)
 
 
-def _unsupported_static(cache: StaticCache, slots: int, border: Border | None) -> str | None:
+def _why_not_static(cache: StaticCache, slots: int, border: Border | None) -> str | None:
     others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in _STATIC})
     if others:
         return f"layers of a static cache are unsupported: {', '.join(others)}"

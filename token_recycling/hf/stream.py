@@ -16,12 +16,11 @@ from ..drafters._registry import make_drafter
 from ..loop.batch import Run, check_cached, decode, requests_of
 from ..loop.state import Sequence, TokenSelector
 from ..loop.stats import Stats
-from ..model import trial
 from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import slots, unsupported_cache
+from ..model.kv_cache import slots, why_not_cache
 from ..model.prefill import checked_prompt
-from ..model.self_test import ready
+from ..model.support import ready, why_not_code
 from ..trees.draft import Step
 
 
@@ -59,9 +58,7 @@ def stream(
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
     cache = target.new_cache() if past_key_values is None else past_key_values
-    reason = (
-        trial.why_not(target, 1) or unsupported_cache(cache) or target.info.cannot_read_on(slots(cache), len(prompt))
-    )
+    reason = why_not_code(target, 1) or why_not_cache(cache) or target.info.why_not_read_on(slots(cache), len(prompt))
     if reason is not None:
         raise UnsupportedModelError(reason)
     check_cached(slots(cache), len(prompt))

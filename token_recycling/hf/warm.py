@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..drafters._base import Drafter
 from ..model.graphs import backend_for
 from ..model.info import model_info
-from ..model.self_test import ready
+from ..model.support import ready
 from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngram_matrix import NgramMatrix
@@ -77,7 +77,7 @@ def warm(
     before, after = _frame(tokenizer)
     target = ready(model)
     matrix = drafter.prepare(target)
-    batch = _AT_ONCE if target.info.batch_reason is None else 1
+    batch = _AT_ONCE if target.info.why_not_batch is None else 1
     acceleration = Acceleration(drafter, backend_for("auto"), target)
     writer = view(model, acceleration)
     with torch.random.fork_rng():

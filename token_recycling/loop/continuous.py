@@ -45,7 +45,7 @@ def why_not_batched(target: Target) -> str | None:
             f"continuous batching needs a model in one process, got {target.info.processes} processes: sequences "
             "would join at different steps in each"
         )
-    return target.info.batch_reason
+    return target.info.why_not_batch
 
 
 @dataclass(eq=False)

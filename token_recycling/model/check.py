@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from .graphs.support import by_configuration, passes_or_reason
+from .graphs.support import passes_or_reason, why_not_captured
 from .info import ModelInfo, model_info
-from .self_test import tested
+from .support import tested
 from .target import Target
 
 
@@ -21,7 +21,7 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
     found = model_info(model)
     if not found.supported:
         return found
-    found = replace(found, no_fast_path=by_configuration(found))
+    found = replace(found, no_fast_path=why_not_captured(found))
     if found.quantised or not found.tested:
         kind = "quantised" if found.quantised else f"family {found.family!r}"
         note = f"{found.model} ({kind}) is not among those tested: a self-test decides"

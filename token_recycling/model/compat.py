@@ -48,8 +48,8 @@ def _found(module: str, name: str, since: tuple[int, int], base: type = object) 
     return type(name, (base,), {"__module__": __name__, "since": since})
 
 
-def lacks(kind: Any, what: str) -> str | None:
-    """Why `what` needs a later release, where `kind` is of this module and not of transformers; else None."""
+def why_not_here(kind: Any, what: str) -> str | None:
+    """Return why `what` needs a later release, where `kind` is of this module and not of transformers; else None."""
     if kind.__module__ != __name__:
         return None
     first = ".".join(map(str, kind.since))
@@ -58,7 +58,7 @@ def lacks(kind: Any, what: str) -> str | None:
 
 def needed(kind: Any, what: str) -> None:
     """Raises ValueError with that reason, if there is one."""
-    if reason := lacks(kind, what):
+    if reason := why_not_here(kind, what):
         raise ValueError(reason)
 
 

@@ -141,7 +141,7 @@ def listed(foreign: Sequence[Foreign]) -> str:
     return names if len(foreign) <= _SHOWN else f"{names} and {len(foreign) - _SHOWN} more"
 
 
-def why_not_at_all(model: PreTrainedModel) -> str | None:
+def why_not_plain_loop(model: PreTrainedModel) -> str | None:
     """Return why transformers' own loop must decode with a model, whatever its forward passes give, or None."""
     kind = own_class(model)
     for name in methods_of_the_loop():

@@ -44,7 +44,7 @@ from .compat import (
     attention_name,
     cache_argument,
     is_as_compared,
-    lacks,
+    why_not_here,
 )
 from .fingerprint import parts_of
 from .foreign import device_map_hooks, is_compiled, is_foreign, own_class
@@ -131,7 +131,7 @@ class ModelInfo:
         return self.reason is None
 
     @property
-    def batch_reason(self) -> str | None:
+    def why_not_batch(self) -> str | None:
         """Why batches and padded sequences cannot be decoded; None if they can."""
         if self.border is not None:
             return f"{self.model} decodes one sequence without padding at a time: {self.border.why}"
@@ -141,12 +141,12 @@ class ModelInfo:
             return f"{self.model} decodes one sequence without padding at a time: all sequences share one ALiBi"
         return None
 
-    def cannot_read_on(self, held: int, length: int) -> str | None:
-        """Return why the rest of `length` tokens cannot be read after the first `held` cached ones, or None."""
-        if self.reads_on or not held or length - held == 1:
+    def why_not_read_on(self, cached: int, length: int) -> str | None:
+        """Return why the rest of `length` tokens cannot be read after the first `cached` ones, or None."""
+        if self.reads_on or not cached or length - cached == 1:
             return None
         return (
-            f"the cache must lack only the last of {length} tokens, got one of {held}: {self.model} reads several "
+            f"the cache must lack only the last of {length} tokens, got one of {cached}: {self.model} reads several "
             "tokens after a cache in another way than one by one; pass all tokens without a cache"
         )
 
@@ -197,9 +197,9 @@ def _found(model: PreTrainedModel) -> ModelInfo:
     mixers = mixers_among(parts)
     quantised, sharing = _quantisation(model)
     reason = (
-        _refused_by_cache(name, config, cached)
-        or _refused_by_states(model, recurrent, parts, mixers)
-        or _refused_by_parts(name, config, cached, key_bias, parts, arguments)
+        _why_not_cache(name, config, cached)
+        or _why_not_states(model, recurrent, parts, mixers)
+        or _why_not_parts(name, config, cached, key_bias, parts, arguments)
     )
     if reason is None and sharing is not None:
         reason = f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
@@ -256,10 +256,10 @@ def _found(model: PreTrainedModel) -> ModelInfo:
 # Why a model is refused
 
 
-def _refused_by_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -> str | None:
+def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -> str | None:
     """Why accepted slots could not be kept, by `cached`, the layers of the cache that the model would use, or None."""
     if config.model_type in WITH_STATES:
-        reason = lacks(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
+        reason = why_not_here(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
         if reason is not None:
             return reason
     untaken = [layer for layer in cached if not can_be_taken(layer)]
@@ -280,7 +280,7 @@ def _refused_by_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]
     return None
 
 
-def _refused_by_states(
+def _why_not_states(
     model: PreTrainedModel, recurrent: bool, parts: Collection[torch.nn.Module], mixers: Sequence[Mixer]
 ) -> str | None:
     name = type(model).__name__
@@ -294,7 +294,7 @@ def _refused_by_states(
     return None
 
 
-def _refused_by_parts(
+def _why_not_parts(
     name: str,
     config: PretrainedConfig,
     cached: Sequence[Any],

@@ -717,7 +717,7 @@ class TreeCache:
         count_tokens(self.cache, slots)
 
 
-def unsupported_cache(cache: Cache) -> str | None:
+def why_not_cache(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in this cache, or None if they can."""
     if type(cache) is not DynamicCache:
         return f"{type(cache).__name__} is unsupported; use a DynamicCache"

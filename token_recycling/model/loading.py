@@ -81,12 +81,12 @@ def load(
     """
     from . import prepacking
     from .info import UnsupportedModelError
-    from .self_test import unsupported
+    from .support import why_not
 
     name = os.fspath(name)
     tokenizer = load_tokenizer(name)
     model = load_model(name, dtype, device, threads, device_map)
-    reason = unsupported(model)
+    reason = why_not(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be accelerated: {reason}")
     prepacking.prepack(model, prepack, fixed=reproducible)

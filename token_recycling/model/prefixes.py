@@ -100,7 +100,7 @@ class PrefixCache:
                 path, n = path[:-1], sum(len(one.tokens) for one in path[:-1])
         # Beyond some lengths the model computes a whole sequence in another way than the cached one.
         across = border is not None and not border.repeats and len(ids) > border.at
-        return ([], 0) if across or support.cannot_read_on(n, len(ids)) else (path, n)
+        return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
 
     @lasting()
     def keep(self, ids: torch.Tensor, cache: Cache, key: str, row: int = 0) -> None:

@@ -13,9 +13,10 @@ import functools
 import itertools
 import os
 import threading
+import weakref
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -24,7 +25,21 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from .foreign import ATTRIBUTES_OF_TORCH, Foreign, home_of, is_own, names_in, own_attributes
+from .compat import times_written
+from .fingerprint import describe, parts_of, place
+from .foreign import (
+    ATTRIBUTES_OF_TORCH,
+    Foreign,
+    decides,
+    functions_in,
+    home_of,
+    is_own,
+    is_own_class,
+    names_in,
+    own_attributes,
+    own_class,
+)
+from .target import Target
 
 _MOST = 2000
 """Most things that are followed from one piece of code."""
@@ -39,6 +54,11 @@ _MOST_NUMBERS = 24
 _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 _ENVIRONMENT = {"environ", "getenv"}
 _MISSING = object()
+_ADAPTERS = "peft."
+"""Where the modules of a library are whose code reads nothing but the modules that it belongs to."""
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, list, dict, set, tuple, deque)
+_SMALL = 4096
+"""Numbers of a tensor that are looked at in every call; of others, where torch has counted a write."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,3 +314,105 @@ def _constants_in(code: CodeType) -> Iterator[Any]:
             yield from _constants_in(constant)
         else:
             yield constant
+
+
+# Whether code does the same as before
+
+
+def volatile_in(target: Target) -> set[tuple[str, str]]:
+    """Return descriptions of code, and names of its variables, that forward passes have changed: counters and logs."""
+    return target.kept.get("volatile", set, values_matter=False)
+
+
+def form_of(
+    target: Target, piece: Foreign, volatile: Collection[tuple[str, str]], known: dict[tuple[int, int], CodeReach]
+) -> Hashable:
+    """Return something equal for code that does the same, whatever it counts in its `volatile` variables. The tensors
+    and objects that it reaches count where it may decide by them: another steering vector is no other code, unless all
+    of its numbers are the same, such as 0.
+    """
+    reached = reached_by(target, piece, known)
+    values, things = reached.described({name for _, name in volatile})
+    if piece.module is not None and not is_own_class(own_class(piece.module)):
+        values, things = [*values, piece.module.training], [*things]
+        attributes = [*own_attributes(piece.module).items(), *piece.module.named_parameters(recurse=False)]
+        attributes += piece.module.named_buffers(recurse=False)
+        changing = {name for what, name in volatile if what == piece.what}
+        _describe_variables(target, attributes, reached.decides, changing, values, things)
+    return piece.what, reached.codes, tuple(values), tuple(map(id, things))
+
+
+def _describe_variables(
+    target: Target,
+    variables: Iterable[tuple[str, Any]],
+    decides: bool,
+    volatile: Collection[str],
+    values: list[Any],
+    things: list[Any],
+) -> None:
+    """Add variables, but for `volatile` ones, to `values` and `things` as `fingerprint.describe` does."""
+    for name, value in variables:
+        if name in volatile or isinstance(value, (FunctionType, ModuleType)):
+            continue
+        if isinstance(value, torch.Tensor) and (not decides or isinstance(value, torch.nn.Parameter)):
+            values += (name, value.shape, _only_number(target, value))
+        elif decides or isinstance(value, _PLAIN):
+            values.append(name)
+            describe([*value] if isinstance(value, deque) else value, values, things)
+
+
+class CodeReach:
+    """What a piece of code and the modules of its model give it to read, looked up once for a call."""
+
+    def __init__(self, target: Target, piece: Foreign) -> None:
+        self._target = target
+        self._described: tuple[list[Any], list[Any]] | None = None
+        if str(home_of(piece.code)).startswith(_ADAPTERS):
+            reach = Reach([*functions_in(piece.code)])
+            self.names: set[str] = set()
+        else:
+            reach = reach_of(piece.code, _objects_of(piece))
+            self.names = reach.names
+        self.holders = reach.holders
+        self.variables = [*reach.variables, *variables_of_modules(parts_of(target.model), self.names)]
+        self.codes = tuple(function.__code__ for function in reach.functions)
+        self.decides = decides(reach.functions)
+
+    def described(self, volatile: Collection[str]) -> tuple[list[Any], list[Any]]:
+        """Describe the values of the variables, but for `volatile` ones."""
+        if self._described is None:
+            values: list[Any] = []
+            things: list[Any] = []
+            reads = ((variable.name, variable.read()) for variable in self.variables)
+            _describe_variables(self._target, reads, self.decides, volatile, values, things)
+            self._described = values, things
+        return self._described
+
+
+def _objects_of(piece: Foreign) -> dict[str, Any]:
+    if piece.module is None:
+        return {}
+    kind = own_class(piece.module)
+    return {} if is_own_class(kind) or kind.__module__.startswith(_ADAPTERS) else objects_in(piece.module)
+
+
+def reached_by(target: Target, piece: Foreign, known: dict[tuple[int, int], CodeReach]) -> CodeReach:
+    """Return what a piece of code reaches, alike for all modules of a class that hold no objects of their own."""
+    key = id(piece.code), id(piece.module) if _objects_of(piece) else 0
+    if key not in known:
+        known[key] = CodeReach(target, piece)
+    return known[key]
+
+
+def _only_number(target: Target, tensor: torch.Tensor) -> float | None:
+    """Return the number that a tensor is full of, or None: zeros can hide what code does with other numbers."""
+    known: dict[int, tuple[Any, ...]] = target.kept.get("numbers of tensors", dict, values_matter=False)
+    form = times_written([tensor]), place(tensor)
+    of, before, number = known.get(id(tensor), (None, None, None))
+    if of is None or of() is not tensor or before != form or tensor.numel() <= _SMALL:
+        number = None
+        if tensor.numel() and not tensor.is_complex() and not tensor.is_meta:
+            least, most = tensor.detach().aminmax()
+            number = float(least) if bool(least == most) else None
+        known[id(tensor)] = weakref.ref(tensor), form, number
+    return number

@@ -1,25 +1,27 @@
-"""A trial of foreign code: does a model with it still read a tree as `generate` reads its paths?
+"""Trials: does a model read a tree as it reads the tree's paths?
 
-The reference is transformers' own `generate` on the same model, with hooks, adapters and overridden methods as they
-are, forced along the paths of a small tree. Its logits are compared with those of our passes: over the prompt, over a
-branching tree, and over other numbers of nodes, for a batch of as many sequences as the call has. The texts contain
-numbers that the code names, as ids of tokens and as numbers of rows. Both sides are run twice, so that code that
-decides by state of its own or by random numbers is found. The state that hooks and modules keep, and that of random
-number generators, is put back afterwards. Cost: some twenty short forward passes for each form of the code.
+`verdict` tries a model of a family that was not compared when this library was made, or with quantized weights. The
+logits after every node of a tree, from one forward pass with a cache, are compared with those of ordinary forward
+passes over the same path without one, on a short random sequence. Forward passes of several sizes show whether the
+logits after a token depend on how many tokens are read with it. Cost: fourteen short forward passes.
+
+`why_not` tries foreign code: hooks, adapters and overridden methods. The reference is transformers' own `generate` on
+the same model, forced along the paths of a small tree. Its logits are compared with those of our passes: over the
+prompt, over a branching tree, and over other numbers of nodes, for a batch of as many sequences as the call has. The
+texts contain numbers that the code names, as ids of tokens and as numbers of rows. Both sides are run twice, so that
+code that decides by state of its own or by random numbers is found. The state that hooks and modules keep, and that of
+random number generators, is put back afterwards (`undo`). Cost: some twenty short forward passes for each form of the
+code.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import logging
-import random
+import math
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,35 +32,34 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    PreTrainedModel,
     StoppingCriteriaList,
 )
 
 from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.templates import parse_paths
-from .compat import LOOP, plain_loop, times_written
-from .fingerprint import describe, parts_of, place
-from .foreign import (
-    Foreign,
-    decides,
-    foreign_code,
-    functions_in,
-    home_of,
-    is_own_class,
-    listed,
-    observes,
-    own_attributes,
-    own_class,
-    why_not_at_all,
-)
-from .prefill import first_pass, prefill
-from .reach import Reach, Variable, numbers_in, objects_in, reach_of, variables_of_modules
+from .compat import LOOP, plain_loop
+from .foreign import Foreign, listed, observes, own_class
+from .info import ModelInfo, depends_on_rows
+from .kv_cache import take_over
+from .prefill import cross_border, first_pass, prefill
+from .reach import CodeReach, form_of, numbers_in, volatile_in
+from .recurrence import bytes_of_states, recurrent_layers
 from .target import Target
-from .undo import Restorable
+from .undo import undone
 
 logger = logging.getLogger("token_recycling")
 
 T = TypeVar("T")
+
+_PATIENCE = 1.0
+"""Seconds that are not worth a message."""
+
+_WIDE_TREE = parse_paths("0 1 00 01 10 010").parents
+_TEST_LENGTH, _LONGEST_WINDOW = 24, 512
+_KERNEL_ROWS = (2, 7, 16, 33)
+"""Rows of forward passes: kernels differ with them, from one row to two at the latest."""
 
 _TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
@@ -72,44 +73,164 @@ _TOLERANCE_16_BITS = 0.05
 """The same for the root of the mean square of differences, in 16 bits."""
 _MOST_TRIALS = 64
 """Results that are kept for one model."""
-_SMALL = 4096
-"""Numbers of a tensor that are looked at in every call; of others, where torch has counted a write."""
-_PATIENCE = 1.0
-"""Seconds that are not worth a message."""
 
 
-def foreign_of(target: Target) -> tuple[Foreign, ...]:
-    """Return the foreign code of a model, found once for each form of it."""
-    return _found(target)[1]
+# Families
 
 
-def _found(target: Target) -> tuple[list[Any], tuple[Foreign, ...], str | None]:
-    kept, code = target.kept, target.kept.code
-    known = kept.recall("foreign code", values_matter=False)
-    if known is None or known[0] is not code:
-        kept.forget("foreign code")
-        known = code, foreign_code(target.model), why_not_at_all(target.model)
-        kept.get("foreign code", lambda: known, values_matter=False)
-    return known
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a self-test."""
+
+    reason: str | None
+    difference: float | None = None
+    notes: tuple[str, ...] = ()
+    code: Any = None
+    """The code that ran in the model (`Kept.code`)."""
 
 
-def why_not(target: Target, batch: int) -> str | None:
+def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
+    """Try a model for which `info` names no reason against it; never raises for a model."""
+    length, began = _TEST_LENGTH, time.perf_counter()
+    notes: tuple[str, ...] = ()
+    windows = [reach.size for reach in info.layers.values() if reach.kind != "full"]
+    if windows and max(windows) < _LONGEST_WINDOW:
+        length += max(windows)
+    elif windows:
+        notes = (f"the self-test's {length} tokens do not cross the window of {max(windows)}",)
+    while length > 1 and not info.fits(length - 1, len(_WIDE_TREE)):
+        length -= 1
+    try:
+        target = Target(model)
+        text = random_tokens(target, length)
+        if info.recurrent:
+            prefill(target, [text], cache := target.new_cache())
+            size = bytes_of_states(recurrent_layers(cache)) / 1e6
+            notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
+        parents = _WIDE_TREE if info.branches else shapes.branch(1 + len(_WIDE_TREE))
+        trees, scale = largest_difference(target, text, parents)
+        left = 2 * (time.perf_counter() - began)
+        if left > _PATIENCE:
+            logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", info.model, left)
+        plain = _differs_by_rows(target, random_tokens(target, max(_KERNEL_ROWS)))
+        behind = _differs_by_rows(target, text, behind_cache=True)
+    except Exception as error:  # a model of an unknown kind can fail in any way
+        return Verdict(f"a forward pass over a tree raised {type(error).__name__}: {error}", notes=notes)
+    difference = max(trees, plain, behind)
+    tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
+    reason = None
+    if not scale > 0:
+        reason = f"all logits of {info.model} are equal, so that the self-test is meaningless; load its weights"
+    elif not plain <= tolerance or (info.quantised and not difference <= tolerance):
+        reason = (
+            f"{depends_on_rows(info.model)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
+            "activations that are quantised as it runs share one scale or are rounded coarsely; quantise weights alone"
+        )
+    elif not difference <= tolerance:
+        reason = (
+            f"logits of a tree differ from linear decoding by {difference:.1e}, tolerance {tolerance:.1e}: "
+            f"{info.model} does not follow the mask or the positions it is given"
+        )
+    return Verdict(reason, difference, notes)
+
+
+@torch.no_grad()
+def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray, seed: int = 1) -> tuple[float, float]:
+    """Return the largest difference between a tree's logits and those of passes over the sequence up to each leaf,
+    leaves of one depth together, and the standard deviation of the latter.
+
+    `text` (length,) ends with the root; the other nodes are random.
+    """
+    tokens = torch.cat([text[-1:], random_tokens(target, len(parents) - 1, seed)])
+    ours = _behind(target, text[None], parents, tokens[1:])[0]
+    expected = torch.empty_like(ours)
+    for leaves in _leaf_paths(parents).values():
+        alike = torch.tensor(leaves, device=target.device)
+        nodes = alike.shape[1]
+        before = text[:-1].expand(len(alike), -1)
+        if target.info.recurrent:
+            expected[alike] = _one_by_one(target, before, tokens[alike])
+        else:
+            ids = torch.cat([before, tokens[alike]], dim=1)
+            expected[alike] = target.eager(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
+    return float((ours - expected).abs().max()), float(expected.float().std())
+
+
+def _leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
+    """Return the paths from the root to the leaves of a tree, by their number of nodes."""
+    by_nodes: dict[int, list[Sequence[int]]] = {}
+    for path, below in zip(shapes.lineages(parents), shapes.children(parents), strict=True):
+        if not below:
+            by_nodes.setdefault(len(path), []).append(path)
+    return dict(sorted(by_nodes.items()))
+
+
+def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) sequences, read as `generate` reads them:
+    some recurrent layers read several tokens at once in another way, which is more than rounding apart.
+    """
+    cache = target.new_cache()
+    take_over(cache)
+    target.read(texts, cache, last=1)
+    return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
+
+
+def _counted(target: Target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
+    if "position_ids" not in target.info.arguments:
+        return {}
+    return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
+
+
+@torch.no_grad()
+def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = False) -> float:
+    """Return the largest difference between the logits after a token that is read alone, and with others that it does
+    not see: the first of `text` (length,) in passes over its beginning, or the last behind a cache of the others, as
+    the root of trees.
+    """
+    length, results = len(text) - 1 if behind_cache else 0, []
+    for rows in (1, *_KERNEL_ROWS):
+        if not target.info.fits(length, rows) or length + rows > (target.max_length or math.inf):
+            continue
+        if behind_cache:
+            parents = shapes.star(rows) if target.info.branches else shapes.branch(rows)
+            logits = _behind(target, text[None], parents, random_tokens(target, rows - 1))
+        else:
+            logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
+        results.append(logits[0, 0])
+    return max(float((logits - results[0]).abs().max()) for logits in results)
+
+
+# Foreign code
+
+
+def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
     """Return why foreign code in a model prevents accelerating a call with `batch` sequences, or None. Code is tried
     once for each form of it.
     """
-    _, foreign, reason = _found(target)
-    if reason is not None or not foreign:
-        return reason
     return _tried(target, foreign, batch, lambda: try_out(target, foreign, batch))
+
+
+def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
+    """Whether foreign code may look at all sequences of a batch; tried once for each form of it."""
+
+    def look() -> bool:
+        try:
+            with undone(target, foreign):
+                return not _rows_are_independent(target, foreign)
+        except Exception:  # foreign code can fail in any way, as where it has an entry for each sequence
+            return True
+
+    return _tried(target, foreign, "batch", look)
 
 
 def _tried(target: Target, foreign: Sequence[Foreign], what: Hashable, trial: Callable[[], T]) -> T:
     """Return the result of a trial of the same code, or make it."""
-    volatile = _volatile(target)
+    volatile = volatile_in(target)
 
     def key() -> Hashable:
-        known: dict[tuple[int, int], _Reached] = {}
-        return "trial", what, target.dtype, tuple(_signature(target, piece, volatile, known) for piece in foreign)
+        known: dict[tuple[int, int], CodeReach] = {}
+        return "trial", what, target.dtype, tuple(form_of(target, piece, volatile, known) for piece in foreign)
 
     known = target.kept.recall(key(), values_matter=False)
     if known is None:
@@ -121,132 +242,13 @@ def _tried(target: Target, foreign: Sequence[Foreign], what: Hashable, trial: Ca
     return result
 
 
-def _volatile(target: Target) -> set[tuple[str, str]]:
-    """Return descriptions of code, and names of its variables, that forward passes have changed: counters and logs."""
-    return target.kept.get("volatile", set, values_matter=False)
-
-
-def _signature(
-    target: Target, piece: Foreign, volatile: Collection[tuple[str, str]], known: dict[tuple[int, int], _Reached]
-) -> Hashable:
-    """Return something equal for code that does the same, whatever it counts in its `volatile` variables. The tensors
-    and objects that it reaches count where it may decide by them: another steering vector is no other code, unless all
-    of its numbers are the same, such as 0.
-    """
-    reached = _reached(target, piece, known)
-    values, things = reached.described({name for _, name in volatile})
-    if piece.module is not None and not is_own_class(own_class(piece.module)):
-        values, things = [*values, piece.module.training], [*things]
-        attributes = [*own_attributes(piece.module).items(), *piece.module.named_parameters(recurse=False)]
-        attributes += piece.module.named_buffers(recurse=False)
-        changing = {name for what, name in volatile if what == piece.what}
-        _describe(target, attributes, reached.decides, changing, values, things)
-    return piece.what, reached.codes, tuple(values), tuple(map(id, things))
-
-
-def _describe(
-    target: Target,
-    variables: Iterable[tuple[str, Any]],
-    decides: bool,
-    volatile: Collection[str],
-    values: list[Any],
-    things: list[Any],
-) -> None:
-    """Add variables, but for `volatile` ones, to `values` and `things` as `fingerprint.describe` does."""
-    for name, value in variables:
-        if name in volatile or isinstance(value, (FunctionType, ModuleType)):
-            continue
-        if isinstance(value, torch.Tensor) and (not decides or isinstance(value, torch.nn.Parameter)):
-            values += (name, value.shape, _only_number(target, value))
-        elif decides or isinstance(value, _PLAIN):
-            values.append(name)
-            describe([*value] if isinstance(value, deque) else value, values, things)
-
-
-_ADAPTERS = "peft."
-"""Where the modules of a library are whose code reads nothing but the modules that it belongs to."""
-
-
-class _Reached:
-    """What a piece of code and the modules of its model give it to read, looked up once for a call."""
-
-    def __init__(self, target: Target, piece: Foreign) -> None:
-        self._target = target
-        self._described: tuple[list[Any], list[Any]] | None = None
-        if str(home_of(piece.code)).startswith(_ADAPTERS):
-            reach = Reach([*functions_in(piece.code)])
-            self.names: set[str] = set()
-        else:
-            reach = reach_of(piece.code, _objects_of(piece))
-            self.names = reach.names
-        self.holders = reach.holders
-        self.variables = [*reach.variables, *variables_of_modules(parts_of(target.model), self.names)]
-        self.codes = tuple(function.__code__ for function in reach.functions)
-        self.decides = decides(reach.functions)
-
-    def described(self, volatile: Collection[str]) -> tuple[list[Any], list[Any]]:
-        """Describe the values of the variables, but for `volatile` ones."""
-        if self._described is None:
-            values: list[Any] = []
-            things: list[Any] = []
-            reads = ((variable.name, variable.read()) for variable in self.variables)
-            _describe(self._target, reads, self.decides, volatile, values, things)
-            self._described = values, things
-        return self._described
-
-
-def _objects_of(piece: Foreign) -> dict[str, Any]:
-    if piece.module is None:
-        return {}
-    kind = own_class(piece.module)
-    return {} if is_own_class(kind) or kind.__module__.startswith(_ADAPTERS) else objects_in(piece.module)
-
-
-def _reached(target: Target, piece: Foreign, known: dict[tuple[int, int], _Reached]) -> _Reached:
-    """Return what a piece of code reaches, alike for all modules of a class that hold no objects of their own."""
-    key = id(piece.code), id(piece.module) if _objects_of(piece) else 0
-    if key not in known:
-        known[key] = _Reached(target, piece)
-    return known[key]
-
-
-def _only_number(target: Target, tensor: torch.Tensor) -> float | None:
-    """Return the number that a tensor is full of, or None: zeros can hide what code does with other numbers."""
-    known: dict[int, tuple[Any, ...]] = target.kept.get("numbers of tensors", dict, values_matter=False)
-    form = times_written([tensor]), place(tensor)
-    of, before, number = known.get(id(tensor), (None, None, None))
-    if of is None or of() is not tensor or before != form or tensor.numel() <= _SMALL:
-        number = None
-        if tensor.numel() and not tensor.is_complex() and not tensor.is_meta:
-            least, most = tensor.detach().aminmax()
-            number = float(least) if bool(least == most) else None
-        known[id(tensor)] = weakref.ref(tensor), form, number
-    return number
-
-
-def mixes_sequences(target: Target) -> bool:
-    """Whether foreign code in a model may look at all sequences of a batch, so that none may join or leave it."""
-    foreign = foreign_of(target)
-    if not foreign:
-        return False
-
-    def look() -> bool:
-        try:
-            with _undone(target, foreign):
-                return not _rows_are_independent(target, foreign)
-        except Exception:  # foreign code can fail in any way, as where it has an entry for each sequence
-            return True
-
-    return _tried(target, foreign, "batch", look)
-
-
 def try_out(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
     """Return why a model with foreign code cannot be accelerated for calls with `batch` sequences, or None."""
     if not foreign:
         return None
     began = time.perf_counter()
     try:
-        with _undone(target, foreign) as changes:
+        with undone(target, foreign) as changes:
             stuck = [piece.what for piece, variables in changes.saved for one in variables if one.cannot_be_copied]
             if stuck:
                 return f"{', '.join(stuck)}: it reads a Python generator, which cannot be put back after a trial"
@@ -289,7 +291,7 @@ def _difference(target: Target, foreign: Sequence[Foreign], batch: int) -> str |
     texts, tokens = _texts(target, numbers, batch)
     parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
     tokens = tokens[: len(parents) - 1]
-    paths = [path for path, below in zip(shapes.lineages(parents), shapes.children(parents), strict=True) if not below]
+    paths = [path for alike in _leaf_paths(parents).values() for path in alike]
 
     def plain(path: Sequence[int]) -> torch.Tensor:
         """Logits (batch, nodes, vocabulary) after the nodes of a path of the tree."""
@@ -334,7 +336,7 @@ def _difference(target: Target, foreign: Sequence[Foreign], batch: int) -> str |
         if not target.info.fits(texts.shape[1] - 1, rows):
             continue
         shape = shapes.star(rows) if target.info.branches else shapes.branch(rows)
-        nodes = torch.cat([child, _random_tokens(target, rows, 2)])[: rows - 1]
+        nodes = torch.cat([child, random_tokens(target, rows, 2)])[: rows - 1]
         logits = _behind(target, texts, shape, nodes)
         if size := off(logits[:, 0], wanted[0]):
             return what.format(size) + f"between passes of {rows} and of single tokens"
@@ -344,9 +346,12 @@ def _difference(target: Target, foreign: Sequence[Foreign], batch: int) -> str |
 
 
 def _behind(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
-    """Logits (batch, nodes, vocabulary) after the nodes of a tree that follows prompts (batch, length)."""
+    """Return logits (batch, n, vocabulary) after the n nodes of a tree whose root is the last token of each prompt
+    (batch, length); `nodes` (n - 1,) are the others.
+    """
     cache = target.new_cache()
     prefill(target, list(texts), cache)
+    cross_border(target, list(texts), cache)
     drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
     length = texts.shape[1] - 1
     return target.forward(target.inputs.of(drafts, [length] * len(texts), length), cache)
@@ -378,19 +383,14 @@ def _texts(target: Target, numbers: Sequence[int], batch: int) -> tuple[torch.Te
     length = _LENGTH + len(numbers)
     while length > 4 and not target.info.fits(length - 1, len(_TREE)):
         length -= 1
-    texts = torch.stack([_random_tokens(target, length, row) for row in range(batch)])
-    tokens = _random_tokens(target, len(_TREE) - 1, batch)
+    texts = torch.stack([random_tokens(target, length, row) for row in range(batch)])
+    tokens = random_tokens(target, len(_TREE) - 1, batch)
     named = torch.tensor([number for number in numbers if number < target.embedded], dtype=torch.long)
     named = named[: length - 3].to(target.device)
     if len(named):
         texts[:, 1 : 1 + len(named)] = named
         tokens[-len(named) :] = named[-len(tokens) :]
     return texts, tokens
-
-
-def _random_tokens(target: Target, count: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, target.embedded, (count,), generator=generator).to(target.device)
 
 
 def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> torch.Tensor:
@@ -422,94 +422,7 @@ def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> tor
     return torch.stack(output.logits, dim=1)
 
 
-# State
-
-
-class _Changes:
-    """What foreign code has changed since the beginning."""
-
-    def __init__(self, target: Target, foreign: Sequence[Foreign]) -> None:
-        known: dict[tuple[int, int], _Reached] = {}
-        self.saved: list[tuple[Foreign, list[Restorable]]] = []
-        self._attributes: list[tuple[Foreign, str, dict[str, Any], set[str]]] = []
-        self._deciding: set[int] = set()
-        self._names: list[tuple[Foreign, set[str]]] = []
-        self._modules = [(module.__dict__, set(module.__dict__)) for module in parts_of(target.model)]
-        seen: dict[int, _Reached] = {}
-        for piece in foreign:
-            reached = _reached(target, piece, known)
-            variables, holders = (reached.variables, reached.holders) if id(reached) not in seen else ([], [])
-            seen[id(reached)] = reached
-            if piece.module is not None:
-                variables = [*variables, *_variables_of(piece.module)]
-                holders = [*holders, ("", piece.module.__dict__)]
-            self.saved.append((piece, [*map(Restorable, variables)]))
-            self._attributes += [(piece, path, attributes, set(attributes)) for path, attributes in holders]
-            self._names.append((piece, reached.names))
-            if reached.decides:
-                self._deciding.add(id(piece))
-        self._random = _states_of_generators()
-
-    def __call__(self) -> list[Foreign]:
-        """Return the code that may decide by variables that have changed."""
-        changed = {id(piece) for piece, variables in self.saved if any(one.changed() for one in variables)}
-        changed |= {id(piece) for piece, *_ in self._new_attributes()}
-        return [piece for piece, _ in self.saved if id(piece) in changed & self._deciding]
-
-    def _new_attributes(self) -> Iterator[tuple[Foreign, str, dict[str, Any], str]]:
-        """Attributes that a first pass has made, with the code that may have done so."""
-        for piece, path, attributes, before in self._attributes:
-            for name in attributes.keys() - before:
-                yield piece, path, attributes, name
-        for number, (attributes, before) in enumerate(self._modules):
-            for name in attributes.keys() - before:
-                yield from ((piece, f"{number}.", attributes, name) for piece, names in self._names if name in names)
-
-    @property
-    def draws(self) -> bool:
-        """Whether random numbers of the process were used."""
-        return _states_of_generators() != self._random
-
-    def undo(self) -> set[tuple[str, str]]:
-        """Put everything back; return code, by its description, with the names of the variables that had changed."""
-        changed = {(piece.what, one.name) for piece, variables in self.saved for one in variables if one.changed()}
-        for piece, path, attributes, name in [*self._new_attributes()]:
-            changed.add((piece.what, path + name))
-            attributes.pop(name, None)
-        for _, variables in self.saved:
-            for one in variables:
-                one.restore()
-        return changed
-
-
-def _states_of_generators() -> tuple[Any, ...]:
-    """States of the generators of random numbers that a process has: Python's, numpy's and torch's."""
-    numpy = np.random.get_state()
-    return random.getstate(), numpy[1].tobytes(), numpy[2:], bytes(torch.get_rng_state().numpy())  # type: ignore[index]
-
-
-def _variables_of(module: torch.nn.Module) -> Iterator[Variable]:
-    """The attributes and buffers of a module with foreign code."""
-    own = module.__dict__
-    for name in own_attributes(module):
-        yield Variable(name, functools.partial(own.get, name), functools.partial(own.__setitem__, name))
-    for name, _ in module.named_buffers(recurse=False):
-        yield Variable(name, functools.partial(getattr, module, name), functools.partial(setattr, module, name))
-
-
-@contextlib.contextmanager
-def _undone(target: Target, foreign: Sequence[Foreign]) -> Iterator[_Changes]:
-    """Put back, after the block, what foreign code keeps and the state of random number generators."""
-    devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
-    host, numbers = random.getstate(), np.random.get_state()
-    changes = _Changes(target, foreign)
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield changes
-    finally:
-        _volatile(target).update(changes.undo())
-        random.setstate(host)
-        np.random.set_state(numbers)
-
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, list, dict, set, tuple, deque)
+def random_tokens(target: Target, count: int, seed: int = 0) -> torch.Tensor:
+    """Return (count,) random ids on the target's device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, target.embedded, (count,), generator=generator).to(target.device)

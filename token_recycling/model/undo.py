@@ -6,17 +6,22 @@ generator cannot be copied.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import GeneratorType
 from typing import Any
 
 import numpy as np
 import torch
 
-from .reach import Variable
+from .fingerprint import parts_of
+from .foreign import Foreign, own_attributes
+from .reach import CodeReach, Variable, reached_by, volatile_in
+from .target import Target
 
 _DEEP = 4
 """Containers within each other that are copied."""
@@ -176,3 +181,93 @@ def _same_items(value: Any, other: Any) -> bool:
     if isinstance(value, set):
         return bool(value == other)
     return all(_equal(one, two) for one, two in zip(value, other, strict=True))
+
+
+# Foreign code
+
+
+class Changes:
+    """What foreign code has changed since the beginning."""
+
+    def __init__(self, target: Target, foreign: Sequence[Foreign]) -> None:
+        known: dict[tuple[int, int], CodeReach] = {}
+        self.saved: list[tuple[Foreign, list[Restorable]]] = []
+        self._attributes: list[tuple[Foreign, str, dict[str, Any], set[str]]] = []
+        self._deciding: set[int] = set()
+        self._names: list[tuple[Foreign, set[str]]] = []
+        self._modules = [(module.__dict__, set(module.__dict__)) for module in parts_of(target.model)]
+        seen: dict[int, CodeReach] = {}
+        for piece in foreign:
+            reached = reached_by(target, piece, known)
+            variables, holders = (reached.variables, reached.holders) if id(reached) not in seen else ([], [])
+            seen[id(reached)] = reached
+            if piece.module is not None:
+                variables = [*variables, *_variables_of(piece.module)]
+                holders = [*holders, ("", piece.module.__dict__)]
+            self.saved.append((piece, [*map(Restorable, variables)]))
+            self._attributes += [(piece, path, attributes, set(attributes)) for path, attributes in holders]
+            self._names.append((piece, reached.names))
+            if reached.decides:
+                self._deciding.add(id(piece))
+        self._random = _states_of_generators()
+
+    def __call__(self) -> list[Foreign]:
+        """Return the code that may decide by variables that have changed."""
+        changed = {id(piece) for piece, variables in self.saved if any(one.changed() for one in variables)}
+        changed |= {id(piece) for piece, *_ in self._new_attributes()}
+        return [piece for piece, _ in self.saved if id(piece) in changed & self._deciding]
+
+    def _new_attributes(self) -> Iterator[tuple[Foreign, str, dict[str, Any], str]]:
+        """Attributes that a first pass has made, with the code that may have done so."""
+        for piece, path, attributes, before in self._attributes:
+            for name in attributes.keys() - before:
+                yield piece, path, attributes, name
+        for number, (attributes, before) in enumerate(self._modules):
+            for name in attributes.keys() - before:
+                yield from ((piece, f"{number}.", attributes, name) for piece, names in self._names if name in names)
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers of the process were used."""
+        return _states_of_generators() != self._random
+
+    def undo(self) -> set[tuple[str, str]]:
+        """Put everything back; return code, by its description, with the names of the variables that had changed."""
+        changed = {(piece.what, one.name) for piece, variables in self.saved for one in variables if one.changed()}
+        for piece, path, attributes, name in [*self._new_attributes()]:
+            changed.add((piece.what, path + name))
+            attributes.pop(name, None)
+        for _, variables in self.saved:
+            for one in variables:
+                one.restore()
+        return changed
+
+
+def _states_of_generators() -> tuple[Any, ...]:
+    """States of the generators of random numbers that a process has: Python's, numpy's and torch's."""
+    numpy = np.random.get_state()
+    return random.getstate(), numpy[1].tobytes(), numpy[2:], bytes(torch.get_rng_state().numpy())  # type: ignore[index]
+
+
+def _variables_of(module: torch.nn.Module) -> Iterator[Variable]:
+    """The attributes and buffers of a module with foreign code."""
+    own = module.__dict__
+    for name in own_attributes(module):
+        yield Variable(name, functools.partial(own.get, name), functools.partial(own.__setitem__, name))
+    for name, _ in module.named_buffers(recurse=False):
+        yield Variable(name, functools.partial(getattr, module, name), functools.partial(setattr, module, name))
+
+
+@contextlib.contextmanager
+def undone(target: Target, foreign: Sequence[Foreign]) -> Iterator[Changes]:
+    """Put back, after the block, what foreign code keeps and the state of random number generators."""
+    devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
+    host, numbers = random.getstate(), np.random.get_state()
+    changes = Changes(target, foreign)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield changes
+    finally:
+        volatile_in(target).update(changes.undo())
+        random.setstate(host)
+        np.random.set_state(numbers)

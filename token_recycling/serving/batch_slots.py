@@ -17,7 +17,7 @@ from ..loop.continuous import why_not_batched
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache, capacity, take_over
 from ..model.recurrence import bytes_of_states, recurrent_layers
-from ..model.self_test import ready
+from ..model.support import ready
 from ..model.target import Target
 from .settings import Settings
 

@@ -32,7 +32,7 @@ from ..loop.stats import Stats
 from ..model.graphs import FAST, backend_for, capture_common, captured_or_eager
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
-from ..model.self_test import ready
+from ..model.support import ready
 from ..model.target import Target
 from .batch_slots import BatchSlots, batch_slots
 from .drafter_pool import DrafterPool

@@ -18,7 +18,7 @@ from ..._util.locks import Lock
 from ..._util.text_stream import first_line
 from ...model.info import UnsupportedModelError
 from ...model.loading import resolved, title, tokenizer_beside
-from ...model.self_test import ready
+from ...model.support import ready
 from ...model.target import Target
 
 _Kept = TypeVar("_Kept")

@@ -34,7 +34,7 @@ _HOST_BOUND = {
 """Tested families whose forward pass cannot be captured, and what it does."""
 
 
-def by_configuration(known: ModelInfo) -> str | None:
+def why_not_captured(known: ModelInfo) -> str | None:
     """Return why forward passes of a model cannot be captured, by its configuration, or None."""
     if not known.supported:
         return known.reason
@@ -85,7 +85,7 @@ class _Found:
 
 def passes_or_reason(target: Target) -> CapturedPasses | str:
     """Return the model's captured passes, made once for each state of the model, or why it has none."""
-    reason = by_configuration(target.info) or _by_surroundings(target.device)
+    reason = why_not_captured(target.info) or _by_surroundings(target.device)
     return reason or target.kept.get("captured passes", _Found).of(target)
 
 

@@ -10,7 +10,7 @@ from support import tiny
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model import self_test
+from token_recycling.model import trial
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
@@ -79,7 +79,7 @@ REFUSED = {
 def test_models_that_cannot_be_accelerated_are_refused_by_name(make, reason):
     model = make().eval()
     original = type(model)
-    assert reason in tr.unsupported(model)
+    assert reason in tr.why_not(model)
     for attempt in (
         lambda: tr.accelerate(model),
         lambda: tr.generate(model, tiny.prompt(0, 4), max_new_tokens=2),
@@ -138,20 +138,20 @@ def test_what_holds_no_model_is_refused(nothing):
 
 def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_failed_is_not(monkeypatch):
     """Other weights may pass."""
-    tried, verdict = [], self_test._verdict
-    monkeypatch.setattr(self_test, "_verdict", lambda model, known: (tried.append(model), verdict(model, known))[1])
+    tried, verdict = [], trial.verdict
+    monkeypatch.setattr(trial, "verdict", lambda model, info: (tried.append(model), verdict(model, info))[1])
     failing = [tiny.unknown(tiny.llama()) for _ in range(2)]
     for model in failing:
         model.lm_head.weight.data.zero_()
-        assert "logits" in str(tr.unsupported(model))
+        assert "logits" in str(tr.why_not(model))
     first, same = tiny.unknown(tiny.llama()), tiny.unknown(tiny.llama(seed=1))
     other = tiny.unknown(tiny.llama(num_hidden_layers=1))
-    assert [tr.unsupported(model) for model in (first, same, other)] == [None] * 3
+    assert [tr.why_not(model) for model in (first, same, other)] == [None] * 3
     assert tried == [*failing, first, other]
     assert tr.check(same, self_test=True).supported
     assert tried == [*failing, first, other, same], "who asks for a test gets one"
     for _ in range(2):
         written = tiny.unknown(tiny.llama())
         written.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
-        assert tr.unsupported(written) is None
+        assert tr.why_not(written) is None
         assert tried.pop() is written, "a class without a file, as in a notebook, may be another one"
