@@ -161,8 +161,6 @@ PRIVATE = {
     "transformers.GenerationMixin._sample": "the one method that a model's accelerated class overrides",
     "transformers.PretrainedConfig._attn_implementation": "the attention that the user chose",
     "transformers.Cache._is_user_defined": "the mark of a cache that the caller of `generate` gave",
-    "torch.nn.Module._forward_hooks": "hooks whose code may change outputs",
-    "torch.nn.Module._forward_pre_hooks": "hooks whose code may change outputs",
     "torch.Tensor._version": "how often weights were written to",
     "torch.ops.mkldnn._reorder_linear_weight": "weights packed for few rows, which torch's graphs alone use otherwise",
     "torch.ops.mkldnn._linear_pointwise": "products with packed weights",
@@ -198,15 +196,29 @@ def attention_name(config: PretrainedConfig) -> str:
     return config._attn_implementation
 
 
+def _attribute_of(add: Callable[[torch.nn.Module], Any]) -> str:
+    """Return the name of the attribute in which torch keeps what `add` adds to a module."""
+    module = torch.nn.Module()
+    add(module)
+    return next(name for name, value in vars(module).items() if isinstance(value, dict) and value)
+
+
+CHILDREN = _attribute_of(lambda module: module.add_module("child", torch.nn.Module()))
+PARAMETERS = _attribute_of(lambda module: module.register_parameter("weight", torch.nn.Parameter(torch.zeros(0))))
+_HOOKS_AFTER = _attribute_of(lambda module: module.register_forward_hook(lambda *_: None))
+_HOOKS_BEFORE = _attribute_of(lambda module: module.register_forward_pre_hook(lambda *_: None))
+
+
 def forward_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
     """Hooks before and after a module's forward pass."""
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        yield from list(hooks.values())
+    for name in (_HOOKS_AFTER, _HOOKS_BEFORE):
+        yield from list(vars(module)[name].values())
 
 
 def with_hooks(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     """Return the modules that have forward hooks."""
-    return [module for module in modules if module._forward_hooks or module._forward_pre_hooks]
+    after, before = _HOOKS_AFTER, _HOOKS_BEFORE
+    return [module for module in modules if (own := module.__dict__)[after] or own[before]]
 
 
 version = attrgetter("_version")

@@ -219,13 +219,13 @@ def name_of(function: Any) -> str:
 
 def hooks_of(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:
     """Hooks around a module's forward pass that may change it; for None those around every module that there is."""
-    hooks = _global_hooks() if module is None else forward_hooks(module)
+    hooks = global_hooks() if module is None else forward_hooks(module)
     yield from (hook for hook in hooks if getattr(hook, "__module__", None) not in _OBSERVING)
 
 
-def _global_hooks() -> Iterator[Callable[..., Any]]:
-    for hooks in _GLOBAL_HOOKS:
-        yield from list(hooks.values())
+def global_hooks() -> list[Callable[..., Any]]:
+    """Return all hooks around every module that there is."""
+    return [hook for hooks in _GLOBAL_HOOKS for hook in list(hooks.values())]
 
 
 def _dictionaries_of_global_hooks() -> list[dict[int, Callable[..., Any]]]:

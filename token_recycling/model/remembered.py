@@ -24,7 +24,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .._util.files import cache_folder, replacing
-from .fingerprint import Fingerprint, parts_of
+from .fingerprint import Fingerprint
 
 logger = logging.getLogger("token_recycling")
 
@@ -58,7 +58,7 @@ class Kept:
 
     def __init__(self, model: PreTrainedModel, of_form: dict[Hashable, Any]) -> None:
         """`of_form`: those that do not depend on the numbers in its weights."""
-        self._fingerprint, self._turns = Fingerprint(model, parts_of(model)).watch(), turns(model)
+        self._fingerprint, self._turns = Fingerprint(model).watch(), turns(model)
         self.code = self._fingerprint.code
         """The code in the model when it was compared last."""
         self._results: dict[bool, dict[Hashable, Any]] = {True: {}, False: of_form}
@@ -69,7 +69,7 @@ class Kept:
 
     def compare(self, model: PreTrainedModel) -> tuple[bool, bool]:
         """Whether the model has the same form as then; and whether its weights have the same numbers, too."""
-        now, before = Fingerprint(model, parts_of(model)), self._fingerprint
+        now, before = Fingerprint(model), self._fingerprint
         if before.form != now.form:
             return False, False
         if self.code != now.code:
