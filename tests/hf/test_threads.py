@@ -12,7 +12,7 @@ from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
-from token_recycling.model.info import model_info
+from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.usefixtures("switching_often")
 
@@ -121,7 +121,7 @@ def test_a_first_pass_of_a_hybrid_within_the_first_of_another_thread():
     def call():
         return tr.generate(model, ids, drafter=Oracle([wanted[0]]), max_new_tokens=NEW)  # whose nodes are accepted
 
-    (layer,) = {mixer.module for mixer in model_info(model).mixers[:1]}
+    (layer,) = {mixer.module for mixer in Target(model).mixers[:1]}
     hooks = [part.register_forward_hook(in_between) for part in layer.children() if isinstance(part, torch.nn.Linear)]
     try:
         assert torch.equal(call(), wanted)

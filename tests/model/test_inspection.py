@@ -9,9 +9,9 @@ from support.architectures import SUPPORTED, chosen
 
 import token_recycling as tr
 from token_recycling.drafters._base import Drafter, DrafterTraits
-from token_recycling.model.info import model_info
 from token_recycling.model.inspection import (
     NoHiddenStatesError,
+    arguments_of,
     decoder_layers,
     last_state,
     layer_states,
@@ -86,7 +86,7 @@ def test_states_are_those_that_transformers_numbers(case):
             model(input_ids=ids)
         assert torch.equal(seen[0], torch.cat(output.hidden_states[:-1], dim=-1))
         with layer_states(model, lambda layers: (1, layers)) as fewer:
-            model(input_ids=ids, **({"logits_to_keep": 1} if "logits_to_keep" in model_info(model).arguments else {}))
+            model(input_ids=ids, **({"logits_to_keep": 1} if "logits_to_keep" in arguments_of(model) else {}))
         known = fewer[0].shape[1]
         assert known == (1 if "shared keys" in str(case) else 7)
         assert torch.equal(fewer[0][..., : fewer[0].shape[-1] // 2], output.hidden_states[1][:, -known:])

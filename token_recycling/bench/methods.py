@@ -42,7 +42,8 @@ from ..loop.state import Sequence as DecodedSequence
 from ..loop.state import TokenSelector
 from ..loop.stats import Stats
 from ..model.graphs import Fast
-from ..model.info import UnsupportedModelError, model_info
+from ..model.info import UnsupportedModelError
+from ..model.inspection import context_length
 from ..model.loading import resolved, title
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.support import ready
@@ -493,7 +494,7 @@ class BenchmarkConfig:
     @property
     def context(self) -> int | None:
         """The model's context length, if its configuration states it."""
-        return model_info(self.model).max_length
+        return context_length(self.model)
 
     @property
     def sampling(self) -> dict[str, Any]:

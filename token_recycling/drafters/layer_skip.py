@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from .._util.locks import Lock
-from ..model.info import UnsupportedModelError, model_info
-from ..model.inspection import decoder_layers, shallow_copy
+from ..model.info import UnsupportedModelError
+from ..model.inspection import decoder_layers, input_device, shallow_copy
 from ..model.prefill import continued
 from ..model.target import Target
 from ._shared.base import CausalDrafter, Mode, ModelSequence
@@ -185,7 +185,7 @@ def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
     seen = []
     hook = layer.register_forward_hook(lambda module, args, output: seen.append(isinstance(output, tuple)))
     try:
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model_info(model).device), use_cache=False)
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(model)), use_cache=False)
     finally:
         hook.remove()
     return seen[0]

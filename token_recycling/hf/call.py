@@ -250,7 +250,7 @@ def run_call(
     """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Random numbers
     are those of `generator`, or torch's own; see `beginnings`.
     """
-    if type(call.cache) is StaticCache or target.info.compiled:
+    if type(call.cache) is StaticCache or target.compiled:
         _say_what_is_bypassed(target, call)
     sequences, selectors = beginnings(call, generator)
     handover = CacheHandover(call.cache, call.paddings, target.config)
@@ -315,7 +315,7 @@ def _say_what_is_bypassed(target: Target, call: GenerateCall) -> None:
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )
-    if target.info.compiled:
+    if target.compiled:
         target.kept.say_once(
             f"{type(target.model).__name__} is compiled: torch.compile graphs are bypassed, since draft trees change "
             "shape; calls that are left to transformers use them",

@@ -13,7 +13,7 @@ from .._util.extras import lacking
 from ..grammar.adapters import GrammarProcessor
 from ..grammar.compile import compiled
 from ..grammar.vocabulary import vocabulary
-from ..model.info import model_info
+from ..model.inspection import vocabulary_size
 
 _vocabularies: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """By model or tokenizer."""
@@ -50,5 +50,5 @@ def constrain(
 def _vocabulary(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
     if isinstance(model, PreTrainedModel):
         tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-        return vocabulary(tokenizer, model_info(model).vocab_size, model.generation_config.eos_token_id)
+        return vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
     return vocabulary(model, len(model), model.eos_token_id)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
 from ..model.graphs import backend_for
-from ..model.info import model_info
+from ..model.inspection import context_length
 from ..model.support import ready
 from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
@@ -117,7 +117,7 @@ def _written(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, before: list[int], after: list[int]
 ) -> int:
     """Generate a batch of sequences with an accelerated model; return how many tokens they have."""
-    room = model_info(model).max_length
+    room = context_length(model)
     longest = _ANSWER if room is None else min(_ANSWER, room - len(before) - len(after) - _QUESTION)
     drawn: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
     starts = torch.tensor([before] * batch, device=model.device)

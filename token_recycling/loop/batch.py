@@ -291,7 +291,7 @@ def requests_of(
     """Return the requests of one call: `cached[row]` tokens of each sequence are in its cache; `hints` are those of
     every sequence.
     """
-    timed = target.info.processes < 2 and not drafter.traits.begins_anew
+    timed = target.processes < 2 and not drafter.traits.begins_anew
     return [
         RequestState(sequence, selector, drafter, stats, held, hints, timed)
         for sequence, selector, held in zip(sequences, selectors, cached, strict=True)

@@ -40,9 +40,9 @@ _MOST_PASSED_OVER = 8
 
 def why_not_batched(target: Target) -> str | None:
     """Return why a model cannot batch continuously, or None if it can."""
-    if target.info.processes > 1:
+    if target.processes > 1:
         return (
-            f"continuous batching needs a model in one process, got {target.info.processes} processes: sequences "
+            f"continuous batching needs a model in one process, got {target.processes} processes: sequences "
             "would join at different steps in each"
         )
     return target.info.why_not_batch

@@ -13,11 +13,9 @@ Cost: a few milliseconds for each form of the model (`fingerprint`).
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,10 +45,11 @@ from .compat import (
     why_not_here,
 )
 from .fingerprint import parts_of
-from .foreign import device_map_hooks, is_compiled, is_foreign, own_class
+from .foreign import is_compiled
+from .inspection import arguments_of
 from .kv_cache import attends_to_blocks, can_be_taken
 from .recurrence import Mixer, mixers_among
-from .remembered import Kept, kept_of, shape_of
+from .remembered import Kept, kept_of
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
@@ -102,29 +101,6 @@ class ModelInfo:
     """Whether it has recurrent layers."""
     reads_on: bool = True
     """Whether reading several tokens after a cache equals reading them one by one."""
-    shape: str = field(default="", repr=False)
-    """A short name for its configuration, wherever it was loaded from."""
-    config: PretrainedConfig | None = field(default=None, repr=False)
-    """The configuration of its text decoder."""
-    mixers: tuple[Mixer, ...] = field(default=(), repr=False)
-    """Its recurrent layers."""
-    arguments: frozenset[str] = field(default=frozenset(), repr=False)
-    """The arguments that its forward names."""
-    device: torch.device | None = None
-    """Device of its inputs; None where its embedding has no weights."""
-    dtype: torch.dtype = torch.float32
-    max_length: int | None = None
-    """Its context length in tokens; None if its configuration does not say."""
-    vocab_size: int = 0
-    """Number of logits, which is the number of ids that a draft may name."""
-    embedded: int = 0
-    """Number of input ids."""
-    bytes_read: int = 0
-    """Bytes of weights that a forward pass reads: all but an embedding that is not the output layer too."""
-    processes: int = 1
-    """Number of processes that hold a part of the model each (tensor parallelism)."""
-    compiled: bool = False
-    """Whether it is compiled as a whole by torch.compile."""
 
     @property
     def supported(self) -> bool:
@@ -167,12 +143,12 @@ def model_info(model: PreTrainedModel, kept: Kept | None = None) -> ModelInfo:
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         name = type(model).__name__
-        return ModelInfo(name, "", f"{name} is no transformers model that generates text; {_held_by(model)}")
+        return ModelInfo(name, "", f"{name} is no transformers model that generates text; {_remedy_for(model)}")
     kept = kept_of(model) if kept is None else kept
-    return kept.get("info", lambda: _found(model), values_matter=False)
+    return kept.get("info", lambda: _examined(model), values_matter=False)
 
 
-def _held_by(wrapper: Any) -> str:
+def _remedy_for(wrapper: Any) -> str:
     """A remedy for something that is no transformers model itself: which model inside it to pass instead."""
     is_module = isinstance(wrapper, torch.nn.Module)
     for path, held in wrapper.named_modules() if is_module else getattr(wrapper, "__dict__", {}).items():
@@ -181,7 +157,7 @@ def _held_by(wrapper: Any) -> str:
     return "load it with AutoModelForCausalLM"
 
 
-def _found(model: PreTrainedModel) -> ModelInfo:
+def _examined(model: PreTrainedModel) -> ModelInfo:
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     family = config.model_type
@@ -190,7 +166,7 @@ def _found(model: PreTrainedModel) -> ModelInfo:
     if not hasattr(config, "num_hidden_layers"):
         several = "it has several for bytes and patches"
         return ModelInfo(name, family, f"{name} has no single stack of layers: {several}")
-    parts, arguments, cached = parts_of(model), _arguments_of(model), DynamicCache(config=config).layers
+    parts, arguments, cached = parts_of(model), arguments_of(model), DynamicCache(config=config).layers
     exceptional = EXCEPTIONS.get(family, Exceptional())
     key_bias = exceptional.key_bias(config)
     recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
@@ -220,8 +196,6 @@ def _found(model: PreTrainedModel) -> ModelInfo:
         notes.append(_where(border))
     if not branches:
         notes.append("its positions are slots of its cache: of a tree, the first path is drafted")
-    ends = model.get_input_embeddings(), model.get_output_embeddings()
-    embeddings, head = (getattr(layer, "weight", None) for layer in ends)
     return ModelInfo(
         name,
         family,
@@ -238,18 +212,6 @@ def _found(model: PreTrainedModel) -> ModelInfo:
         branches=branches,
         recurrent=recurrent,
         reads_on=not recurrent or exceptional.reads_on,
-        shape=shape_of(model.config),
-        config=config,
-        mixers=mixers if recurrent else (),
-        arguments=arguments,
-        device=_input_device(model),
-        dtype=model.dtype,
-        max_length=_context_length(config),
-        vocab_size=_vocabulary_size(model, config),
-        embedded=len(embeddings) if isinstance(embeddings, torch.Tensor) else 0,
-        bytes_read=_bytes_read(model, embeddings, head),
-        processes=model.tp_size or 1,
-        compiled=is_compiled(model),
     )
 
 
@@ -395,62 +357,3 @@ def _where(border: Border) -> str:
     if border.repeats:
         return f"no trees across every {border.at} tokens: {border.why}"
     return f"no trees {'across' if border.beyond else 'beyond'} {border.at} tokens: {border.why}"
-
-
-# Inputs and outputs
-
-
-@functools.cache
-def _arguments(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """Return the arguments that a function names, and whether it hands on others."""
-    parameters = inspect.signature(function).parameters
-    return frozenset(parameters), any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-
-
-def _arguments_of(model: PreTrainedModel) -> frozenset[str]:
-    """Return the arguments that a model's forward names; one that is not the family's own and takes any arguments is
-    expected to hand them on to the one that it replaces.
-    """
-    kind = own_class(model)
-    methods = [base.__dict__["forward"] for base in kind.__mro__ if "forward" in base.__dict__]
-    own = [not is_foreign(method) for method in methods]
-    arguments: frozenset[str] = frozenset()
-    if "forward" in vars(model):  # for this object alone: not to be kept
-        arguments, hands_on = _arguments.__wrapped__(model.forward)
-        if not (hands_on and is_foreign(model.forward)):
-            return arguments
-    for method, is_last in zip(methods, own, strict=True):
-        names, hands_on = _arguments(method)
-        arguments |= names
-        if is_last or not hands_on:
-            break
-    return arguments
-
-
-def _input_device(model: PreTrainedModel) -> torch.device | None:
-    """Return the device of the embedding, or where accelerate's hook brings it; None if it has no weights."""
-    embedding = model.get_input_embeddings()
-    if embedding.weight.device.type != "meta":
-        return embedding.weight.device
-    devices = (getattr(hook, "execution_device", None) for hook in device_map_hooks(embedding))
-    return next((torch.device(device) for device in devices if device is not None), None)
-
-
-def _context_length(config: PretrainedConfig) -> int | None:
-    """Return the model's context length, the shorter one if its configuration has two."""
-    said = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
-    return min(filter(None, said), default=None)
-
-
-def _vocabulary_size(model: PreTrainedModel, config: PretrainedConfig) -> int:
-    """Return the number of tokens that a model has logits for."""
-    head = model.get_output_embeddings()
-    if features := getattr(head, "out_features", None):  # packed weights have another shape, or none
-        return features
-    weight = getattr(head, "weight", None)  # a module of the user's around the layer has none
-    return config.vocab_size if weight is None else weight.shape[0]
-
-
-def _bytes_read(model: PreTrainedModel, embeddings: Any, head: Any) -> int:
-    unread = 0 if head is None or head is embeddings else embeddings.nbytes
-    return max(1, sum(weight.nbytes for weight in model.parameters()) - unread)

@@ -1,4 +1,4 @@
-"""Hidden states of a model's layers, its output layer, and a fingerprint of its weights.
+"""What a model takes and gives: arguments, sizes, hidden states, its output layer, a fingerprint of its weights.
 
 Forward hooks read the hidden states, so that any family works unchanged. Where a family scales or caps logits after the
 output layer, the order of candidates stays the same. Cost: some microseconds per forward pass to set the hooks.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
+import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import forward_hooks
-from .foreign import ATTRIBUTES_OF_TORCH, compiled_calls, is_compiled, is_graph
+from .foreign import ATTRIBUTES_OF_TORCH, compiled_calls, device_map_hooks, is_compiled, is_foreign, is_graph, own_class
 
 _SAMPLED = 64
 """Numbers of a parameter that its fingerprint reads."""
@@ -30,6 +32,72 @@ _CHANGING = ("transformers_version", "dtype", "torch_dtype")
 
 class NoHiddenStatesError(ValueError):
     """A model whose hidden states cannot be read."""
+
+
+# Inputs and sizes
+
+
+@functools.cache
+def _arguments(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """Return the arguments that a function names, and whether it hands on others."""
+    parameters = inspect.signature(function).parameters
+    return frozenset(parameters), any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+
+
+def arguments_of(model: PreTrainedModel) -> frozenset[str]:
+    """Return the arguments that a model's forward names; one that is not the family's own and takes any arguments is
+    expected to hand them on to the one that it replaces.
+    """
+    kind = own_class(model)
+    methods = [base.__dict__["forward"] for base in kind.__mro__ if "forward" in base.__dict__]
+    own = [not is_foreign(method) for method in methods]
+    arguments: frozenset[str] = frozenset()
+    if "forward" in vars(model):  # for this object alone: not to be kept
+        arguments, hands_on = _arguments.__wrapped__(model.forward)
+        if not (hands_on and is_foreign(model.forward)):
+            return arguments
+    for method, is_last in zip(methods, own, strict=True):
+        names, hands_on = _arguments(method)
+        arguments |= names
+        if is_last or not hands_on:
+            break
+    return arguments
+
+
+def input_device(model: PreTrainedModel) -> torch.device | None:
+    """Return the device of the embedding, or where accelerate's hook brings it; None if it has no weights."""
+    embedding = model.get_input_embeddings()
+    if embedding.weight.device.type != "meta":
+        return embedding.weight.device
+    devices = (getattr(hook, "execution_device", None) for hook in device_map_hooks(embedding))
+    return next((torch.device(device) for device in devices if device is not None), None)
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Return a model's context length in tokens, the shorter one if its configuration has two; None if it says none."""
+    config = model.config.get_text_config(decoder=True)
+    lengths = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    return min(filter(None, lengths), default=None)
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """Return the number of tokens that a model has logits for."""
+    head = model.get_output_embeddings()
+    if features := getattr(head, "out_features", None):  # packed weights have another shape, or none
+        return features
+    weight = getattr(head, "weight", None)  # a module of the user's around the layer has none
+    return model.config.get_text_config(decoder=True).vocab_size if weight is None else weight.shape[0]
+
+
+def bytes_read(model: PreTrainedModel) -> int:
+    """Return the bytes of weights that a forward pass reads: all but an embedding that is not the output layer too."""
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings, head = (getattr(layer, "weight", None) for layer in ends)
+    unread = 0 if head is None or embeddings is None or head is embeddings else embeddings.nbytes
+    return max(1, sum(weight.nbytes for weight in model.parameters()) - unread)
+
+
+# Hidden states
 
 
 def last_state(layers: int) -> tuple[int, ...]:

@@ -52,9 +52,9 @@ class Loaded(NamedTuple):
     @property
     def context(self) -> int | None:
         """The model's context length, if its configuration has one."""
-        from .info import model_info
+        from .inspection import context_length
 
-        return model_info(self.model).max_length
+        return context_length(self.model)
 
     @property
     def stored_dtype(self) -> str:

@@ -129,7 +129,7 @@ def _agreed(target: Target, seconds: float) -> float:
 
 def agreed_time(target: Target) -> Callable[[float], float]:
     """Return what makes a measured time equal in all processes of a model."""
-    return float if target.info.processes < 2 else partial(_agreed, target)
+    return float if target.processes < 2 else partial(_agreed, target)
 
 
 def fixed_times(target: Target) -> np.ndarray:
@@ -140,14 +140,14 @@ def fixed_times(target: Target) -> np.ndarray:
 
 def _new(target: Target, kind: str) -> PassTimes:
     # Processes that share a model must begin alike, and may see different disks.
-    return PassTimes(prior(target), setting(target, kind) if target.info.processes < 2 else None)
+    return PassTimes(prior(target), setting(target, kind) if target.processes < 2 else None)
 
 
 def setting(target: Target, kind: str = "") -> dict[str, str]:
     """Return what t(n) depends on, besides batch size and length."""
     return {
         "model": type(target.model).__name__,
-        "shape": target.info.shape,
+        "shape": target.shape,
         "attention": target.info.attention,
         "dtype": str(target.dtype).removeprefix("torch."),
         "machine": remembered.machine(target.device),
@@ -170,4 +170,4 @@ def prior(target: Target) -> np.ndarray:
     if target.prepacked is not None and target.prepacked.eight is not None:
         more *= min(_STEEPEST, max(_FLATTEST, (target.prepacked.eight - 1) / more[7]))
     shape = 1 + more
-    return target.info.bytes_read / (_BYTES_ON_CPU if on_cpu else _BYTES) * shape
+    return target.bytes_read / (_BYTES_ON_CPU if on_cpu else _BYTES) * shape

@@ -21,7 +21,8 @@ from .._util.versions import installed
 from .compat import attention_name
 from .foreign import Foreign, foreign_code, listed, why_not_plain_loop
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
-from .remembered import Kept, file_of, kept_of, machine, read, write
+from .inspection import input_device
+from .remembered import Kept, file_of, kept_of, machine, read, shape_of, write
 from .target import Target
 
 if TYPE_CHECKING:
@@ -108,10 +109,10 @@ def _setting(model: PreTrainedModel, info: ModelInfo) -> dict[str, str] | None:
         return None
     return {
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "shape": info.shape,
+        "shape": shape_of(model.config),
         "attention": f"{attention_name(model.config)} {info.attention}",
         "dtype": str(model.dtype),
-        "machine": machine(info.device or torch.device("meta")),
+        "machine": machine(input_device(model) or torch.device("meta")),
         "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],
         "versions": " ".join(str(installed(name)) for name in ("torch", "transformers", "token-recycling")),
     }

@@ -18,11 +18,12 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..trees import shapes
@@ -31,12 +32,22 @@ from ..trees.packed import PackedTrees
 from .architectures import Reach
 from .attention import attending, biased_by_position
 from .compat import CACHE, cache_argument, chosen_experts
+from .fingerprint import parts_of
 from .info import ModelInfo, UnsupportedModelError, model_info
-from .inspection import last_state, layer_states, uncompiled
+from .inspection import (
+    arguments_of,
+    bytes_read,
+    context_length,
+    input_device,
+    last_state,
+    layer_states,
+    uncompiled,
+    vocabulary_size,
+)
 from .kv_cache import Frame, TreeLayer, count, framed, window_band, window_start, windowed_layer
 from .prepacking import PREPACKED, drop
-from .recurrence import node_by_node
-from .remembered import kept_of, turns
+from .recurrence import Mixer, mixers_among, node_by_node
+from .remembered import kept_of, shape_of, turns
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
 """Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""
@@ -84,28 +95,55 @@ class Target:
         """Facts that hold without running it."""
         if info.reason is not None:
             raise UnsupportedModelError(info.reason)
-        if info.device is None or info.config is None:
+        device = input_device(model)
+        if device is None:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no weights: its embedding is on the meta device; load the weights"
             )
-        self.model, self.device, self.dtype, self.config = model, info.device, info.dtype, info.config
+        self.model, self.device, self.dtype = model, device, model.dtype
+        self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
+        """The configuration of the text decoder."""
         self.eager = uncompiled(model)
         """The model that forward passes call: torch would recompile for every new shape of a tree."""
         self.inputs = TreeInputs(info, self.device, self.dtype)
         """Ids, masks and positions of its forward passes."""
         self.prepacked = self.kept.recall(PREPACKED)
         """Prepacked weights, where `prepack` was called before."""
-        self.vocab_size, self.embedded, self.max_length = info.vocab_size, info.embedded, info.max_length
+        self.compiled = self.eager is not model
+        """Whether it is compiled as a whole by torch.compile."""
+        self.processes = model.tp_size or 1
+        """Number of processes that hold a part of the model each (tensor parallelism)."""
+        self.vocab_size, self.max_length = vocabulary_size(model), context_length(model)
+        """Number of logits, which is the number of ids that a draft may name; and the context length in tokens, None if
+        its configuration does not say.
+        """
+        embeddings = getattr(model.get_input_embeddings(), "weight", None)
+        self.embedded = len(embeddings) if isinstance(embeddings, torch.Tensor) else 0
+        """Number of input ids."""
+        self.mixers: tuple[Mixer, ...] = mixers_among(parts_of(model)) if info.recurrent else ()
+        """Its recurrent layers."""
+        self.arguments = arguments_of(model)
+        """The arguments that its forward names."""
         self._takes_positions, self._takes_mask = (
-            name in info.arguments for name in ("position_ids", "attention_mask")
+            name in self.arguments for name in ("position_ids", "attention_mask")
         )
-        self._cache = cache_argument(info.arguments) or CACHE
-        self.leaves_logits_out = "logits_to_keep" in info.arguments
+        self._cache = cache_argument(self.arguments) or CACHE
+        self.leaves_logits_out = "logits_to_keep" in self.arguments
         """Whether it can compute the logits of the last tokens only."""
         self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         """Arguments of all passes, whatever the configuration says."""
-        if "output_router_logits" in info.arguments:  # for a loss alone, which takes no mask of a tree
+        if "output_router_logits" in self.arguments:  # for a loss alone, which takes no mask of a tree
             self._options["output_router_logits"] = False
+
+    @cached_property
+    def shape(self) -> str:
+        """A short name for its configuration, wherever it was loaded from."""
+        return shape_of(self.model.config)
+
+    @cached_property
+    def bytes_read(self) -> int:
+        """Bytes of weights that a forward pass reads."""
+        return bytes_read(self.model)
 
     def is_current(self) -> bool:
         """Whether the model is as it was when it was made ready."""
@@ -220,11 +258,11 @@ class Target:
     def _by_node(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with recurrent layers: take out of `inputs` which node follows which, and let them read so."""
         parents = inputs.pop("parents", None)
-        if not self._takes_positions and self.info.mixers:
+        if not self._takes_positions and self.mixers:
             inputs.pop("position_ids", None)
-        if not self._takes_mask and self.info.mixers:
+        if not self._takes_mask and self.mixers:
             inputs.pop("attention_mask")
-        return contextlib.nullcontext() if parents is None else node_by_node(self.info.mixers, cache, parents)
+        return contextlib.nullcontext() if parents is None else node_by_node(self.mixers, cache, parents)
 
     def _key_bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: take out of `inputs` what such a model cannot be given as an argument."""

@@ -177,7 +177,7 @@ def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) ->
 
 def _counted(target: Target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
-    if "position_ids" not in target.info.arguments:
+    if "position_ids" not in target.arguments:
         return {}
     return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
 

@@ -28,7 +28,7 @@ from ..grammar.calls import compiled_calls
 from ..grammar.compile import Grammar, compiled
 from ..grammar.schema import Unenforced
 from ..grammar.vocabulary import special_tokens, vocabulary
-from ..model.info import model_info
+from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
 from .errors import CancelledError, invalid
 from .protocol import Form
@@ -83,7 +83,7 @@ class Grammars:
     def _vocabulary(self) -> tuple[Any, dict[str, int]]:
         """The vocabulary as llguidance reads it, and the special tokens; raises ValueError."""
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
-        known = vocabulary(tokenizer, model_info(model).vocab_size, model.generation_config.eos_token_id)
+        known = vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
         return known, special_tokens(tokenizer, known)
 
     def _warn(self, lost: Unenforced) -> None:

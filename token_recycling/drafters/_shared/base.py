@@ -54,7 +54,7 @@ class ModelDrafter(Drafter):
         """Return the cost of a forward pass of the draft model relative to the target's, until one was timed: by
         weights read.
         """
-        return model.info.bytes_read / target.info.bytes_read
+        return model.bytes_read / target.bytes_read
 
     def stop(self, sequence: ModelSequence) -> Stop | None:
         """Create the criterion that may end the next draft early."""

@@ -20,7 +20,7 @@ from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 from transformers import GenerationConfig, LogitsProcessor
 
-from ...model.info import model_info
+from ...model.inspection import context_length, vocabulary_size
 from ..engine import Engine, Job
 from ..errors import ApiError, CancelledError, failure, invalid
 from ..generation import Generation
@@ -181,9 +181,9 @@ def config_of(body: Request, engine: Engine, default_tokens: int | None = None) 
     configuration says, but for transformers' default `top_k` of 50.
     """
     model = engine.loaded.model
-    config, facts = copy.deepcopy(model.generation_config), model_info(model)
+    config = copy.deepcopy(model.generation_config)
     config.top_k = config.top_k or 0
-    config.max_new_tokens = default_tokens or facts.max_length or _LONGEST
+    config.max_new_tokens = default_tokens or context_length(model) or _LONGEST
     requested = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -197,7 +197,7 @@ def config_of(body: Request, engine: Engine, default_tokens: int | None = None) 
     for name, value in requested.items():
         if value is not None:
             setattr(config, name, value)
-    config.eos_token_id = body.ends(config.eos_token_id, facts.vocab_size)
+    config.eos_token_id = body.ends(config.eos_token_id, vocabulary_size(model))
     stops = config.stop_strings
     config.stop_strings = [stops] if isinstance(stops, str) else stops or None
     if body.temperature == 0:
