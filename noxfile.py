@@ -188,7 +188,7 @@ def _engine(session: nox.Session, engine: str, *tests: str) -> None:
 @nox.session(python=False)
 def tables(session: nox.Session) -> None:
     """The pages made from code and rows: options of drafters, architectures (a minute), speedups by job."""
-    for module in ("support.drafter_table", "support.serve_table", "support.architecture_page", "scripts.job_tables"):
+    for module in ("support.drafter_table", "support.architecture_page", "scripts.job_tables"):
         here(session, module, PYTHONPATH=os.pathsep.join(["tests", "."]))
 
 

@@ -192,6 +192,46 @@ def test_the_gain_of_a_job_is_split_and_looping_prompts_do_not_count():
     assert [round(bar.get_width(), 2) for bar in axes.patches] == [2.0, 2.0] * 2
 
 
+def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
+    """The generated table of the README: the fastest first; in another run those that decode the tokens of generate."""
+    seconds = {"generate": 4.0, "suffix": 2.0, "recycling": 1.0, "lookahead": 8.0}
+    rows = [
+        row(
+            method,
+            f"{job}/{n}",
+            category=job,
+            total_seconds=[taken * (2 if job == "code" and method == "suffix" else 1)],
+            identical=None if method == "generate" else not wrong,
+        )
+        | {"run": "float32", "loop_tokens": 5 if job == "code" and n == 3 else 0}
+        | ({"divergence": {"margin": 15.0}} if wrong else {})
+        for job in ("chat", "code", "tools")
+        for n in range(4)
+        for method, taken in seconds.items()
+        for wrong in (method == "lookahead" and job == "tools",)
+    ]
+    rows += [
+        row(method, f"{job}/{n}", category=job, total_seconds=[taken]) | {"run": "bfloat16"}
+        for job in ("chat", "code")
+        for n in range(3)
+        for method, taken in (("generate", 4.0), ("recycling", 0.5), ("forced:recycling", 2.0))
+    ]
+    runs = {comparison.run: comparison for comparison in summarize(rows).main}
+    runs = {"float32": runs["float32"], "bfloat16": runs["bfloat16"]}
+    table = tables.method_table(runs)
+    assert list(table.frame) == ["method", "float32, 95% CI", "slowest job", "fastest job", "bfloat16"]
+    assert table.frame["float32, 95% CI"].tolist()[::2] == ["4.00 (4.00 to 4.00)", "0.50 (0.50 to 0.50)"]
+    table.frame["float32, 95% CI"] = table.frame["float32, 95% CI"].str.partition(" ")[0]
+    assert table.frame.to_numpy().tolist() == [
+        ["label of recycling", "4.00", "4.00 (chat)", "4.00 (chat)", "2.00"],
+        ["label of suffix", "1.40", "1.00 (code)", "2.00 (chat)", "-"],
+        ["label of lookahead", "0.50", "0.50 (chat)", "0.50 (chat)", "-"],
+    ]
+    named = tables.method_table(runs, {"recycling": "**ours**", "unmeasured": "another"})
+    assert named.frame["method"].tolist() == ["**ours**"]
+    assert tables.method_table({}) is None
+
+
 def test_the_picture_of_jobs_is_a_file_of_the_report(tmp_path):
     rows = [
         row(method, f"{job}/1", category=job, total_seconds=[taken]) | {"nodes": {"9": 5} if taken == 1 else None}

@@ -7,7 +7,6 @@ import pytest
 import typer
 from support.drafter_table import with_tables
 from support.pages_of_docs import ROOT
-from support.serve_table import with_table
 
 import token_recycling
 from token_recycling.cli.app import app
@@ -50,11 +49,6 @@ def test_a_dead_link_or_a_missing_reference_fails(tmp_path, monkeypatch, wrong):
         built(tmp_path, f"# Page\n\n{wrong}\n")
 
 
-def test_the_options_of_serve_are_listed_as_its_help_says():
-    page = (DOCS / "serving.md").read_text(encoding="utf-8")
-    assert with_table(page) == page, "run `nox -s tables`"
-
-
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
     there = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} | {
@@ -74,8 +68,11 @@ def test_the_tables_of_drafters_are_made_from_them():
 def test_the_tables_and_the_picture_of_jobs_are_made_from_their_rows():
     pytest.importorskip("pandas")
     made, page = runpy.run_path(str(ROOT / "scripts" / "job_tables.py")), (DOCS / "benchmarks.md").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| chat |" in page
+    assert "| **`recycling`, the default** |" in readme
     assert made["with_tables"](page) == page, "run `python scripts/job_tables.py`"
+    assert made["with_methods"](readme) == readme, "run `python scripts/job_tables.py`"
     before = made["PICTURE"].read_bytes()
     assert made["picture"]() == before
 

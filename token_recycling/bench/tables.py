@@ -404,8 +404,11 @@ def _wrong(comparison: Comparison, method: str) -> set[str]:
 def _overall(comparison: Comparison, method: str) -> str:
     """Return the speedup over all prompts, with its confidence interval; none where some outputs are wrong."""
     pairs = _pairs(comparison, method)
-    if pairs.empty or _wrong(comparison, method):
-        return NONE
+    return NONE if pairs.empty or _wrong(comparison, method) else _with_interval(pairs)
+
+
+def _with_interval(pairs: pd.DataFrame) -> str:
+    """Return the speedup of some rows, with its confidence interval unless they are too few."""
     speedup = float(speedup_of(pairs[TERMS].sum()))
     return f"{speedup:.2f}" if len(pairs) < _FEWEST else with_interval(speedup, interval_of(pairs))
 
@@ -417,19 +420,64 @@ def _identical(comparison: Comparison, method: str) -> str:
 
 def job_caption(comparisons: Sequence[Comparison], clock: str = "wall") -> str:
     """Return the conditions of the tables."""
-    rows = comparisons[0].rows
+    return (
+        f"Speedup over transformers' `generate`, end to end, prefill included, {clock_words(clock)}. "
+        f"{conditions(comparisons[0])}. Cold: a new drafter for every prompt. Warm: the drafter has learned from "
+        "all earlier prompts. Forced: the method decodes the tokens of `generate`, so that both have the "
+        f"same output in 16 bits. Prompts whose `generate` output is a loop to {LOOPS:.0%} or more are left out of the "
+        'speedups ("3 of 4 prompts"). No drafts: what the loop and prepacked weights contribute. '
+        f'"{DIFFERS.capitalize()}": the output is wrong by more than floating-point error.'
+    )
+
+
+def conditions(comparison: Comparison) -> str:
+    """Return model, machine, releases, commit, and what was decoded."""
+    rows = comparison.rows
     where = rows["environment"].iloc[-1]
     facts = {name: escaped(str(where.get(name, "unknown"))) for name in ("cpu", "torch", "transformers", "commit")}
     model = escaped(Path(str(where.get("model", "unknown"))).name)
     threads = counted(int(where.get("threads", 1)), "thread")
     limit, prompts = rows["max_new_tokens"].iloc[-1], rows["prompt"].nunique()
     return (
-        f"Speedup over transformers' `generate`, end to end, prefill included, {clock_words(clock)}. {model} on "
-        f"{facts['cpu']}, {threads}, torch {facts['torch']}, transformers {facts['transformers']}, commit "
+        f"{model} on {facts['cpu']}, {threads}, torch {facts['torch']}, transformers {facts['transformers']}, commit "
         f"{facts['commit']}, {str(where.get('date', ''))[:10]}; {prompts} prompts, batch size 1, greedy, at most "
-        f"{limit} new tokens per turn. Cold: a new drafter for every prompt. Warm: the drafter has learned from "
-        "all earlier prompts. Forced: the method decodes the tokens of `generate`, so that both have the "
-        f"same output in 16 bits. Prompts whose `generate` output is a loop to {LOOPS:.0%} or more are left out of the "
-        'speedups ("3 of 4 prompts"). No drafts: what the loop and prepacked weights contribute. '
-        f'"{DIFFERS.capitalize()}": the output is wrong by more than floating-point error.'
+        f"{limit} new tokens per turn"
     )
+
+
+def method_table(runs: Mapping[str, Comparison], names: Mapping[str, str] | None = None) -> Table | None:
+    """Return a line for each method of the first run, the fastest first: its speedup over all prompts, that of its
+    slowest and of its fastest job, and its speedup in the other runs.
+
+    `runs` are comparisons by the head of their columns; `names` are words for methods, and leave out those without.
+    All cells are of the same prompts: jobs in which an output of any method is wrong do not count. In another run the
+    figure is of the method that decodes the tokens of the baseline, if there is one. None without runs.
+    """
+    if not runs:
+        return None
+    first, *others = runs.values()
+    wrong = {job for run in runs.values() for method in run.labels for job in _wrong(run, method)}
+    jobs = [job for job in first.categories if job not in wrong]
+    head, *heads = runs
+    lines = []
+    for method in first.labels if names is None else names:
+        pairs = _pairs_of_jobs(first, method, jobs)
+        if method == first.baseline or pairs.empty:
+            continue
+        by_job = {heading(job): float(speedup_of(own[TERMS].sum())) for job, own in pairs.groupby("category")}
+        cells = [_with_interval(pairs)]
+        for job in (min(by_job, key=by_job.__getitem__), max(by_job, key=by_job.__getitem__)):
+            cells.append(f"{by_job[job]:.2f} ({escaped(job)})")
+        for run in others:
+            same = next((one for one in (f"{FORCED}{method}", method) if one in run.labels), None)
+            cells.append(NONE if same is None else _ratio(_pairs_of_jobs(run, same, jobs)))
+        name = escaped(_column_head(first, method)) if names is None else names[method]
+        lines.append((float(speedup_of(pairs[TERMS].sum())), [name, *cells]))
+    columns = ["method", f"{head}, 95% CI", "slowest job", "fastest job", *heads]
+    lines.sort(key=lambda line: -line[0])
+    return Table("Side by side", pd.DataFrame([cells for _, cells in lines], columns=columns))
+
+
+def _pairs_of_jobs(comparison: Comparison, method: str, jobs: Sequence[str]) -> pd.DataFrame:
+    pairs = _pairs(comparison, method)
+    return pairs[pairs["category"].isin(jobs)]

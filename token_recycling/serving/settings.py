@@ -32,9 +32,7 @@ class Isolation(StrEnum):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is served. The options of `token-recycling serve`, its help and the table of docs/serving.md are
-    these fields.
-    """
+    """How a model is served. The options of `token-recycling serve` and its help are these fields."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port; 0 takes a free one.", 0, max=65_535)
