@@ -1,4 +1,4 @@
-"""docs/how-it-works.md lists the source files of one step: those that a profile of a step enters, and compiled ones."""
+"""CONTRIBUTING.md lists the source files of one step: those that a profile of a step enters, and compiled ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support import tiny
 import token_recycling as tr
 
 PACKAGE = Path(tr.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def listed() -> dict[str, str]:
