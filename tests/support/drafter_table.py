@@ -11,7 +11,7 @@ from token_recycling.drafters._listing import drafter
 from token_recycling.drafters._registry import drafter_class
 
 PAGE = ROOT / "docs" / "drafters.md"
-_OPTIONS = re.compile(r"^<!-- options: (\w+) -->\n(?:\n?\|.*\n)*", re.M)
+_OPTIONS = re.compile(r"^<!-- options: (\w+)(?: beyond (\w+))? -->\n(?:\n?\|.*\n)*", re.M)
 
 
 def listed(name: str) -> dict[str, Any]:
@@ -19,16 +19,24 @@ def listed(name: str) -> dict[str, Any]:
     return drafter(name, drafter_class(name))
 
 
-def options(name: str) -> str:
-    """A table of a drafter's options, with defaults, below the comment that asks for it."""
-    rows = [f"<!-- options: {name} -->", "", "| option | default | meaning |", "|---|---|---|"]
-    rows += [f"| `{one['name']}` | {one['default']} | {one['summary']} |" for one in listed(name)["options"]]
+def options(name: str, other: str | None = None) -> str:
+    """A table of a drafter's options, with defaults, below the comment that asks for it; without those that an `other`
+    drafter has too.
+    """
+    shared = [] if other is None else listed(other)["options"]
+    comment = f"<!-- options: {name}{f' beyond {other}' if other else ''} -->"
+    rows = [comment, "", "| option | default | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{one['name']}` | {one['default']} | {one['summary']} |"
+        for one in listed(name)["options"]
+        if one not in shared
+    ]
     return "\n".join(rows) + "\n"
 
 
 def with_tables(page: str) -> str:
     """The text of the page with the tables as they should be."""
-    return _OPTIONS.sub(lambda found: options(found[1]), page)
+    return _OPTIONS.sub(lambda found: options(found[1], found[2]), page)
 
 
 if __name__ == "__main__":
