@@ -26,6 +26,17 @@ def test_more_connections_than_it_takes_get_503(model):
         assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 200
 
 
+def test_events_do_not_wait_for_the_receipt_of_those_before(model):
+    with (
+        serving(model, tiny.tokenizer()) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=5),
+    ):
+        wait_for(lambda: server.server.server_state.connections)
+        (connection,) = server.server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_client_that_reads_nothing_ends_its_stream(monkeypatch):
     """With its generation, and without an error in the log."""
     monkeypatch.setattr(common, "_SEND_TIMEOUT", 0.05)

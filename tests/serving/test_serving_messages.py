@@ -75,6 +75,6 @@ def test_a_schema_may_be_asked_for():
     schema = {"type": "object", "properties": {"at": {"type": "integer"}}}
     body = {**ASKED, "output_config": {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}}
     assert MessagesRequest.model_validate(body).as_chat().constraint == (
-        "response_format",
+        "output_config.format",
         ("json_schema", schema, False),
     )

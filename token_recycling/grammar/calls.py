@@ -72,6 +72,10 @@ FAMILIES: dict[str, Family | None] = {
 """By name; the messages of Harmony have a structure of their own (`_Writer.harmony`)."""
 
 
+class FunctionError(ValueError):
+    """The parameters of a function cannot be held to; the message has its name and the place of the keyword."""
+
+
 @dataclass(frozen=True)
 class Function:
     """A function that may be called."""
@@ -112,7 +116,7 @@ class Calls:
 def compiled_calls(tokenizer: LLTokenizer, calls: Calls, special: Mapping[str, int]) -> Grammar:
     """Compile the grammar of an output with tool calls; `special`: the special tokens of the tokenizer.
 
-    Raise ValueError for parameters that cannot be held to, with the name of the function and the place of the keyword.
+    Raise FunctionError for parameters that cannot be held to.
     """
     writer = _Writer(tokenizer, calls, special)
     return compiled_text(tokenizer, "tools", writer.lark(), writer.unenforced)
@@ -233,7 +237,7 @@ class _Writer:
             try:
                 schema, unenforced = supported(self._tokenizer, function.schema, function.strict, closed=True)
             except ValueError as error:
-                raise ValueError(f"{function.name}: {error}") from None
+                raise FunctionError(f"{function.name}: {error}") from None
             self.unenforced += [one._replace(place=f"{function.name}{one.place}") for one in unenforced]
             self._schemas[function.name] = schema
         return self._schemas[function.name]
@@ -298,7 +302,7 @@ class _Writer:
     def _lost(self, function: Function, keyword: str) -> None:
         lost = Unenforced(f"#/{keyword}", "is not supported in the arguments of this model's calls, which are no JSON")
         if function.strict:
-            raise ValueError(f"{function.name}: {UnenforceableError([lost])}")
+            raise FunctionError(f"{function.name}: {UnenforceableError([lost])}")
         named = lost._replace(place=f"{function.name}{lost.place}")
         if named not in self.unenforced:
             self.unenforced.append(named)

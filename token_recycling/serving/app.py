@@ -33,7 +33,7 @@ from .api.messages import MessagesRequest, TokenCountRequest
 from .api.responses import ResponsesRequest
 from .api.steps import StepsRequest
 from .engine import Engine, Job
-from .errors import ApiError, CancelledError, add_error_handlers, client_error
+from .errors import ApiError, CancelledError, add_error_handlers, client_error, shown
 from .grammars import unenforced_header
 from .keys import Key
 from .protocol import ChatRequest
@@ -244,5 +244,5 @@ def _check_model(engine: Engine, name: str | None) -> None:
     """Raise ApiError for another model than the one that is served."""
     names = [engine.settings.name, *engine.settings.aliases]
     if name is not None and name not in names:
-        message = f"model must be {' or '.join(map(repr, names))}, got {name!r}"
+        message = f"model must be {' or '.join(map(repr, names))}, got {shown(name)}"
         raise ApiError(404, message, "model_not_found", "model")

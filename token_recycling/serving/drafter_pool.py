@@ -24,7 +24,7 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..model.loading import Loaded, load_matrix
 from ..recycling.matrix_file import fingerprint
-from .errors import ApiError
+from .errors import ApiError, shown
 from .settings import Isolation, Settings
 
 logger = logging.getLogger("token_recycling.serving")
@@ -94,7 +94,7 @@ class DrafterPool:
         names = ("accelerated", "untrained", "plain", *self.offers)
         if name not in names:
             raise ApiError(
-                400, f"drafter must be one of {', '.join(names)}, got {name!r}", "invalid_drafter", "drafter"
+                400, f"drafter must be one of {', '.join(names)}, got {shown(name)}", "invalid_drafter", "drafter"
             )
 
     def described(self) -> list[dict[str, str]]:

@@ -17,7 +17,8 @@ logger = logging.getLogger("token_recycling.serving")
 _UNREADABLE = "the body must be a JSON object in UTF-8"
 _SHOWN = 40
 """Characters of a value that an error repeats."""
-_KIND_NAMES = ("str", "int", "float", "bool")
+_LONGEST_MESSAGE = 300
+"""Characters of a message: those of grammars and of chat templates may repeat the request."""
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -32,11 +33,19 @@ class ApiError(HTTPException):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, headers)
+        cut = message if len(message) <= _LONGEST_MESSAGE else f"{message[: _LONGEST_MESSAGE - 1]}…"
+        super().__init__(status, cut, headers)
         self.code, self.param = code, param
 
     def __str__(self) -> str:
         return self.detail
+
+    def renamed(self, field: str, name: str) -> ApiError:
+        """Return the error as it is, or of the field's other name if it is about that field."""
+        if self.param == field:
+            self.param = name
+            self.detail = re.sub(f"^{field}: ", f"{name}: ", self.detail)
+        return self
 
 
 def _unreadable() -> ApiError:
@@ -83,24 +92,68 @@ def failure(error: Exception) -> dict[str, Any]:
     return error_body(shown.status_code, shown.detail, shown.code, shown.param)
 
 
-def field_and_message(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the field and the message of what pydantic found; the field is empty where there is no body."""
-    # A value may be of several kinds: the error found deepest, rather in a value than in its kind, is about the kind
-    # that it was meant to be.
-    found = max(errors, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
-    field = ".".join(str(part)[:_SHOWN] for part in found["loc"] if part != "body" and not _is_kind(part))
-    message = found["msg"].removeprefix("Value error, ")
-    shows = found["type"] not in ("missing", "extra_forbidden", "json_invalid", "value_error")
-    return field, f"{message}, got {_shown(found['input'])}" if shows else message
+_KINDS_OF_VALUES = {
+    "string_type": "a string",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "list_type": "a list",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
+}
+"""What a value must be, by pydantic's types of errors."""
 
 
-def _is_kind(part: Any) -> bool:
-    """Whether a part of a place names one of the kinds that a value may be of, rather than a field or a number."""
-    return isinstance(part, str) and (part in _KIND_NAMES or not re.fullmatch(r"\w+", part))
+def refusal(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    """Return the one error for what pydantic found in a body.
+
+    Where a value may be of several kinds, pydantic lists an error for each. The error found deepest is about the kind
+    that the value was meant to be; of those in one place, a limit that is not kept says that the kind is right.
+    Otherwise the error lists all kinds.
+    """
+    places = [_place(error, body) for error in errors]
+    deepest = max(places, key=len)
+    if not deepest:
+        return _unreadable()
+    there = [error for error, place in zip(errors, places, strict=True) if place == deepest]
+    others = [error for error in there if _allowed(error) is None]
+    if others:
+        message = _message(others[0])
+    else:
+        allowed = dict.fromkeys(filter(None, map(_allowed, there)))
+        message = f"must be {' or '.join(allowed)}, got {shown(there[0]['input'])}"
+    return invalid(".".join(str(part)[:_SHOWN] for part in deepest), message)
 
 
-def _shown(value: Any) -> str:
-    """A value as JSON has it, cut short."""
+def _place(error: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Return the keys and indices that lead to the place of an error. Its location names kinds of values too, between
+    those that the body has.
+    """
+    value, place, missing = body, [], error["loc"][-1:] if error["type"] == "missing" else ()
+    for part in error["loc"][: len(error["loc"]) - len(missing)]:
+        if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
+            place.append(part)
+            value = value[part]
+    return [*place, *missing]
+
+
+def _allowed(error: Mapping[str, Any]) -> str | None:
+    """Return what a value of another kind must be; None for other errors."""
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"])
+    return _KINDS_OF_VALUES.get(error["type"])
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "is missing"
+    if error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
+    limit = re.sub(r"^\w+ should", "must", re.sub(r" after validation, not \d+$", "", error["msg"]))
+    return f"{limit}, got {shown(error['input'])}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as JSON has it, cut short."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -118,8 +171,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        field, message = field_and_message(error.errors())
-        return await refused(request, invalid(field, message) if field else _unreadable())
+        within = [{**one, "loc": one["loc"][1:]} for one in error.errors()]  # they begin with "body"
+        return await refused(request, refusal(within, error.body))
 
     @app.exception_handler(CancelledError)
     async def left(request: Request, error: CancelledError) -> Response:

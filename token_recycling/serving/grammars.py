@@ -24,7 +24,7 @@ from transformers import LogitsProcessor
 
 from .._util.text_stream import one_line
 from ..grammar.adapters import GrammarProcessor
-from ..grammar.calls import compiled_calls
+from ..grammar.calls import FunctionError, compiled_calls
 from ..grammar.compile import Grammar, compiled
 from ..grammar.schema import Unenforced
 from ..grammar.vocabulary import special_tokens, vocabulary
@@ -63,6 +63,8 @@ class Grammars:
             loop = asyncio.get_running_loop()
             try:
                 grammar = await loop.run_in_executor(self._threads, self._compiled, form, gone)
+            except FunctionError as error:
+                raise invalid("tools", one_line(error)) from None
             except ValueError as error:
                 raise invalid(field, one_line(error)) from None
         for lost in grammar.unenforced:

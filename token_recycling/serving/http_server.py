@@ -54,6 +54,11 @@ class HttpServer(uvicorn.Server):
         super().__init__(uvicorn.Config(app, **{**options, **uvicorns}))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or ():
+            # Connections inherit it. asyncio sets it only where a socket was made with its protocol by name; without
+            # it every event of a stream waits for the receipt of the one before, up to 40 ms.
+            if listener.family != getattr(socket, "AF_UNIX", None):
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await super().startup(sockets)
         if self.started:
             self._on_start()

@@ -20,13 +20,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import from_json
+from pydantic_core import PydanticOmit, from_json
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
-from .errors import ApiError, invalid
+from .errors import ApiError, invalid, refusal, shown
 
 logger = logging.getLogger("token_recycling.serving")
 
@@ -73,17 +75,13 @@ _Object = dict[str, Any]
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 
-def _stop_list(value: Any) -> Any:
+def _stop_list(stops: str | list[str]) -> list[str]:
     """Return stop strings as a list without empty ones, which clients send for none."""
-    stops = [value] if isinstance(value, str) else value
-    return [stop for stop in stops if stop != ""] if isinstance(stops, list) else stops
+    return [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
 
 
-Stops = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1, max_length=128)]],
-    BeforeValidator(_stop_list),
-    Field(max_length=16),
-]
+_Stop = Annotated[str, StringConstraints(max_length=128)]
+Stops = Annotated[_Stop | Annotated[list[_Stop], Field(max_length=16)], AfterValidator(_stop_list)]
 """Stop strings as clients give them: a list, or one."""
 _warned: set[str] = set()
 
@@ -192,11 +190,14 @@ class Message(BaseModel, extra="allow"):
     tool_calls: list[ToolCall] | None = None
 
 
+FunctionName = Annotated[str, StringConstraints(min_length=1, pattern=r'^[^"\\\x00-\x1f]*$')]
+"""Without characters that cannot stand between the quotes of a call."""
+
+
 class Function(BaseModel, extra="allow"):
     """A function that the model may call."""
 
-    name: Annotated[str, StringConstraints(min_length=1, pattern=r'^[^"\\\x00-\x1f]*$')]
-    """Without characters that cannot stand between the quotes of a call."""
+    name: FunctionName
     description: str | None = None
     parameters: _Object | None = None
     strict: bool | None = None
@@ -213,22 +214,27 @@ class Tool(BaseModel, extra="allow"):
         return {**self.model_dump(exclude_unset=True), "type": "function"}
 
 
-def only_of_type(wanted: str) -> BeforeValidator:
-    """Return a validator that drops tools of another type, with a warning; a tool without a type is kept."""
+def tag_of(value: Any, usual: str) -> str:
+    """Return the type that an object of a request states; the usual one where it states none, or is no object."""
+    tag = (value.get("type") or usual) if isinstance(value, dict) else usual
+    if not isinstance(tag, str):
+        raise ValueError(f"type must be a string, got {shown(tag)}")
+    return tag
 
-    def kept(tools: Any) -> Any:
-        if not isinstance(tools, list):
-            return tools
-        types = [(tool.get("type") or wanted) if isinstance(tool, dict) else wanted for tool in tools]
-        for one in types:
-            if one != wanted:
-                warn_ignored(f"a tool of type {one}")
-        return [tool for tool, one in zip(tools, types, strict=True) if one == wanted]
+
+def only_of_type(wanted: str) -> BeforeValidator:
+    """Return a validator of a tool that skips it, with a warning, if it is of another type."""
+
+    def kept(tool: Any) -> Any:
+        if (tag := tag_of(tool, wanted)) != wanted:
+            warn_ignored(f"a tool of type {tag}")
+            raise PydanticOmit
+        return tool
 
     return BeforeValidator(kept)
 
 
-Tools: TypeAlias = Annotated[list[Tool], only_of_type("function")]
+Tools: TypeAlias = list[Annotated[Tool, only_of_type("function")]]
 
 
 class _Named(BaseModel):
@@ -262,12 +268,6 @@ class ToolChoice(NamedTool):
     allowed_tools: AllowedTools | None = None
     """In a chat; responses state the two fields of it here."""
 
-    @model_validator(mode="after")
-    def _subset(self) -> ToolChoice:
-        if self.type == "allowed_tools" and self.allowed_tools is None:
-            self.allowed_tools = AllowedTools.model_validate(self.model_extra or {})
-        return self
-
     def stated(self) -> str | _Object:
         """Return it as the client stated it."""
         if self.type in ("auto", "none", "required"):
@@ -289,13 +289,17 @@ class ToolChoice(NamedTool):
 
 def _choice_of_type(value: Any) -> Any:
     """Return a choice as an object; `any` is Mistral's and Anthropic's word for `required`."""
-    if isinstance(value, str):
-        if value not in ("auto", "none", "required", "any"):
-            raise ValueError("must be auto, none, required, any, a function or allowed_tools")
-        value = {"type": value}
-    return {**value, "type": "required"} if isinstance(value, dict) and value.get("type") == "any" else value
+    if not isinstance(value, (str, dict, ToolChoice)) or (isinstance(value, str) and value not in _MODES):
+        raise ValueError(f"must be {', '.join(_MODES)}, a function or allowed_tools, got {shown(value)}")
+    choice = {"type": value} if isinstance(value, str) else value
+    if isinstance(choice, ToolChoice):
+        return choice
+    if choice.get("type") == "allowed_tools":
+        choice = {"allowed_tools": {name: choice[name] for name in ("mode", "tools") if name in choice}, **choice}
+    return {**choice, "type": "required"} if choice.get("type") == "any" else choice
 
 
+_MODES = ("auto", "none", "required", "any")
 Choosing: TypeAlias = Annotated[ToolChoice, BeforeValidator(_choice_of_type)]
 
 
@@ -353,7 +357,7 @@ def _schema_of(value: Any) -> Any:
     try:
         return from_json(value, allow_inf_nan=False)
     except ValueError as error:
-        raise ValueError(f"the schema is not JSON: {error}") from None
+        raise ValueError(f"the schema is not JSON: {error}, got {shown(value)}") from None
 
 
 _Schema = Annotated[_Object, BeforeValidator(_schema_of)]
@@ -515,6 +519,8 @@ class Request(Fields):
     )
 
     unsupported: ClassVar[Unsupported] = REFUSED
+    _format_field: str = PrivateAttr("response_format")
+    """What the API calls `response_format`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -552,7 +558,9 @@ class Request(Fields):
     @property
     def constraint(self) -> Constraint | None:
         """The output format; None for free text."""
-        return next((Constraint(*stated) for stated in self._formats.items()), None)
+        for field, form in self._formats.items():
+            return Constraint(self._format_field if field == "response_format" else field, form)
+        return None
 
     @cached_property
     def bias(self) -> SequenceBiasLogitsProcessor | None:
@@ -705,8 +713,17 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         return "parallel_tool_calls" if self.parallel_tool_calls is False else None
 
 
-def chat_of(request: TemplatedRequest, **fields: Any) -> ChatRequest:
-    """Return a chat with the fields that a request shares with it, and these."""
+def chat_of(request: TemplatedRequest, format_field: str, **fields: Any) -> ChatRequest:
+    """Return a chat with the fields that a request shares with it, and these; the request states `response_format` as
+    `format_field`.
+    """
     stated = TemplatedRequest.model_fields.keys() & request.model_fields_set
     shared = {name: getattr(request, name) for name in stated}
-    return ChatRequest.model_validate(shared | {name: value for name, value in fields.items() if value is not None})
+    chat = shared | {name: value for name, value in fields.items() if value is not None}
+    try:
+        made = ChatRequest.model_validate(chat)
+    except ValidationError as error:
+        raise refusal(error.errors(), chat) from None
+    if "response_format" in fields:
+        made._format_field = format_field
+    return made

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..engine import Engine, Job
@@ -24,15 +24,34 @@ _DEFAULT_TOKENS = 16
 """As in OpenAI's API."""
 
 
+def _kind_of_prompt(prompt: Any) -> str | None:
+    """Return which of the kinds a prompt is meant to be, a list by its first entry; None for no kind."""
+    if isinstance(prompt, str):
+        return "text"
+    if not isinstance(prompt, list):
+        return None
+    kinds: dict[type, str | None] = {str: "texts", list: "lists", dict: None}
+    return kinds.get(type(prompt[0]), "ids") if prompt else "ids"
+
+
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+Prompt: TypeAlias = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES), Tag("texts")]
+    | Annotated[_Ids, Tag("ids")]
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_CHOICES), Tag("lists")],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="Input should be a string, a list of strings, token ids or a list of lists of token ids",
+    ),
+]
+
+
 class CompletionRequest(ChoicesRequest):
     """`POST /v1/completions`."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
-    ) = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
+    prompt: Prompt = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
     max_tokens: int | None = Field(
         None,
         ge=0,

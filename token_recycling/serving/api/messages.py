@@ -20,6 +20,7 @@ from ..protocol import (
     ChatRequest,
     FormatOptions,
     Function,
+    FunctionName,
     OutputFormat,
     Part,
     Stops,
@@ -135,7 +136,7 @@ class Turn(BaseModel, extra="ignore"):
 class MessagesTool(BaseModel, extra="ignore"):
     """A function as Anthropic's API states it."""
 
-    name: str
+    name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -166,7 +167,7 @@ class TokenCountRequest(TemplatedRequest):
 
     messages: list[Turn] = Field(min_length=1, description="Text, tool calls and their results.")
     system: str | list[Part] | None = Field(None, description="A system message before all others.")
-    tools: Annotated[list[MessagesTool], only_of_type("custom")] | None = Field(
+    tools: list[Annotated[MessagesTool, only_of_type("custom")]] | None = Field(
         None, description="Functions; tools that Anthropic runs are skipped."
     )
     tool_choice: MessagesToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`.")
@@ -196,6 +197,7 @@ class TokenCountRequest(TemplatedRequest):
                 messages.pop()
         return chat_of(
             self,
+            "output_format" if getattr(self, "output_format", None) else "output_config.format",
             messages=messages,
             tools=[tool.as_chat() for tool in self.tools or ()] or None,
             tool_choice=None if choice is None else choice.as_chat(),

@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, WrapValidator, model_validator
+from pydantic_core import PydanticOmit
 
 from ..engine import Engine, Job
-from ..errors import ApiError
+from ..errors import ApiError, shown
 from ..generation import Generation
 from ..output import Delta, Piece
 from ..protocol import (
@@ -25,6 +26,7 @@ from ..protocol import (
     Fields,
     FormatOptions,
     Function,
+    NonemptyText,
     Part,
     TemplatedRequest,
     Tool,
@@ -32,6 +34,7 @@ from ..protocol import (
     chat_of,
     joined,
     only_of_type,
+    tag_of,
     warn_ignored,
 )
 from .chat import chat_generation
@@ -59,39 +62,43 @@ class Item(BaseModel):
         return self
 
 
-def _known_items(items: Any) -> Any:
-    """Drop reasoning, and, with a warning, items of tools that are not functions."""
-    if not isinstance(items, list):
-        return items
-    kept = []
-    for item in items:
-        kind = (item.get("type") or "message") if isinstance(item, dict) else "message"
-        if kind == "item_reference":
-            raise ApiError(
-                400, "item_reference is not supported: nothing is stored; send the item", "unsupported", "input"
-            )
-        if kind in ("message", "function_call", "function_call_output"):
-            kept.append(item)
-        elif kind != "reasoning":
-            warn_ignored(f"an input item of type {kind}")
-    return kept
+def _known_item(item: Any) -> Any:
+    """Skip reasoning, and, with a warning, items of tools that are not functions."""
+    kind = tag_of(item, "message")
+    if kind == "item_reference":
+        raise ApiError(400, "item_reference is not supported: nothing is stored; send the item", "unsupported", "input")
+    if kind in _ITEM_TYPES:
+        return item
+    if kind != "reasoning":
+        warn_ignored(f"an input item of type {kind}")
+    raise PydanticOmit
+
+
+_ITEM_TYPES = ("message", "function_call", "function_call_output")
+
+
+def _some_item(items: Any, handler: Callable[[Any], list[Item]]) -> list[Item]:
+    known = handler(items)
+    if not known:
+        raise ValueError(f"must have an item of type {', '.join(_ITEM_TYPES)}, got {shown(items)}")
+    return known
 
 
 class ReasoningOptions(Fields):
     """How much the model reasons."""
 
-    effort: str | None = None
+    effort: NonemptyText | None = None
 
 
 class ResponsesRequest(TemplatedRequest):
     """`POST /v1/responses`."""
 
-    input: str | Annotated[list[Item], BeforeValidator(_known_items), Field(min_length=1)] = Field(
+    input: str | Annotated[list[Annotated[Item, BeforeValidator(_known_item)]], WrapValidator(_some_item)] = Field(
         description="Text, or messages, calls and their outputs; reasoning is left out."
     )
     instructions: str | None = Field(None, description="A system message before all others.")
     max_output_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
-    tools: Annotated[list[Function], only_of_type("function")] | None = Field(
+    tools: list[Annotated[Function, only_of_type("function")]] | None = Field(
         None, description="Functions; others are skipped."
     )
     tool_choice: Choosing | None = Field(None, description="As in a chat.")
@@ -114,6 +121,7 @@ class ResponsesRequest(TemplatedRequest):
         ]
         return chat_of(
             self,
+            "text.format",
             messages=self._messages(),
             tools=tools or None,
             tool_choice=self.tool_choice,
@@ -302,8 +310,7 @@ async def prepare(engine: Engine, body: ResponsesRequest, job: Job) -> ResponseR
     try:
         generation = await chat_generation(engine, body.as_chat(), job)
     except ApiError as error:
-        error.param = "input" if error.param == "messages" else error.param
-        raise
+        raise error.renamed("messages", "input") from error
     return ResponseReply(engine, job, body, generation)
 
 
