@@ -105,6 +105,7 @@ def advance(
         if not len(mask):
             return 0, grown + 1, 0.0
     elif grown == 0:
+        _shift(tree.recent, written)
         tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
         shape.filled[len(shape.parents)] = 0
         if len(index.tokens):
@@ -147,6 +148,14 @@ def _read(index: IndexArrays, copying: Copying, tokens: np.ndarray, indexed: int
         if indexed + place >= follows_from(copying):
             follow(copying, index, tokens[place])
         append_one(index, tokens[place])
+
+
+@compiled_part
+def _shift(recent: np.ndarray, written: np.ndarray) -> None:
+    """Put new tokens (n,) int64 in front of the recent ones (LONGEST,) int64, newest first."""
+    count = len(written)
+    for place in range(len(recent) - 1, -1, -1):
+        recent[place] = written[count - 1 - place] if place < count else recent[place - count]
 
 
 @compiled_part

@@ -60,6 +60,8 @@ class NgramMatrix:
         """Of one draft at a time, for all sequences: compiled code is not interrupted."""
         self.rejections = np.zeros(3)
         """Of the chains of all sequences; see `growth.count_rejections`."""
+        self.least_gain = 0.0
+        """Gain above which nodes would have paid in the last batch of sequences."""
         self.lessons = 0
         """Rows learned so far."""
         self.history = SuffixIndex(capacity=history)

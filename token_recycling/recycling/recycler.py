@@ -36,6 +36,8 @@ _UNFINISHED = 16
 """Tokens per piece added to the history where the end of a sequence is not announced."""
 _PIECE, _LEAD = 32, 8
 """Tokens per piece of a sequence, and how many of them are repeated at the start of the next piece."""
+_LOWER = 0.9
+"""Share of the gain that paid in the last batch from which on nodes are added at once."""
 
 
 class Recycler:
@@ -172,9 +174,8 @@ class Recycler:
         length = len(tokens)
         if length > self.recorded:
             self._record(tokens[self.recorded :].tolist(), False)
-        written, newest = np.ascontiguousarray(tokens[self._read :], np.int64), tokens[-LONGEST:]
-        self._tree.recent[: len(newest)] = newest[::-1]
-        self._length, self._last = length, int(newest[-1])
+        written = tokens[self._read :].astype(np.int64)
+        self._length, self._last = length, int(tokens[-1])
         outcome_of, self._grown = self._grown, 0
         indexed = self._reserve(len(written))
         return self._advance(written, outcome_of, indexed, max(max_depth, 0), least, costs, ratio)
@@ -286,8 +287,11 @@ def draft_together(
     them. See `Recycler.draft`.
     """
     n = len(recyclers)
-    expected = np.array([n / ratio])
-    least = least_gain(costs, n, expected) if len(costs) else 0.0
+    if n == 1:
+        paying, _ = recyclers[0]._draft_after(sequences[0], max_depths[0], costs=costs, ratio=ratio)
+        return [paying]
+    matrix = recyclers[0].matrix
+    least = _LOWER * matrix.least_gain if len(costs) else 0.0
     drafts = [
         recycler._draft_after(tokens, max_depth, least)
         for recycler, tokens, max_depth in zip(recyclers, sequences, max_depths, strict=True)
@@ -299,13 +303,17 @@ def draft_together(
         gains = [recycler._gains for recycler in recyclers]
         sizes, values = [len(own) for own in gains], np.concatenate(gains)
         order = np.argsort(-values, kind="stable")
-        expected = np.cumsum(np.append(n / ratio, values[order].astype(np.float64)))
+        expected = np.empty(1 + len(values))
+        expected[0], expected[1:] = n / ratio, values[order]
+        expected = expected.cumsum()
         least = least_gain(costs, n, expected)
         growing = np.flatnonzero(next_gains > least)
         if not len(growing):
             break
         for row in growing.tolist():
             _, next_gains[row] = recyclers[row]._advance(max_depth=max(max_depths[row], 0), least=least)
+    if math.isfinite(least):
+        matrix.least_gain = least
     owners = np.repeat(np.arange(n), sizes)[order[: paying_prefix(costs, n, expected)]]
     return (1 + np.bincount(owners, minlength=n)).tolist()
 

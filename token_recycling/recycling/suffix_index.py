@@ -38,7 +38,7 @@ _RENUMBERED = 2**31 - 2
 class IndexArrays(NamedTuple):
     """The arrays of an index, for compiled functions."""
 
-    tokens: np.ndarray  # (capacity,) int32: token number n is at n modulo the capacity
+    tokens: np.ndarray  # (capacity,) int32: token number n is at `_slot(n, capacity)`
     before: np.ndarray
     """(2, capacity) int32: for each token the one before it in its chains of one and of three tokens, -1 for none."""
     newest: np.ndarray
@@ -68,6 +68,14 @@ def _bucket(first: int, second: int, third: int, buckets: int) -> int:
 
 
 @compiled_part
+def _slot(place: int, capacity: int) -> int:
+    """Return where token number `place` lies. Only an index whose capacity is a power of two wraps around; a division
+    would take a third of a look-up.
+    """
+    return place if place < capacity else place & (capacity - 1)
+
+
+@compiled_part
 def _unmasked(token: int) -> int:
     return token if token >= BREAK else _MASK - token
 
@@ -83,7 +91,7 @@ def append(index: IndexArrays, added: np.ndarray) -> None:
 def append_one(index: IndexArrays, token: int) -> None:
     """Append a token; the oldest is dropped where the index is full."""
     capacity, chains, count = len(index.tokens), index.newest.shape[1], index.added[0]
-    place = count % capacity
+    place = _slot(count, capacity)
     index.tokens[place] = token
     index.before[0, place] = index.before[1, place] = -1
     index.added[0] = count + 1
@@ -94,8 +102,8 @@ def append_one(index: IndexArrays, token: int) -> None:
     index.before[0, place] = index.newest[0, bucket]
     index.newest[0, bucket] = count
     if count >= _LONG - 1:
-        second = _unmasked(np.int64(index.tokens[(count - 1) % capacity]))
-        third = _unmasked(np.int64(index.tokens[(count - 2) % capacity]))
+        second = _unmasked(np.int64(index.tokens[_slot(count - 1, capacity)]))
+        third = _unmasked(np.int64(index.tokens[_slot(count - 2, capacity)]))
         if second >= 0 and third >= 0:
             bucket = _bucket(token, second, third, chains)
             index.before[1, place] = index.newest[1, bucket]
@@ -105,7 +113,9 @@ def append_one(index: IndexArrays, token: int) -> None:
 @compiled_part
 def token_at(index: IndexArrays, place: int) -> int:
     """Return token number `place`; -1 or less where nothing is drafted: at the end, between sequences, if masked."""
-    return np.int64(index.tokens[place % len(index.tokens)]) if place < index.added[0] else np.int64(BREAK)
+    if place >= index.added[0]:
+        return np.int64(BREAK)
+    return np.int64(index.tokens[_slot(place, len(index.tokens))])
 
 
 @compiled(allocates=False)
@@ -131,13 +141,13 @@ def find_matches(index: IndexArrays, recent: np.ndarray, places: np.ndarray, len
                 length < len(recent)
                 and at - length >= oldest
                 and recent[length] >= 0
-                and _same(index.tokens[(at - length) % capacity], recent[length])
+                and _same(index.tokens[_slot(at - length, capacity)], recent[length])
             ):
                 length += 1
             if length >= least and (chain or length < _LONG) and token_at(index, at + 1) >= 0:
                 places[found], lengths[found] = at + 1, length
                 found += 1
-            at = np.int64(index.before[chain, at % capacity])
+            at = np.int64(index.before[chain, _slot(at, capacity)])
     return found
 
 
