@@ -38,7 +38,7 @@ def chains(**options):
 def chain(recycler, record, tokens, depth=6):
     """What is drafted for a request."""
     read = np.array(tokens)
-    return recycler.recycler_of(record, read).draft(read, depth).tokens[1:].tolist()
+    return recycler.recycler_of(record, read).draft(read, depth)["token"][1:].tolist()
 
 
 def taught(**options):
@@ -265,7 +265,7 @@ from token_recycling.engines.engine import EngineOptions, Replica
 recycler = Replica(16, 6, EngineOptions(k=4), chains=True)
 recycler.learn_logits(np.array([[3, -1, -1]]), np.eye(16, dtype=np.single)[[5]])
 read = np.array([9, 3])
-print(recycler.begin(read).draft(read, 6).tokens[1])
+print(recycler.begin(read).draft(read, 6)["token"][1])
 """
 
 

@@ -87,7 +87,7 @@ def test_gains_are_scaled_by_the_forecast_ratio(ratio):
     drafting, costs = Drafting(), 1 + 0.2 * np.arange(NODES + 1)
     tokens = np.array(TEXTS[0])
     tree = drafting.recycler().draft(tokens, NODES)
-    rates = (1 + ratio * np.append(0, tree.values[1:].cumsum())) / costs
+    rates = (1 + ratio * np.append(0, tree["value"][1:].cumsum())) / costs
     drafting = Drafting()
     tree = drafting.recycler().draft(tokens, NODES, costs, ratio)
-    assert len(tree.tokens) == 1 + int(rates.argmax())
+    assert len(tree) == 1 + int(rates.argmax())

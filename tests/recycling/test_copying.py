@@ -27,16 +27,16 @@ class Answering:
         tree = self.recycler.draft(np.array(self.tokens), room)
         path, node = [], 0
         while True:
-            below = [other for other in range(1, len(tree.tokens)) if tree.parents[other] == node]
+            below = [other for other in range(1, len(tree)) if tree["parent"][other] == node]
             if not below:
                 return path
-            node = max(below, key=lambda other: tree.values[other])
-            path.append(int(tree.tokens[node]))
+            node = max(below, key=lambda other: tree["value"][other])
+            path.append(int(tree["token"][node]))
 
     def drafted(self):
         """The first tokens that may follow."""
         tree = self.recycler.draft(np.array(self.tokens), 99)
-        return {int(tree.tokens[node]) for node in range(1, len(tree.tokens)) if tree.parents[node] == 0}
+        return {int(tree["token"][node]) for node in range(1, len(tree)) if tree["parent"][node] == 0}
 
     def say(self, *tokens, ends=False):
         for token in tokens:
@@ -98,7 +98,7 @@ def test_a_prediction_is_of_one_text_alone_and_what_it_had_is_counted():
     answering = Answering(ASKED, FILE)
     answering.say(*FILE[:5])
     other = Recycler(answering.recycler.matrix, np.array(ASKED), 12)
-    assert len(other.draft(np.array([*ASKED, FILE[7]]), 9).tokens) == 1
+    assert len(other.draft(np.array([*ASKED, FILE[7]]), 9)) == 1
     answering.say(*FILE[5:20], 900, *FILE[21:40], ends=True)
     assert answering.recycler.predicted == 39
 
@@ -119,10 +119,10 @@ def test_any_text_is_drafted_for(chains, file, answer, prompt, pieces):
         if not answer:
             break
         tree = recycler.draft(np.array(tokens), 8)
-        assert tree.tokens[0] == tokens[-1]
-        assert ((tree.tokens >= 0) & (tree.tokens < 7)).all()
-        assert (tree.parents[1:] < np.arange(1, len(tree.parents))).all()
-        assert (tree.values > 0).all()
+        assert tree["token"][0] == tokens[-1]
+        assert ((tree["token"] >= 0) & (tree["token"] < 7)).all()
+        assert (tree["parent"][1:] < np.arange(1, len(tree))).all()
+        assert (tree["value"] > 0).all()
         said, answer = answer[:piece], answer[piece:]
         tokens += said
         recycler.observe(said, not answer)

@@ -85,7 +85,7 @@ def test_nodes_grow_best_first(drawn, root, seed, nodes, depth):
     growing = grower.growing
     found = values(matrix, root, depth)
     assert made == 1 + min(nodes, len(found))
-    gains = growing.values[:made].tolist()
+    gains = growing["value"][:made].tolist()
     assert gains == sorted(gains, reverse=True)
     assert gains[1:] == pytest.approx(sorted(found.values(), reverse=True)[: made - 1], rel=1e-4)
     well_formed(grower, made, depth)
@@ -94,14 +94,14 @@ def test_nodes_grow_best_first(drawn, root, seed, nodes, depth):
 def well_formed(grower, made, depth):
     """Parents before children, siblings of distinct tokens and ranks, none too deep."""
     growing = grower.growing
-    assert growing.parents[0] == -1
+    assert growing["parent"][0] == -1
     for node in range(1, made):
-        assert 0 <= growing.parents[node] < node
-        assert growing.depths[node] == growing.depths[growing.parents[node]] + 1 <= depth
-        parent, rank = growing.parents[node], growing.ranks[node]
-        assert growing.candidates[parent, rank] == growing.tokens[node]
+        assert 0 <= growing["parent"][node] < node
+        assert growing["depth"][node] == growing["depth"][growing["parent"][node]] + 1 <= depth
+        parent, rank = growing["parent"][node], growing["rank"][node]
+        assert growing["candidates"][parent, rank] == growing["token"][node]
     assert len(set(grower.paths(made))) == made - 1
-    siblings = list(zip(growing.parents[1:made], growing.ranks[1:made], strict=True))
+    siblings = list(zip(growing["parent"][1:made], growing["rank"][1:made], strict=True))
     assert len(set(siblings)) == made - 1
 
 
@@ -130,6 +130,6 @@ def test_the_arrays_serve_one_growth_after_another():
     used, tokens = Recycler(matrix, np.array([0]), 50), np.array([0])
     for depth in (4, 2, 9, 1):
         grown, fresh = used.draft(tokens, depth), Grower(matrix, [0])
-        assert fresh.grow(50, depth) == len(grown.tokens)
-        for name in ("tokens", "parents", "values"):
-            np.testing.assert_array_equal(getattr(grown, name), getattr(fresh.growing, name))
+        assert fresh.grow(50, depth) == len(grown)
+        for name in ("token", "parent", "value"):
+            np.testing.assert_array_equal(grown[name], fresh.growing[name])

@@ -158,13 +158,13 @@ def test_candidates_are_distinct_and_their_probabilities_within_one(history, tex
     nodes = grower.grow(6, depth=3)
     assert sum(grower.children().values()) <= 1 + 1e-4
     for node in range(nodes):
-        known = grower.growing.known[node]
+        known = grower.growing["known"][node]
         assert len(grower.children(node)) == known, "each once"
-        likely = grower.growing.probabilities[node, :known]
+        likely = grower.growing["probabilities"][node, :known]
         assert (likely >= 0).all()
         assert (likely <= 1 + 1e-5).all()
         assert (np.diff(likely) <= 0).all(), "the likeliest first"
     for _ in range(5):
-        grower.count(grower.growing.tokens[1:nodes])
+        grower.count(grower.growing["token"][1:nodes])
     grower.grow(6, depth=3)
     assert all(0 <= one <= 1 + 1e-5 for one in grower.children().values())

@@ -24,10 +24,9 @@ WALKED, LONG = 16, 3
 
 def found(index, text):
     """What followed, and the length of the match, at each place."""
-    places, lengths = np.zeros(FOUND, np.int64), np.zeros(FOUND, np.int64)
-    count = find_matches(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
-    followed = [int(module.token_at(index.arrays, place)) for place in places[:count].tolist()]
-    return list(zip(followed, lengths[:count].tolist(), strict=True))
+    matches = np.zeros(FOUND, module.MATCH)
+    count = find_matches(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), matches)
+    return [(int(module.token_at(index.arrays, place)), length) for place, length in matches[:count].tolist()]
 
 
 def bucket(last, buckets):

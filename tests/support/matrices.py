@@ -9,7 +9,6 @@ from token_recycling import Template
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
-from token_recycling.recycling.nodes import GrowingTree
 from token_recycling.recycling.recycler import Recycler
 
 DEEP = 99
@@ -29,7 +28,7 @@ def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]]) -> Non
 class Grower:
     """A matrix, a text and the tree that grew last."""
 
-    growing: GrowingTree
+    growing: np.ndarray
 
     def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False) -> None:
         self.matrix, self.tokens = matrix, np.array(text)
@@ -40,7 +39,7 @@ class Grower:
     ) -> int:
         recycler = Recycler(self.matrix, self.tokens, nodes, suffix=self._suffix, template=template)
         self._recycler, self.growing = recycler, recycler.draft(self.tokens, depth, costs)
-        return len(self.growing.tokens)
+        return len(self.growing)
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:
         return self.grow(len(costs) - 1, depth, np.array(costs, np.float64))
@@ -53,7 +52,7 @@ class Grower:
         """The tokens from the root to each node, the root left out."""
         paths: list[tuple[int, ...]] = [()]
         for node in range(1, nodes):
-            paths.append((*paths[self.growing.parents[node]], int(self.growing.tokens[node])))
+            paths.append((*paths[self.growing["parent"][node]], int(self.growing["token"][node])))
         return paths[1:]
 
     def count(self, chosen: list[int] | np.ndarray) -> None:
@@ -62,8 +61,9 @@ class Grower:
 
     def children(self, node: int = 0) -> dict[int, float]:
         """What may follow a node, and how likely that was thought."""
-        known = self.growing.known[node]
-        found = zip(self.growing.candidates[node, :known], self.growing.probabilities[node, :known], strict=True)
+        known = self.growing["known"][node]
+        grown = (self.growing[name][node, :known] for name in ("candidates", "probabilities"))
+        found = zip(*grown, strict=True)
         return {int(token): float(likely) for token, likely in found}
 
 

@@ -111,8 +111,8 @@ class TokenRecycling(LlamaDraftModel):
             self.costs.gave(1, 1 + len(self._gains), accepted, self._gains)
         assert self._recycler is not None
         chain = self._recycler.draft(self._tokens, self.num_pred_tokens, self.costs.cheapest)
-        (nodes,) = self.costs.paying([chain.values[1:]])
-        self._gains, draft = chain.values[1:nodes].copy(), chain.tokens[1:nodes].astype(np.intc)
+        (nodes,) = self.costs.paying([chain["value"][1:]])
+        self._gains, draft = chain["value"][1:nodes].copy(), chain["token"][1:nodes].astype(np.intc)
         self._evaluated_next = np.append(self._tokens[-1:], draft)
         self.replica.save_if_due()
         self._drafting = time.perf_counter() - began

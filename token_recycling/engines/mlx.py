@@ -396,7 +396,7 @@ class Drafting:
         if self._recycled is None:
             self._recycled = self._recycler.begin(self._text.tokens)
         chain = self._recycled.draft(self._text.tokens, depth)
-        return chain.tokens[1:].tolist(), chain.values[1:]
+        return chain["token"][1:].tolist(), chain["value"][1:]
 
     def _paying(self, gains: np.ndarray) -> int:
         """Return the length of a draft that gives the most tokens per second."""

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from ..recycling.matrix_file import fingerprint
-from ..recycling.nodes import GrowingTree
 from . import SGLANG
 from .engine import EngineOptions, Replica, TokenBuffer, check_signature, check_version
 
@@ -202,8 +201,8 @@ class Trees:
             tree = recycler.draft(whole, _DEEPEST)
             lay_out(tree, tokens[place], masks[place])
             if not _changes_logits(request):
-                ngrams.append(recycler.ngrams(tree.parents, tree.tokens))
-                rows.append(place * self.nodes + np.arange(len(tree.tokens)))
+                ngrams.append(recycler.ngrams(tree["parent"], tree["token"]))
+                rows.append(place * self.nodes + np.arange(len(tree)))
         self._ngrams, self._rows = np.concatenate(ngrams), np.concatenate(rows)
         return tokens.reshape(-1), masks.reshape(-1)
 
@@ -255,14 +254,14 @@ def _continues(buffer: TokenBuffer, request: Any, accepted: list[int]) -> bool:
     return accepted[at - len(output) :][:1] == [buffer.tokens[-1]]
 
 
-def lay_out(tree: GrowingTree, tokens: np.ndarray, mask: np.ndarray) -> None:
+def lay_out(tree: np.ndarray, tokens: np.ndarray, mask: np.ndarray) -> None:
     """Writes a tree into `tokens` (n,) and `mask` (n, n), parents before children. Where fewer than n nodes have grown,
     a chain of the newest token hangs from the last, which has no child: SGLang would count equal siblings twice.
     """
-    made = len(tree.tokens)
-    tokens[:made], tokens[made:] = tree.tokens, tree.tokens[0]
+    made = len(tree)
+    tokens[:made], tokens[made:] = tree["token"], tree["token"][0]
     for node in range(len(tokens)):
-        parent = tree.parents[node] if node < made else node - 1
+        parent = tree["parent"][node] if node < made else node - 1
         if node:
             mask[node] = mask[parent]
         mask[node, node] = True

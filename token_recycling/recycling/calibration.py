@@ -19,6 +19,15 @@ MATCHES = 8
 _UNSUPPORTED = (len(_PROBABILITIES) + 1) * RANKS
 CELLS = _UNSUPPORTED * MATCHES
 """Number of kinds of candidates."""
+OUTCOMES = np.dtype(
+    [
+        ("verified", np.float64),  # drafted tokens of chains, up to the first one rejected
+        ("rejected", np.float64),
+        ("expected", np.float64),  # rejections, by the probabilities of these tokens
+    ],
+    align=True,
+)
+"""Recent outcomes of chains, of one sequence or of all, with exponential decay."""
 _PRIOR, _MEMORY = 4.0, 2_000.0
 """Observations that a candidate's own probability counts for; number of observations beyond which older ones decay."""
 

@@ -10,50 +10,56 @@ sequence by observed against expected rejections. Cost: two microseconds per nod
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from .._util.compiled import compiled, compiled_part
 from ..costs.budget import may_pay
-from .calibration import count
-from .copying import Copying, begin_draft, follow, follows_from
+from .calibration import OUTCOMES, count
+from .copying import COPYING, Record, begin_draft, follow
 from .mixture import Mixture, Sources
-from .ngrams import Rows
-from .nodes import GrowingTree, consider, keep_allowed, put_below
-from .suffix_index import IndexArrays, append_one
+from .ngrams import ABSENT, Rows
+from .nodes import consider, keep_allowed, put_below
+from .suffix_index import LONGEST, IndexArrays, append_one
 
 _PRIOR, _OF_SEQUENCE, _OF_ALL = 2.0, 0.9, 0.99
 """Prior in verified tokens of a new sequence; decay per step of one sequence, and of all."""
 
+SEQUENCE = np.dtype(
+    [
+        ("recent", np.int64, (LONGEST,)),  # the last tokens, newest first
+        ("outcomes", OUTCOMES),
+        ("copying", COPYING),
+        ("nodes", np.int64),  # at most, without the root
+        ("children", np.int64),  # per node at most; 1 for chains
+        ("corrected", np.bool_),  # whether probabilities along chains are corrected
+        ("counted", np.bool_),  # whether outcomes are counted in the calibration
+    ],
+    align=True,
+)
+"""What is kept of a sequence from step to step, besides its draft and its index; and how it is drafted for."""
+TEMPLATE_NODE = np.dtype([("parent", np.int64), ("rank", np.int64), ("node", np.int64)], align=True)
+"""A node of a template, which is filled with the candidate of that rank; and the node of the draft that fills it, -1
+where it was left out.
+"""
 
-class Shape(NamedTuple):
-    """The allowed shapes of a sequence's drafts."""
 
-    parents: np.ndarray
-    """(n,) int64: parents of a template's nodes, each filled with the candidate of its rank; empty where trees grow."""
-    ranks: np.ndarray  # (n,) int64
-    filled: np.ndarray  # (n + 1,) int64: workspace, see `_next_of_template`
-    nodes: int  # at most, without the root
-    children: int  # per node at most; 1 for chains
-    corrected: bool  # whether probabilities along chains are corrected
-    counted: bool  # whether outcomes are counted in the calibration
+def new_sequence(nodes: int, children: int, corrected: bool, counted: bool) -> np.ndarray:
+    """Return a new sequence, (1,) of `SEQUENCE`."""
+    sequence = np.zeros(1, SEQUENCE)
+    sequence["recent"] = ABSENT
+    sequence["nodes"], sequence["children"] = nodes, children
+    sequence["corrected"], sequence["counted"] = corrected, counted
+    return sequence
 
 
 @compiled(allocates=False)
 def advance(
-    tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, ranks: np.ndarray, values: np.ndarray,
-    recent: np.ndarray, candidates: np.ndarray, probabilities: np.ndarray, cells: np.ndarray, known: np.ndarray,
-    drafted: np.ndarray, places: np.ndarray,
-    orders: int, mixed_recent: np.ndarray, alternative: np.ndarray, mixed_tokens: np.ndarray, shares: np.ndarray,
-    matches: np.ndarray, copied: np.ndarray, mixed_cells: np.ndarray, mixed_probabilities: np.ndarray,
-    match_places: np.ndarray, lengths: np.ndarray, longest: np.ndarray,
-    row_candidates: np.ndarray, row_shares: np.ndarray, row_keys: np.ndarray,
+    sequences: np.ndarray, tree: np.ndarray, template: np.ndarray,
     index_tokens: np.ndarray, index_before: np.ndarray, index_newest: np.ndarray, index_added: np.ndarray,
+    row_candidates: np.ndarray, row_shares: np.ndarray, row_keys: np.ndarray,
     history_tokens: np.ndarray, history_before: np.ndarray, history_newest: np.ndarray, history_added: np.ndarray,
-    calibration: np.ndarray, copying_state: np.ndarray, copying_rules: np.ndarray,
-    template_parents: np.ndarray, template_ranks: np.ndarray, filled: np.ndarray, most: int, children: int,
-    corrected: bool, counted: bool, rejections: np.ndarray, all_rejections: np.ndarray,
+    calibration: np.ndarray, outcomes: np.ndarray,
+    mixed: np.ndarray, recent: np.ndarray, alternative: np.ndarray, matches: np.ndarray, longest: np.ndarray,
     written: np.ndarray, outcome_of: int, indexed: int, grown: int, max_depth: int, least: float, costs: np.ndarray,
     ratio: float, parent: int, token: int, probability: float, mask: np.ndarray,
 ) -> tuple[int, int, float]:  # fmt: skip
@@ -61,9 +67,10 @@ def advance(
     step. Return how many nodes pay, the root included, how many have grown, and the gain of the best candidate that was
     not added; 0 without one.
 
-    This is one function, since numba compiles all that it calls again for each function that is called from Python. The
-    arrays are those of a `GrowingTree`, `Mixture`, `Rows`, two `IndexArrays`, the calibration, a `Copying` and a
-    `Shape`, one by one: numba takes six microseconds more for tuples of them. They stay the same from step to step.
+    This is one function, since numba compiles all that it calls again for each function that is called from Python. Its
+    first arguments stay the same from step to step: one sequence with its draft, `template` (empty where trees grow)
+    and index; then what all sequences share, which is the arrays of an `NgramMatrix`. numba takes six microseconds more
+    for tuples of them.
 
     `written` (n,) int64: tokens since the last draft, of whose `outcome_of` nodes they tell the outcome (0: it was
     counted); from number `indexed` of the index on they are read (-1: not at all).
@@ -72,184 +79,177 @@ def advance(
     (-1: no draft), none gains `least` or less. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit;
     empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
 
-    With a `parent`, only `token` is added below it, with that probability, and its candidates within `mask` (see
-    `keep_allowed`) are found, none if the mask is empty.
+    `mask` (see `keep_allowed`), where it is not empty, restricts the candidates of the first node that is added. With a
+    `parent` that is only `token`, with its probability; its candidates are not looked up if the mask is empty.
     """
-    tree = GrowingTree(
-        tokens, parents, depths, ranks, values, recent, candidates, probabilities, cells, known, drafted, places
-    )
-    index = IndexArrays(index_tokens, index_before, index_newest, index_added)
-    copying = Copying(copying_state, copying_rules)
+    sequence, index = sequences[0], IndexArrays(index_tokens, index_before, index_newest, index_added)
+    copying = sequence.copying
     sources = Sources(
         Rows(row_candidates, row_shares, row_keys),
         index,
         IndexArrays(history_tokens, history_before, history_newest, history_added),
         calibration,
         copying,
-        Mixture(
-            orders, mixed_recent, alternative, mixed_tokens, shares, matches, copied, mixed_cells, mixed_probabilities,
-            match_places, lengths, longest,
-        ),
-    )  # fmt: skip
-    shape = Shape(template_parents, template_ranks, filled, most, children, corrected, counted)
-    if outcome_of and counted:
+        Mixture(mixed, recent, alternative, matches, longest),
+    )
+    if outcome_of and sequence.counted:
         _count_chosen(tree, outcome_of, written, calibration)
-    if outcome_of and corrected:
-        _count_rejections(tree, outcome_of, written, rejections, all_rejections)
+    if outcome_of and sequence.corrected:
+        _count_outcome(tree, outcome_of, written, sequence.outcomes, outcomes[0])
     if indexed >= 0:
         _read(index, copying, written, indexed)
     if max_depth < 0:
         return 0, 0, 0.0
     if parent >= 0:
-        put_below(tree, grown, parent, tree.drafted[parent], token, np.float32(probability), copying, index)
+        put_below(tree, grown, parent, tree[parent].drafted, token, np.float32(probability), copying, index)
         if not len(mask):
             return 0, grown + 1, 0.0
     elif grown == 0:
-        _shift(tree.recent, written)
-        tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
-        shape.filled[len(shape.parents)] = 0
+        _begin(sequence, tree, written)
+        if len(template):
+            template[0].node = template[0].rank = 0
         if len(index.tokens):
-            begin_draft(copying, index, tree.places)
-    correction = _corrections(rejections, all_rejections) if corrected else (1.0, 1.0)
+            begin_draft(copying, index, tree)
+    correction = _corrections(sequence.outcomes, outcomes[0]) if sequence.corrected else (1.0, 1.0)
     paying, gain, expected, rate = max(grown, 1), 0.0, 1 / ratio, 0.0  # in units of the unscaled gains
     added = grown == 0 or parent >= 0
     while True:
         if added:
-            consider(tree, grown, sources)
+            consider(tree, grown, sequence.recent, sources)
+            if len(mask):
+                keep_allowed(tree[grown], mask)
             grown, expected = grown + 1, expected + gain
             if parent >= 0:
-                keep_allowed(tree, grown - 1, mask)
                 return 0, grown, 0.0
             if not len(costs):
                 paying = grown
             elif expected / costs[grown - 1] >= rate:
                 paying, rate = grown, expected / costs[grown - 1]
-        if grown > most:
+        if grown > sequence.nodes:
             return paying, grown, 0.0
-        if len(shape.parents):
-            parent_of_next, rank, gain = _next_of_template(tree, grown - 1, shape, max_depth)
+        if len(template):
+            above, rank, gain = _next_of_template(tree, grown - 1, template, max_depth)
         else:
-            parent_of_next, rank, gain = _next(tree, grown, shape, max_depth, correction)
+            above, rank, gain = _next(tree, grown, sequence.children, max_depth, correction)
         if gain <= least or not may_pay(costs, grown, expected, rate, gain):
             return paying, grown, gain
-        token, probability = tree.candidates[parent_of_next, rank], tree.probabilities[parent_of_next, rank]
-        put_below(tree, grown, parent_of_next, rank, token, np.float32(probability), copying, index)
-        if shape.children == 1:
-            tree.values[grown] = gain
+        token, probability = tree[above].candidates[rank], tree[above].probabilities[rank]
+        put_below(tree, grown, above, rank, token, np.float32(probability), copying, index)
+        if sequence.children == 1:
+            tree[grown].value = gain
         added = True
 
 
 @compiled_part
-def _read(index: IndexArrays, copying: Copying, tokens: np.ndarray, indexed: int) -> None:
+def _begin(sequence: Record, tree: np.ndarray, written: np.ndarray) -> None:
+    """Begin a tree with the newest token, after tokens (n,) int64 that were written since the last one began."""
+    recent, count = sequence.recent, len(written)
+    for place in range(LONGEST - 1, -1, -1):
+        recent[place] = written[count - 1 - place] if place < count else recent[place - count]
+    root = tree[0]
+    root.token, root.parent, root.rank, root.depth, root.value = recent[0], -1, 0, 0, 1
+
+
+@compiled_part
+def _read(index: IndexArrays, copying: Record, tokens: np.ndarray, indexed: int) -> None:
     """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and follow what they were copied
     from.
     """
     for place in range(len(tokens)):
-        if indexed + place >= follows_from(copying):
+        if indexed + place >= copying.prompt:
             follow(copying, index, tokens[place])
         append_one(index, tokens[place])
 
 
 @compiled_part
-def _shift(recent: np.ndarray, written: np.ndarray) -> None:
-    """Put new tokens (n,) int64 in front of the recent ones (LONGEST,) int64, newest first."""
-    count = len(written)
-    for place in range(len(recent) - 1, -1, -1):
-        recent[place] = written[count - 1 - place] if place < count else recent[place - count]
-
-
-@compiled_part
 def _next(
-    tree: GrowingTree, grown: int, shape: Shape, max_depth: int, correction: tuple[float, float]
+    tree: np.ndarray, grown: int, children: int, max_depth: int, correction: tuple[float, float]
 ) -> tuple[int, int, float]:
     """Return the parent, rank and probability of the best candidate among `grown` nodes; probability 0: none."""
     parent, best = np.int64(-1), np.float32(0.0)
-    for node in range(grown):
-        rank = tree.drafted[node]
-        if rank < tree.known[node] and rank < shape.children and tree.depths[node] < max_depth:
-            value = tree.values[node] * tree.probabilities[node, rank]
+    for number in range(grown):
+        node = tree[number]
+        rank = node.drafted
+        if rank < node.known and rank < children and node.depth < max_depth:
+            value = node.value * node.probabilities[rank]
             if value > best:
-                parent, best = np.int64(node), value
+                parent, best = np.int64(number), value
     if parent < 0:
         return parent, np.int64(0), 0.0
-    if shape.children > 1:
-        return parent, tree.drafted[parent], np.float64(best)
-    return parent, np.int64(0), np.float64(tree.values[parent] * _corrected(tree.probabilities[parent, 0], correction))
+    if children > 1:
+        return parent, tree[parent].drafted, np.float64(best)
+    corrected = _corrected(tree[parent].probabilities[0], correction)
+    return parent, np.int64(0), np.float64(tree[parent].value * corrected)
 
 
 @compiled_part
-def _next_of_template(tree: GrowingTree, newest: int, shape: Shape, max_depth: int) -> tuple[int, int, float]:
-    """Return the same for a template whose newest node is `newest`. Nodes without such a candidate are left out, with
-    the nodes below them. `shape.filled` holds the node of each node of the template, -1 where it was left out; its last
-    entry counts handled nodes.
+def _next_of_template(tree: np.ndarray, newest: int, template: np.ndarray, max_depth: int) -> tuple[int, int, float]:
+    """Return the same for a template, of which the root's `rank` says how many nodes are handled; `newest` fills the
+    last of these. Nodes without such a candidate are left out, with the nodes below them.
     """
-    filled, last = shape.filled, len(shape.parents)
-    filled[filled[last]] = newest
-    for place in range(filled[last] + 1, last):
-        parent, rank = filled[shape.parents[place]], shape.ranks[place]
-        if parent >= 0 and rank < tree.known[parent] and tree.depths[parent] < max_depth:
-            filled[last] = place
+    handled = template[0].rank
+    template[handled].node = newest
+    for place in range(handled + 1, len(template)):
+        parent, rank = template[template[place].parent].node, template[place].rank
+        if parent >= 0 and rank < tree[parent].known and tree[parent].depth < max_depth:
+            template[0].rank = place
             return parent, rank, 1.0
-        filled[place] = -1
+        template[place].node = -1
     return np.int64(-1), np.int64(0), 0.0
 
 
 @compiled_part
-def _count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
+def _count_chosen(tree: np.ndarray, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
     """Count which kinds of candidates were right along `chosen`, the tokens after the root of a draft of `nodes`
     nodes.
     """
-    node = 0
+    number = 0
     for place in range(len(chosen)):
-        token = chosen[place]
-        for rank in range(tree.known[node]):
-            count(calibration, tree.cells[node, rank], tree.candidates[node, rank] == token)
-        parent, node = node, -1
+        node, token = tree[number], chosen[place]
+        for rank in range(node.known):
+            count(calibration, node.cells[rank], node.candidates[rank] == token)
+        parent, number = number, -1
         for child in range(parent + 1, nodes):
-            if tree.parents[child] == parent and tree.tokens[child] == token:
-                node = child
+            if tree[child].parent == parent and tree[child].token == token:
+                number = child
                 break
-        if node < 0:
+        if number < 0:
             return
 
 
 @compiled_part
-def _count_rejections(
-    tree: GrowingTree, nodes: int, chosen: np.ndarray, rejections: np.ndarray, all_rejections: np.ndarray
-) -> None:
-    """Count the verified tokens of a chain of `nodes` nodes, whether one was rejected, and the expectation, where
-    `chosen` are the tokens after the root: (3,) float64 each, of its sequence and of all.
+def _count_outcome(tree: np.ndarray, nodes: int, chosen: np.ndarray, own: Record, shared: Record) -> None:
+    """Count the outcome of a chain of `nodes` nodes, where `chosen` are the tokens after the root: for its sequence and
+    for all.
     """
     verified, rejected, expected = 0.0, 0.0, 0.0
     for place in range(min(len(chosen), nodes - 1)):
         verified += 1
-        expected += 1 - tree.probabilities[place, 0]
-        if tree.tokens[place + 1] != chosen[place]:
+        expected += 1 - tree[place].probabilities[0]
+        if tree[place + 1].token != chosen[place]:
             rejected = 1.0
             break
-    _decay_and_add(rejections, _OF_SEQUENCE, verified, rejected, expected)
-    _decay_and_add(all_rejections, _OF_ALL, verified, rejected, expected)
+    _decay_and_add(own, _OF_SEQUENCE, verified, rejected, expected)
+    _decay_and_add(shared, _OF_ALL, verified, rejected, expected)
 
 
 @compiled_part
-def _decay_and_add(counts: np.ndarray, decay: float, verified: float, rejected: float, expected: float) -> None:
-    counts[0] = counts[0] * decay + verified
-    counts[1] = counts[1] * decay + rejected
-    counts[2] = counts[2] * decay + expected
+def _decay_and_add(outcomes: Record, decay: float, verified: float, rejected: float, expected: float) -> None:
+    outcomes.verified = outcomes.verified * decay + verified
+    outcomes.rejected = outcomes.rejected * decay + rejected
+    outcomes.expected = outcomes.expected * decay + expected
 
 
 @compiled_part
-def _corrections(rejections: np.ndarray, all_rejections: np.ndarray) -> tuple[float, float]:
+def _corrections(own: Record, shared: Record) -> tuple[float, float]:
     """Return observed / expected rejections of a sequence, and the same of acceptances; the prior is the average of
     all.
     """
-    verified, rejected, expected = all_rejections[0], all_rejections[1], all_rejections[2]
-    all_wrong = (rejected + 1) / (expected + 1)
-    all_right = (verified - rejected + 1) / (verified - expected + 1)
-    verified, rejected, expected = rejections[0], rejections[1], rejections[2]
+    all_wrong = (shared.rejected + 1) / (shared.expected + 1)
+    all_right = (shared.verified - shared.rejected + 1) / (shared.verified - shared.expected + 1)
     return (
-        (rejected + _PRIOR * all_wrong) / (expected + _PRIOR),
-        (verified - rejected + _PRIOR * all_right) / (verified - expected + _PRIOR),
+        (own.rejected + _PRIOR * all_wrong) / (own.expected + _PRIOR),
+        (own.verified - own.rejected + _PRIOR * all_right) / (own.verified - own.expected + _PRIOR),
     )
 
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from .._util.compiled import compiled_inline, compiled_part
 from .calibration import MATCHES, RANKS, calibrated, cell_of, match_kind, new_calibration
-from .copying import HYPOTHESES, Copying, candidate, weight
+from .copying import HYPOTHESES, Record, token_to_copy, weight
 from .copying import KINDS as COPIED
 from .ngrams import FULL, Rows, find_row
-from .suffix_index import FOUND, LONGEST, IndexArrays, find_matches, token_at
+from .suffix_index import FOUND, LONGEST, MATCH, IndexArrays, find_matches, token_at
 
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)
 """Weight of the shortest known n-gram, and of each longer one against the shorter ones."""
@@ -44,41 +44,37 @@ _KINDS = _MATCHED + COPIED
 """Kinds of candidates, by the matches that support them; those copied without a long match, by their kind of copy."""
 
 
-class Mixture(NamedTuple):
-    """Buffers for the candidates after one place; c at most."""
+_CANDIDATE = np.dtype(
+    [
+        ("token", np.int64),
+        ("share", np.float32),  # of the mixture
+        ("probability", np.float32),  # calibrated
+        ("cell", np.int64),  # kind, as the calibration has it
+        ("matches", np.int64, (2,)),  # kinds of the longest matches in this sequence and in the history
+        ("copied", np.int64),  # kind of copy, -1 for none
+    ],
+    align=True,
+)
 
-    orders: int  # longest context of a row
+
+class Mixture(NamedTuple):
+    """Workspace for the candidates after one place; c at most."""
+
+    candidates: np.ndarray  # (c,) of `_CANDIDATE`, without duplicates
     recent: np.ndarray  # (LONGEST,) int64: the tokens before the place, newest first, then -1
-    alternative: np.ndarray  # (orders,) int64: an n-gram with another newest token, for look-ups
-    tokens: np.ndarray  # (c,) int64: the candidates, without duplicates
-    shares: np.ndarray  # (c,) float32: of the mixture
-    matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this sequence and in the history
-    copied: np.ndarray  # (c,) int64: kinds of copies, -1 for none
-    cells: np.ndarray  # (c,) int64: kinds, as the calibration has them
-    probabilities: np.ndarray  # (c,) float32: calibrated probabilities
-    places: np.ndarray  # (FOUND,) int64: places of continuations
-    lengths: np.ndarray  # (FOUND,) int64: length of the match there
-    longest: (
-        np.ndarray
-    )  # (2, 2) int64: in this sequence and in the history, length and newest place of the longest match
+    alternative: np.ndarray  # (longest context of a row,) int64: an n-gram with another newest token, for look-ups
+    matches: np.ndarray  # (FOUND,) of `MATCH`: places of continuations
+    longest: np.ndarray  # (2,) of `MATCH`: the newest of the longest matches in this sequence and in the history
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:
         most = (orders + 1) * k + _BESIDE * _AFTER + 2 * FOUND + k + HYPOTHESES
-        ints, floats = (lambda n: np.zeros(n, np.int64)), (lambda n: np.zeros(n, np.float32))
         return cls(
-            orders,
-            recent=ints(LONGEST),
-            alternative=ints(orders),
-            tokens=ints(most),
-            shares=floats(most),
-            matches=np.zeros((2, most), np.int64),
-            copied=ints(most),
-            cells=ints(most),
-            probabilities=floats(most),
-            places=ints(FOUND),
-            lengths=ints(FOUND),
-            longest=np.zeros((2, 2), np.int64),
+            np.zeros(most, _CANDIDATE),
+            np.zeros(LONGEST, np.int64),
+            np.zeros(orders, np.int64),
+            np.zeros(FOUND, MATCH),
+            np.zeros(2, MATCH),
         )
 
 
@@ -89,8 +85,8 @@ class Sources(NamedTuple):
     sequence: IndexArrays  # of the sequence so far; empty where it is not searched
     history: IndexArrays  # of the earlier outputs; may be empty
     calibration: np.ndarray  # `mixture_calibration`
-    copying: Copying  # state of edit-aware copying
-    mixture: Mixture  # workspace
+    copying: Record  # state of edit-aware copying
+    mixture: Mixture
 
 
 def mixture_calibration() -> np.ndarray:
@@ -99,13 +95,11 @@ def mixture_calibration() -> np.ndarray:
 
 
 @compiled_inline
-def mix(sources: Sources, places: np.ndarray, node: int) -> int:
-    """Find the candidates after `mixture.recent` and their probabilities; return their number. `places` (nodes,
-    HYPOTHESES, 4): where copying may continue after each node.
-    """
-    mixture, rows, shares = sources.mixture, sources.rows, sources.mixture.shares
+def mix(sources: Sources, node: Record) -> int:
+    """Find the candidates after `mixture.recent`, the place of `node`, and their probabilities; return their number."""
+    mixture, rows, candidates = sources.mixture, sources.rows, sources.mixture.candidates
     found, known = _mix_alternatives(mixture, rows), False
-    for order in range(1, mixture.orders + 1):
+    for order in range(1, len(mixture.alternative) + 1):
         row = find_row(rows, mixture.recent, order)
         if row < 0:
             continue
@@ -114,21 +108,22 @@ def mix(sources: Sources, places: np.ndarray, node: int) -> int:
         found = _mix_row(mixture, found, rows, row, weight, rows.candidates.shape[1], np.int64(-1))
     found = _mix_sequence(mixture, found, sources.history, np.int64(1))
     found = _mix_sequence(mixture, found, sources.sequence, np.int64(0))
-    found = _mix_copied(sources, found, places, node)
+    found = _mix_copied(sources, found, node)
     for place in range(found):
-        rank = 0
+        candidate, rank = candidates[place], 0
         for other in range(found):
             if rank == RANKS - 1:
                 break
-            rank += shares[other] > shares[place] or (shares[other] == shares[place] and other < place)
-        history = mixture.matches[1, place]
+            share = candidates[other].share
+            rank += share > candidate.share or (share == candidate.share and other < place)
+        history = candidate.matches[1]
         history_kind = 0 if history == 0 else 1 if history < 3 else 2 if history < 6 else 3
-        kind = mixture.matches[0, place] * _PAST_KINDS + history_kind
-        if mixture.copied[place] >= 0 and mixture.matches[0, place] < _LONG_MATCH:
-            kind = _MATCHED + mixture.copied[place]
-        mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
-        probability = calibrated(sources.calibration, mixture.cells[place], shares[place])
-        mixture.probabilities[place] = min(probability, _CERTAIN)
+        kind = candidate.matches[0] * _PAST_KINDS + history_kind
+        if candidate.copied >= 0 and candidate.matches[0] < _LONG_MATCH:
+            kind = _MATCHED + candidate.copied
+        candidate.cell = cell_of(candidate.share, rank, kind, _KINDS)
+        probability = calibrated(sources.calibration, candidate.cell, candidate.share)
+        candidate.probability = min(probability, _CERTAIN)
     return found
 
 
@@ -136,19 +131,20 @@ def mix(sources: Sources, places: np.ndarray, node: int) -> int:
 def _mix_alternatives(mixture: Mixture, rows: Rows) -> int:
     """Add the target's candidates one position earlier, as the first ones; return their number."""
     recent, alternative, found = mixture.recent, mixture.alternative, np.int64(0)
-    for place in range(mixture.orders):
+    orders = len(alternative)
+    for place in range(orders):
         alternative[place] = recent[place + 1]
-    row = _longest_row(rows, alternative, mixture.orders, 1)
+    row = _longest_row(rows, alternative, orders, 1)
     if row < 0:
         return found
     found = _mix_row(mixture, found, rows, row, _BESIDE_WEIGHT, rows.candidates.shape[1], recent[0])
-    for place in range(1, mixture.orders):
+    for place in range(1, orders):
         alternative[place] = recent[place]
     for rank in range(min(_BESIDE, rows.candidates.shape[1])):
         alternative[0] = rows.candidates[row, rank]
         if alternative[0] == recent[0] or not rows.shares[row, rank]:
             continue
-        after = _longest_row(rows, alternative, mixture.orders, _LONG)
+        after = _longest_row(rows, alternative, orders, _LONG)
         if after >= 0:
             weight = _AFTER_WEIGHT * np.float32(rows.shares[row, rank]) / np.float32(FULL)
             found = _mix_row(mixture, found, rows, after, weight, _AFTER, np.int64(-1))
@@ -181,41 +177,43 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
 @compiled_part
 def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: int) -> int:
     """Add continuations in a sequence; return the number of candidates."""
-    places, total = find_matches(sequence, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
-    mixture.longest[which, 0] = 0
-    for one in range(places):
-        total += _PLACE_WEIGHTS[match_kind(mixture.lengths[one])]
-        if mixture.lengths[one] > mixture.longest[which, 0]:
-            mixture.longest[which, 0], mixture.longest[which, 1] = mixture.lengths[one], mixture.places[one]
-    weight = _MATCH_WEIGHTS[match_kind(mixture.longest[which, 0])]
+    matches, longest = mixture.matches, mixture.longest[which]
+    count, total = find_matches(sequence, mixture.recent, matches), np.float32(0)
+    longest.length = 0
+    for number in range(count):
+        total += _PLACE_WEIGHTS[match_kind(matches[number].length)]
+        if matches[number].length > longest.length:
+            longest.place, longest.length = matches[number].place, matches[number].length
+    weight = _MATCH_WEIGHTS[match_kind(longest.length)]
     _fade(mixture, found, weight)
-    for one in range(places):
-        kind = match_kind(mixture.lengths[one])
+    for number in range(count):
+        kind = match_kind(matches[number].length)
         share = weight * _PLACE_WEIGHTS[kind] / total
-        place = _add(mixture, found, token_at(sequence, mixture.places[one]), share)
-        mixture.matches[which, place] = max(mixture.matches[which, place], kind)
+        place = _add(mixture, found, token_at(sequence, matches[number].place), share)
+        candidate = mixture.candidates[place]
+        candidate.matches[which] = max(candidate.matches[which], kind)
         found = max(found, place + 1)
     return found
 
 
 @compiled_part
-def _mix_copied(sources: Sources, found: int, places: np.ndarray, node: int) -> int:
+def _mix_copied(sources: Sources, found: int, node: Record) -> int:
     """Add tokens to be copied; return the number of candidates."""
     mixture = sources.mixture
     most, total = np.float32(0), np.float32(0)
     for row in range(HYPOTHESES):
-        token, kind = candidate(sources.copying, sources.sequence, places, node, row)
+        token, kind = token_to_copy(sources.copying, sources.sequence, node.copies[row])
         if token >= 0:
             most, total = max(most, weight(kind)), total + weight(kind)
     if total <= 0:
         return found
     _fade(mixture, found, most)
     for row in range(HYPOTHESES):
-        token, kind = candidate(sources.copying, sources.sequence, places, node, row)
+        token, kind = token_to_copy(sources.copying, sources.sequence, node.copies[row])
         if token >= 0:
             place = _add(mixture, found, token, most * weight(kind) / total)
-            if mixture.copied[place] < 0:
-                mixture.copied[place] = kind
+            if mixture.candidates[place].copied < 0:
+                mixture.candidates[place].copied = kind
             found = max(found, place + 1)
     return found
 
@@ -224,17 +222,18 @@ def _mix_copied(sources: Sources, found: int, places: np.ndarray, node: int) -> 
 def _fade(mixture: Mixture, found: int, weight: float) -> None:
     """Scale the candidates down for a source of that weight."""
     for place in range(found):
-        mixture.shares[place] *= 1 - weight
+        mixture.candidates[place].share *= 1 - weight
 
 
 @compiled_part
 def _add(mixture: Mixture, found: int, token: int, share: float) -> int:
     """Add to the share of a candidate, which may be new; return its place."""
+    candidates = mixture.candidates
     for place in range(found):
-        if mixture.tokens[place] == token:
-            mixture.shares[place] += share
+        if candidates[place].token == token:
+            candidates[place].share += share
             return place
-    mixture.tokens[found], mixture.shares[found] = token, share
-    mixture.matches[0, found] = mixture.matches[1, found] = 0
-    mixture.copied[found] = -1
+    new = candidates[found]
+    new.token, new.share, new.copied = token, share, -1
+    new.matches[0] = new.matches[1] = 0
     return found

@@ -17,6 +17,7 @@ import numpy as np
 
 from .._util.compiled import compiled
 from .._util.topk import exceeded, top_candidates
+from .calibration import OUTCOMES
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import Mixture, mixture_calibration
 from .ngrams import FULL, Rows, find_row, key_of, row_of
@@ -58,8 +59,8 @@ class NgramMatrix:
         self.calibration = mixture_calibration()
         self.workspace = Mixture.empty(orders, k)
         """Of one draft at a time, for all sequences: compiled code is not interrupted."""
-        self.rejections = np.zeros(3)
-        """Of the chains of all sequences; see `growth.count_rejections`."""
+        self.outcomes = np.zeros(1, OUTCOMES)
+        """Of the chains of all sequences."""
         self.least_gain = 0.0
         """Gain above which nodes would have paid in the last batch of sequences."""
         self.lessons = 0

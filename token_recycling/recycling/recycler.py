@@ -17,10 +17,10 @@ import numpy as np
 from ..costs.budget import NO_COSTS, least_gain, paying_prefix
 from ..grammar.grow import Candidates, GrammarStatistics
 from ..grammar.grow import grow as grow_within
-from .copying import Copying
-from .growth import Shape, advance
+from . import copying
+from .growth import TEMPLATE_NODE, advance, new_sequence
 from .ngram_matrix import NgramMatrix
-from .nodes import CHILDREN, GrowingTree, keep_allowed
+from .nodes import CHILDREN, new_tree
 from .suffix_index import BREAK, LONGEST, IndexArrays, SuffixIndex, masked
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NO_MASK = np.zeros(0, np.int32)
 """An empty mask: no candidates are looked up."""
-_NO_NODES = _NO_TOKENS = np.zeros(0, np.int64)
+_NO_TOKENS = np.zeros(0, np.int64)
 _NO_OUTCOME, _NOT_READ, _NO_DRAFT, _NO_PARENT = 0, -1, -1, -1
 """Arguments of `advance` where there is nothing to count, to read, to draft, or a token to add."""
 _UNFINISHED = 16
@@ -59,8 +59,8 @@ class Recycler:
         """Start with the `prompt` (length,), integers; `nodes`: most drafted nodes.
 
         `suffix`: search the sequence itself. `template`: filled instead of growing a tree; it branches at most
-        `CHILDREN` times per node. `corrected`: see `Shape`. `records_prompt`: record the end of the prompt too, so that
-        its continuation is found again. `learns`: whether the sequence leaves a trace in the matrix.
+        `CHILDREN` times per node. `corrected`: see `SEQUENCE`. `records_prompt`: record the end of the prompt too, so
+        that its continuation is found again. `learns`: whether the sequence leaves a trace in the matrix.
         """
         self.matrix, self.nodes, self.learns = matrix, nodes, learns
         self.recorder = Recorder(matrix.history, prompt, _UNFINISHED) if records_prompt else Recorder(matrix.history)
@@ -70,22 +70,15 @@ class Recycler:
         """Tokens given to the recorder, the prompt included."""
         self._read = 0
         """Tokens in the index."""
-        self._index, self._copying = SuffixIndex(), Copying.empty()
-        self._copying.begin(len(prompt))
-        parents, ranks = (_NO_NODES, _NO_NODES) if template is None else (template.parents, template.ranks)
-        self._shape = Shape(
-            parents,
-            ranks,
-            np.zeros(len(parents) + 1, np.int64),
-            nodes,
-            1 if chains else CHILDREN,
-            corrected,
-            learns,
-        )
-        self._tree = GrowingTree.empty(nodes + 1)
+        self._index = SuffixIndex()
+        self._sequence = new_sequence(nodes, 1 if chains else CHILDREN, corrected, learns)
+        copying.begin(self._copying, len(prompt))
+        self._template = np.zeros(0 if template is None else len(template), TEMPLATE_NODE)
+        if template is not None:
+            self._template["parent"], self._template["rank"] = template.parents, template.ranks
+        self._tree = new_tree(nodes + 1)
         self._grown = 0
         """Nodes of the tree; 0 once its outcome was counted."""
-        self._rejections = np.zeros(3)
         self._bound: tuple[tuple[IndexArrays, IndexArrays], tuple] | None = None
         """The indexes of the last call of `advance`, and the arguments that stay the same as long as these do."""
 
@@ -96,12 +89,17 @@ class Recycler:
         if len(tokens):
             self._searched = True
             self._index.extend([*tokens, BREAK])
-            self._copying.begin(self._length - answered, len(tokens))
+            copying.begin(self._copying, self._length - answered, len(tokens))
 
     @property
     def predicted(self) -> int:
         """How many tokens of the sequence its prediction contained, counting tokens read so far."""
-        return self._copying.predicted
+        return copying.predicted(self._copying)
+
+    @property
+    def _copying(self) -> np.ndarray:
+        """The state of copying, (1,) of `COPYING`."""
+        return self._sequence["copying"]
 
     def continues(self, tokens: np.ndarray) -> bool:
         """Return whether a sequence (length,) continues what was read."""
@@ -109,17 +107,16 @@ class Recycler:
 
     # Drafts
 
-    def draft(
-        self, tokens: np.ndarray, max_depth: int, costs: np.ndarray = NO_COSTS, ratio: float = 1.0
-    ) -> GrowingTree:
-        """Return a draft after the sequence `tokens` (length,), integers, as views that hold until the next one.
+    def draft(self, tokens: np.ndarray, max_depth: int, costs: np.ndarray = NO_COSTS, ratio: float = 1.0) -> np.ndarray:
+        """Return a draft after the sequence `tokens` (length,), integers: (n,) of `NODE`, in order of growth, which
+        holds until the next one.
 
         No node is deeper than `max_depth`. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit; empty
         where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales the expected gain of
         a node.
         """
         paying, _ = self._draft_after(tokens, max_depth, costs=costs, ratio=ratio)
-        return self._tree.first(paying)
+        return self._tree[:paying]
 
     def draft_within(
         self,
@@ -129,44 +126,49 @@ class Recycler:
         grammar_statistics: GrammarStatistics,
         costs: np.ndarray = NO_COSTS,
         ratio: float = 1.0,
-    ) -> tuple[GrowingTree, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Draft within a grammar, as `draft` does. Return the nodes, and the probability (n,) float32 of each being
         accepted if its parent is. `state`: the grammar's state at the end of the sequence.
         """
-        self._draft_after(tokens, max_depth, least=math.inf)
+        self._draft_after(tokens, max_depth, least=math.inf, mask=state.mask)
         tree = self._tree
 
-        def candidates(node: int) -> Candidates:
-            shown = slice(tree.known[node])
-            return [*zip(tree.candidates[node, shown].tolist(), tree.probabilities[node, shown].tolist(), strict=True)]
+        def candidates(number: int) -> Candidates:
+            node, known = tree[number], tree["known"][number]
+            return [*zip(node["candidates"][:known].tolist(), node["probabilities"][:known].tolist(), strict=True)]
 
         def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
             mask = _NO_MASK if after is None else after.mask
             self._advance(max_depth=max_depth, parent=parent, token=token, probability=probability, mask=mask)
             return [] if after is None else candidates(self._grown - 1)
 
-        keep_allowed(tree, 0, state.mask)
-        first, root = candidates(0), int(tree.tokens[0])
+        first, root = candidates(0), int(tree["token"][0])
         _, _, confidence = grow_within(
             state, first, root, propose, grammar_statistics, max_depth, self.nodes, costs, ratio
         )
-        return tree.first(len(confidence)), np.array(confidence, np.float32)
+        return tree[: len(confidence)], np.array(confidence, np.float32)
 
     def chain(self, nodes: int) -> list[int]:
         """Return the drafted tokens of a chain of that many nodes."""
-        return self._tree.tokens[1:nodes].tolist()
+        return self._tree["token"][1:nodes].tolist()
 
     def gains(self, nodes: int) -> np.ndarray:
         """Return the expected tokens (nodes - 1,) float32 of the first nodes of a draft, without that of the root."""
-        return self._tree.values[1:nodes].copy()
+        return self._tree["value"][1:nodes].copy()
 
     @property
     def _gains(self) -> np.ndarray:
         """(n,) float32: expected tokens of each grown node, in order of growth."""
-        return self._tree.values[1 : self._grown]
+        return self._tree["value"][1 : self._grown]
 
     def _draft_after(
-        self, tokens: np.ndarray, max_depth: int, least: float = 0.0, costs: np.ndarray = NO_COSTS, ratio: float = 1.0
+        self,
+        tokens: np.ndarray,
+        max_depth: int,
+        least: float = 0.0,
+        costs: np.ndarray = NO_COSTS,
+        ratio: float = 1.0,
+        mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
         """Read the new tokens of a sequence (length,), which tell the outcome of the last draft, and draft; see
         `_advance`.
@@ -178,7 +180,7 @@ class Recycler:
         self._length, self._last = length, int(tokens[-1])
         outcome_of, self._grown = self._grown, 0
         indexed = self._reserve(len(written))
-        return self._advance(written, outcome_of, indexed, max(max_depth, 0), least, costs, ratio)
+        return self._advance(written, outcome_of, indexed, max(max_depth, 0), least, costs, ratio, mask=mask)
 
     def _reserve(self, tokens: int) -> int:
         """Reserve memory in the index for that many tokens to be read; return how many are in it, or `_NOT_READ`."""
@@ -229,16 +231,15 @@ class Recycler:
         """Return the first arguments of `advance`."""
         matrix = self.matrix
         return (
-            *self._tree,
-            *matrix.workspace,
-            *matrix.rows,
+            self._sequence,
+            self._tree,
+            self._template,
             *self._index.arrays,
+            *matrix.rows,
             *matrix.history.arrays,
             matrix.calibration,
-            *self._copying,
-            *self._shape,
-            self._rejections,
-            matrix.rejections,
+            matrix.outcomes,
+            *matrix.workspace,
         )
 
     # Learning
@@ -248,7 +249,7 @@ class Recycler:
         there.
         """
         outcome_of, self._grown = self._grown, 0
-        reads = ends and self._copying.active
+        reads = ends and bool(self._copying["place"][0] >= 0)
         if outcome_of or reads:
             indexed = self._reserve(len(written)) if reads else _NOT_READ
             self._advance(np.array(written, np.int64), outcome_of, indexed)
@@ -263,7 +264,7 @@ class Recycler:
         orders = self.matrix.orders
         ngrams = np.empty((len(parents), orders), np.int64)
         ngrams[:, 0] = tokens
-        ngrams[0] = self._tree.recent[:orders]
+        ngrams[0] = self._sequence["recent"][0, :orders]
         for place in range(1, orders):
             ngrams[1:, place] = ngrams[parents[1:], place - 1]
         return ngrams

@@ -35,6 +35,10 @@ _RENUMBERED = 2**31 - 2
 """Places have 32 bits: after so many tokens they are numbered again."""
 
 
+MATCH = np.dtype([("place", np.int64), ("length", np.int64)], align=True)
+"""The place after an earlier occurrence of the last tokens, and how many of them match."""
+
+
 class IndexArrays(NamedTuple):
     """The arrays of an index, for compiled functions."""
 
@@ -119,9 +123,9 @@ def token_at(index: IndexArrays, place: int) -> int:
 
 
 @compiled(allocates=False)
-def find_matches(index: IndexArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
-    """Fill `places` (m,) with the places after earlier occurrences of the tokens `recent` (n,), newest first, and
-    `lengths` with the length of each match; those of three equal tokens first, newest first. Return their number.
+def find_matches(index: IndexArrays, recent: np.ndarray, matches: np.ndarray) -> int:
+    """Fill `matches` (m,) of `MATCH` with earlier occurrences of the tokens `recent` (n,), newest first; those of three
+    equal tokens first, newest first. Return their number.
     """
     capacity, chains, count, found = len(index.tokens), index.newest.shape[1], index.added[0], np.int64(0)
     if not capacity or recent[0] < 0:
@@ -133,7 +137,7 @@ def find_matches(index: IndexArrays, recent: np.ndarray, places: np.ndarray, len
             continue
         bucket = _bucket(recent[0], recent[1], recent[2], chains) if chain else _bucket(recent[0], BREAK, BREAK, chains)
         at = np.int64(index.newest[chain, bucket])
-        for _ in range(len(places) // 2):
+        for _ in range(len(matches) // 2):
             if at < oldest:
                 break
             length = np.int64(0)
@@ -145,7 +149,7 @@ def find_matches(index: IndexArrays, recent: np.ndarray, places: np.ndarray, len
             ):
                 length += 1
             if length >= least and (chain or length < _LONG) and token_at(index, at + 1) >= 0:
-                places[found], lengths[found] = at + 1, length
+                matches[found].place, matches[found].length = at + 1, length
                 found += 1
             at = np.int64(index.before[chain, _slot(at, capacity)])
     return found
@@ -160,11 +164,11 @@ def longest_match(index: IndexArrays, recent: np.ndarray, walked: int) -> tuple[
     """Return the places (n,) int64 after the longest match of the last tokens `recent` (m,), newest first, and its
     length, 0 for none; the newest `walked` places of each chain are compared.
     """
-    places, lengths = np.empty((2, 2 * walked), np.int64)
-    found = find_matches(index, last_ngram(recent, max(len(recent), _LONG)), places, lengths)
-    matched = np.minimum(lengths[:found], len(recent))
-    length = int(matched.max(initial=0))
-    return places[:found][matched == length], length
+    matches = np.empty(2 * walked, MATCH)
+    matches = matches[: find_matches(index, last_ngram(recent, max(len(recent), _LONG)), matches)]
+    lengths = np.minimum(matches["length"], len(recent))
+    length = int(lengths.max(initial=0))
+    return matches["place"][lengths == length], length
 
 
 @cache

@@ -48,12 +48,12 @@ class RecyclingSequence(SequenceDrafter):
         tokens, max_depth = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
         if context.state is None or self.drafter.template is not None:
             tree = self._recycler.draft(tokens, max_depth, budget.times, budget.ratio)
-            probabilities = tree.probabilities[tree.parents, tree.ranks]
+            probabilities = tree["probabilities"][tree["parent"], tree["rank"]]
         else:
             tree, probabilities = self._recycler.draft_within(
                 tokens, max_depth, context.state, self.drafter.grammar_statistics, budget.times, budget.ratio
             )
-        return Draft.of(tree.tokens, tree.parents, probabilities)
+        return Draft.of(tree["token"], tree["parent"], probabilities)
 
     def observe(self, step: Step) -> None:
         drafted, self._drafted = self._drafted, False
