@@ -268,7 +268,13 @@ def test_a_keyword_of_another_kind_is_no_failure(keyword):
     """The schema is taken or refused, alone and beside keywords that look at it."""
     for value in (None, True, 0, 1.5, "x", [], ["a"], [[]], {}, {"a": 1}, {"a": [1]}, [True, "x"]):
         inner = {keyword: value, "required": ["a"]}
-        for schema in (inner, {"type": "object", "properties": {"a": inner}, "anyOf": [value, inner]}):
+        beside = (
+            {"type": "object", "properties": {"a": inner}, "anyOf": [value, inner]},
+            {"oneOf": [{keyword: value}, {"type": "string", keyword: value}, {"allOf": [inner]}]},
+            {"type": "object", "propertyNames": {keyword: value}},
+            {"not": {keyword: value}, "dependentSchemas": {"a": inner}},
+        )
+        for schema in (inner, *beside):
             for strict in (True, False):
                 with contextlib.suppress(ValueError):
                     compiled(TOKENIZER, "json_schema", schema, strict)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import ebnf, patterns
 from .compile import OPTIONS, Grammar, compiled_text, supported
-from .schema import Schema, UnenforceableError, Unenforced
+from .json_values import Schema
+from .schema import UnenforceableError, Unenforced
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

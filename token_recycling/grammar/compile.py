@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._util.text_stream import one_line
 from . import ebnf, patterns
-from .schema import Enforceable, Schema, UnenforceableError, Unenforced, enforceable
+from .json_values import Schema
+from .schema import Enforceable, UnenforceableError, Unenforced, enforceable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -14,27 +14,22 @@ keywords mean nothing to a validator, and nothing here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import urldefrag
 
+from .disjoint import MAX_COMPARISONS, Comparison
 from .formats import FORMATS, INTEGERS
+from .json_values import TYPES, Schema, at_pointer, escaped, is_number, rounded, shown, strings, unwritable
 from .patterns import WRITABLE, may_name_control_characters, translated
-
-Schema = dict[str, Any] | bool
+from .references import References, is_resource
 
 MAX_DEPTH, MAX_NODES = 100, 50_000
 """Most levels that schemas are nested, and schemas in one; each costs some microseconds."""
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Most names and patterns of one object: time grows with their square."""
-_MAX_COMPARISONS = 2_000
-"""Most pairs of branches of `oneOf` that are compared."""
-_LARGEST = 2**53
-"""Larger numbers lose digits in llguidance, which computes in float64."""
-_TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
-_OPEN = {"type": "object", "additionalProperties": True}
 
 
 class Unenforced(NamedTuple):
@@ -126,19 +121,19 @@ class _Walk:
         """For each place that is referred to, and whether its objects are closed, its name."""
         self._pending: list[tuple[str, str, bool]] = []
         self._nodes = 0
-        self._anchors: dict[str, tuple[str, str]] | None = None
-        self._comparisons = _MAX_COMPARISONS
+        self.references = References(self.document)
+        self.comparison = Comparison(self.document, self.references)
 
     def definitions(self) -> None:
         """Fill in the schemas that others refer to."""
         while self._pending:
             place, resource, closed = self._pending.pop()
-            schema = _at(self.document, place)
+            schema = at_pointer(self.document, place)
             self.defs[self._names[place, closed]] = self.subschema(schema, place, resource, closed)
 
     def note(self, place: str, keyword: str, why: str, mistaken: bool = False) -> None:
         """List a keyword as unenforced, once."""
-        entry = Unenforced(f"{place}/{_escaped(keyword)}", why, mistaken)
+        entry = Unenforced(f"{place}/{escaped(keyword)}", why, mistaken)
         if entry not in self.unenforced[-50:]:
             self.unenforced.append(entry)
 
@@ -149,132 +144,32 @@ class _Walk:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise ValueError(f"{place}: a schema must be an object or a boolean, got {_shown(schema)}")
+            raise ValueError(f"{place}: a schema must be an object or a boolean, got {shown(schema)}")
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise ValueError(f"the schema has more than {MAX_NODES:,} parts; make it smaller")
         if place.count("/") > MAX_DEPTH:
             raise ValueError(f"{place[:80]}...: schemas are nested in more than {MAX_DEPTH} levels; nest fewer")
-        if place != "#" and _is_resource(schema):
+        if place != "#" and is_resource(schema):
             resource = place
         return _Node(self, schema, place, resource, closed).result()
 
     def reference(self, reference: Any, place: str, resource: str, closed: bool) -> Schema | None:
         """Return a reference to the schema that `$ref` names; None if there is none."""
-        target = self.resolved(reference, resource)
+        target = self.references.resolved(reference, resource)
         if target is None:
             if isinstance(reference, str):
                 external = bool(urldefrag(reference).url)
                 why = "refers to another document" if external else "refers to nothing in the schema"
-                self.note(place, "$ref", f"{_shown(reference)} {why}", mistaken=True)
+                self.note(place, "$ref", f"{shown(reference)} {why}", mistaken=True)
             else:
-                self.note(place, "$ref", f"must be a string, got {_shown(reference)}", mistaken=True)
+                self.note(place, "$ref", f"must be a string, got {shown(reference)}", mistaken=True)
             return None
         name = self._names.get((target[0], closed))
         if name is None:
             name = self._names[target[0], closed] = str(len(self._names))
             self._pending.append((*target, closed))
         return {"$ref": f"#/$defs/{name}"}
-
-    def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
-        """Return the place that a reference within a resource names, and its resource; None if there is none."""
-        if not isinstance(reference, str):
-            return None
-        url, fragment = urldefrag(reference)
-        if url:
-            base = self.anchors.get(urljoin(_id(self.document), url))
-            if base is None:
-                return None
-            resource = base[0]
-        fragment = unquote(fragment)
-        if fragment and not fragment.startswith("/"):
-            return self.anchors.get(f"{resource} {fragment}")
-        place = resource + fragment
-        found = _at(self.document, place)
-        if not isinstance(found, dict | bool):
-            return None
-        parts, above = place.split("/"), self.document
-        for number in range(1, len(parts)):
-            above = _at(self.document, "/".join(parts[: number + 1]))
-            if isinstance(above, dict) and _is_resource(above):
-                resource = "/".join(parts[: number + 1])
-        return place, resource
-
-    @property
-    def anchors(self) -> dict[str, tuple[str, str]]:
-        """Places with `$id` by their URL, and with `$anchor` by their resource and name, each with its resource."""
-        if self._anchors is None:
-            self._anchors = {}
-            base = _id(self.document)
-            if base:
-                self._anchors[urldefrag(base).url] = ("#", "#")
-            left: list[tuple[Any, str, str, str]] = [(self.document, "#", "#", base)]
-            while left:
-                value, place, resource, base = left.pop()
-                if isinstance(value, list):
-                    left.extend((one, f"{place}/{number}", resource, base) for number, one in enumerate(value))
-                if not isinstance(value, dict):
-                    continue
-                if place != "#" and _is_resource(value):
-                    resource, base = place, urljoin(base, _id(value))
-                    self._anchors[urldefrag(base).url] = (place, place)
-                for name in ("$anchor", "$dynamicAnchor"):
-                    if isinstance(value.get(name), str):
-                        self._anchors[f"{resource} {value[name]}"] = (place, resource)
-                if _id(value).startswith("#"):
-                    self._anchors[f"{resource} {_id(value)[1:]}"] = (place, resource)
-                left.extend(
-                    (one, f"{place}/{_escaped(name)}", resource, base)
-                    for name, one in value.items()
-                    if name not in ("enum", "const", "default", "examples")
-                )
-        return self._anchors
-
-    def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
-        """Whether it is certain that no value is valid under both schemas."""
-        self._comparisons -= 1
-        if self._comparisons < 0 or depth > 4 or any(place != "#" for _, place in self.anchors.values()):
-            return False
-        if one is False or other is False:
-            return True
-        if not isinstance(one, dict) or not isinstance(other, dict):
-            return False
-        ours, theirs = self._conjuncts(one, resource), self._conjuncts(other, resource)
-        if not _kinds(ours) & _kinds(theirs):
-            return True
-        some, others = _values(ours), _values(theirs)
-        if some is not None and others is not None and not any(_equal(a, b) for a in some for b in others):
-            return True
-        for branches, opposite in ((ours, other), (theirs, one)):
-            for part in branches:
-                options = part.get("anyOf", part.get("oneOf")) or [True]
-                if all(self.disjoint(option, opposite, resource, depth + 1) for option in options):
-                    return True
-        if _kinds(ours) != {"object"} or _kinds(theirs) != {"object"}:
-            return False
-        required = {name for part in (*ours, *theirs) for name in _names(part.get("required"))}
-        return any(
-            self.disjoint(mine, yours, resource, depth + 1)
-            for name in required
-            for mine in _properties(ours, name)
-            for yours in _properties(theirs, name)
-        )
-
-    def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
-        """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""
-        parts, left, seen = list[dict[str, Any]](), [(schema, resource)], set[str]()
-        while left and len(parts) < 20:
-            part, resource = left.pop()
-            if not isinstance(part, dict):
-                continue
-            parts.append(part)
-            if isinstance(part.get("allOf"), list):
-                left.extend((one, resource) for one in part["allOf"])
-            target = self.resolved(part.get("$ref"), resource)
-            if target is not None and target[0] not in seen:
-                seen.add(target[0])
-                left.append((_at(self.document, target[0]), target[1]))
-        return parts
 
 
 class _Node:
@@ -287,7 +182,7 @@ class _Node:
         """Its keywords about values themselves."""
         self._others: list[Schema] = []
         """Schemas for the same value."""
-        self._kinds = set(_TYPES)
+        self._kinds = set(TYPES)
 
     def result(self) -> Schema:
         schema = self._schema
@@ -318,7 +213,7 @@ class _Node:
         self._walk.note(self._place, keyword, why, mistaken)
 
     def _child(self, schema: Any, *names: str | int, closed: bool = True) -> Schema:
-        place = "/".join([self._place, *(_escaped(str(name)) for name in names)])
+        place = "/".join([self._place, *(escaped(str(name)) for name in names)])
         return self._walk.subschema(schema, place, self._resource, closed and self._walk.closing)
 
     def _get(self, keyword: str, valid: Callable[[Any], bool], what: str) -> Any:
@@ -326,7 +221,7 @@ class _Node:
         value = self._schema.get(keyword)
         if keyword not in self._schema or valid(value):
             return value
-        self._note(keyword, f"must be {what}, got {_shown(value)}", mistaken=True)
+        self._note(keyword, f"must be {what}, got {shown(value)}", mistaken=True)
         return None
 
     # Values
@@ -336,9 +231,9 @@ class _Node:
         if "type" not in self._schema:
             return
         named = [kinds] if isinstance(kinds, str) else kinds
-        if not isinstance(named, list) or not named or not all(kind in _TYPES for kind in named):
+        if not isinstance(named, list) or not named or not all(kind in TYPES for kind in named):
             self._note(
-                "type", f"must be one of {', '.join(_TYPES)}, or a list of them, got {_shown(kinds)}", mistaken=True
+                "type", f"must be one of {', '.join(TYPES)}, or a list of them, got {shown(kinds)}", mistaken=True
             )
             return
         self._kinds = {*named}
@@ -349,13 +244,13 @@ class _Node:
 
     def _values(self) -> None:
         if "const" in self._schema:
-            if (why := _unwritable(self._schema["const"])) is None:
+            if (why := unwritable(self._schema["const"])) is None:
                 self._own["const"] = self._schema["const"]
             else:
                 self._note("const", why)
         values = self._get("enum", lambda value: isinstance(value, list), "a list")
         if values is not None:
-            reasons = [why for value in values if (why := _unwritable(value)) is not None]
+            reasons = [why for value in values if (why := unwritable(value)) is not None]
             if reasons:
                 self._note("enum", reasons[0])
             else:
@@ -372,12 +267,12 @@ class _Node:
         for bounds, outer, upward in ((low, max, True), (high, min, False)):
             by_name: dict[str, float] = {}
             for name, value in bounds:
-                value = _rounded(value, upward)
+                value = rounded(value, upward)
                 by_name[name] = outer(by_name.get(name, value), value)
             self._own.update(by_name)
-        step = self._get("multipleOf", lambda value: _is_number(value) and value > 0, "a number above 0")
+        step = self._get("multipleOf", lambda value: is_number(value) and value > 0, "a number above 0")
         if step is not None:
-            why = _unwritable(step) or _too_many_remainders(step)
+            why = unwritable(step) or _too_many_remainders(step)
             if why is None:
                 self._own["multipleOf"] = step
             else:
@@ -385,8 +280,8 @@ class _Node:
 
     def _bound(self, name: str, exclusive: str) -> list[tuple[str, float]]:
         """Return the limits of one side; `exclusive` may be a boolean, as in draft 4."""
-        value = self._get(name, _is_number, "a number")
-        other = self._get(exclusive, lambda value: isinstance(value, bool) or _is_number(value), "a number")
+        value = self._get(name, is_number, "a number")
+        other = self._get(exclusive, lambda value: isinstance(value, bool) or is_number(value), "a number")
         bounds = []
         if isinstance(other, bool):
             name = exclusive if other else name
@@ -411,7 +306,7 @@ class _Node:
         if name is None:
             return
         if name not in FORMATS:
-            self._note("format", f"{_shown(name)} is not known")
+            self._note("format", f"{shown(name)} is not known")
         elif "pattern" in self._own:
             self._others.append(FORMATS[name])
         else:
@@ -422,17 +317,17 @@ class _Node:
 
     def _translated(self, keyword: str, pattern: str) -> str | None:
         if keyword != "pattern" and may_name_control_characters(pattern):
-            self._note(keyword, f"{_shown(pattern)} names control characters")
+            self._note(keyword, f"{shown(pattern)} names control characters")
             return None
         try:
             return translated(pattern)
         except ValueError as error:
-            self._note(keyword, f"{_shown(pattern)}: {error}")
+            self._note(keyword, f"{shown(pattern)}: {error}")
             return None
 
     def _count(self, keyword: str) -> int | None:
         def valid(value: Any) -> bool:
-            return _is_number(value) and value >= 0 and value == int(value) and value < 2**32
+            return is_number(value) and value >= 0 and value == int(value) and value < 2**32
 
         value = self._get(keyword, valid, "a whole number below 2**32")
         return None if value is None else int(value)
@@ -492,7 +387,7 @@ class _Node:
         if properties is not None:
             own["properties"] = {}
             for name, one in properties.items():
-                if (why := _unwritable(name)) is not None:
+                if (why := unwritable(name)) is not None:
                     self._note("properties", why)
                 own["properties"][name] = self._child(one, "properties", name)
         if patterns is not None:
@@ -502,7 +397,7 @@ class _Node:
                 if rust is not None:
                     own["patternProperties"][rust] = self._child(one, "patternProperties", pattern)
         if required:
-            reasons = [why for name in required if (why := _unwritable(name)) is not None]
+            reasons = [why for name in required if (why := unwritable(name)) is not None]
             if reasons:
                 self._note("required", reasons[0])
             else:
@@ -548,9 +443,9 @@ class _Node:
     def _property_names(self) -> None:
         """Express the names that properties may have by `patternProperties` or `properties`."""
         names, own = self._schema["propertyNames"], self._own
-        target = self._walk.resolved(names["$ref"], self._resource) if _keys(names) == {"$ref"} else None
+        target = self._walk.references.resolved(names["$ref"], self._resource) if _keys(names) == {"$ref"} else None
         if target is not None:
-            names = _at(self._walk.document, target[0])
+            names = at_pointer(self._walk.document, target[0])
         keys = _keys(names) - {"type"}
         if names is False:
             own["maxProperties"] = 0
@@ -563,7 +458,7 @@ class _Node:
             if rust is not None:
                 own["patternProperties"] = {rust: own.get("additionalProperties", True)}
                 own["additionalProperties"] = False
-        elif keys == {"enum"} and all(isinstance(name, str) for name in names["enum"]):
+        elif keys == {"enum"} and strings(names["enum"]) == names["enum"]:
             rest = own.get("additionalProperties", True)
             own["properties"] = dict.fromkeys(names["enum"], rest)
             own["additionalProperties"] = False
@@ -616,9 +511,11 @@ class _Node:
         self._others.append({"anyOf": branches})
 
     def _exclusive(self, options: Sequence[Any]) -> bool:
-        walk, resource = self._walk, self._resource
-        return len(options) ** 2 < 2 * _MAX_COMPARISONS and all(
-            walk.disjoint(one, other, resource) for number, one in enumerate(options) for other in options[:number]
+        comparison, resource = self._walk.comparison, self._resource
+        return len(options) ** 2 < 2 * MAX_COMPARISONS and all(
+            comparison.disjoint(one, other, resource)
+            for number, one in enumerate(options)
+            for other in options[:number]
         )
 
     def _dependent(self, keyword: str) -> None:
@@ -642,7 +539,7 @@ class _Node:
             return
         keys = _keys(denied)
         if keys == {"required"} or (keys == {"required", "type"} and denied.get("type") == "object"):
-            names = _names(denied["required"])
+            names = strings(denied["required"])
             if names and "object" in self._kinds:
                 missing = [{"properties": {name: False}} for name in names]
                 lacking: Schema = missing[0] if len(missing) == 1 else {"anyOf": missing}
@@ -652,8 +549,8 @@ class _Node:
                 return
         if keys == {"type"}:
             kinds = [denied["type"]] if isinstance(denied["type"], str) else denied["type"]
-            if isinstance(kinds, list) and all(kind in _TYPES and kind != "integer" for kind in kinds):
-                left = [kind for kind in _TYPES if kind not in (*kinds, "integer")]
+            if isinstance(kinds, list) and all(kind in TYPES and kind != "integer" for kind in kinds):
+                left = [kind for kind in TYPES if kind not in (*kinds, "integer")]
                 self._others.append({"type": left} if left else False)
                 return
         self._note("not", "is not supported")
@@ -683,116 +580,9 @@ def _only_requires(composition: Any, properties: Any) -> bool:
     return all(
         isinstance(branch, dict)
         and _keys(branch) <= {"required"}
-        and {*_names(branch.get("required"))} <= {*properties}
+        and {*strings(branch.get("required"))} <= {*properties}
         for branch in branches
     )
-
-
-def _id(schema: Any) -> str:
-    name = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
-    return name if isinstance(name, str) else ""
-
-
-def _is_resource(schema: dict[str, Any]) -> bool:
-    """Whether references within a schema are relative to it."""
-    name = schema.get("$id")
-    return isinstance(name, str) and not name.startswith("#")
-
-
-def _names(value: Any) -> list[str]:
-    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-
-
-def _properties(parts: Iterable[dict[str, Any]], name: str) -> Iterator[Any]:
-    for part in parts:
-        properties = part.get("properties")
-        if isinstance(properties, dict) and name in properties:
-            yield properties[name]
-
-
-def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
-    """Return a list that has all values of a schema, given what holds for it; None if it names none."""
-    for part in parts:
-        if "const" in part:
-            return [part["const"]]
-        if isinstance(part.get("enum"), list) and len(part["enum"]) < 100:
-            return part["enum"]
-    return None
-
-
-def _kinds(parts: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the types of the values of a schema, given what holds for it; a number for an integer."""
-    kinds = {*_TYPES} - {"integer"}
-    for part in parts:
-        named = part.get("type")
-        named = [named] if isinstance(named, str) else named
-        if isinstance(named, list):
-            kinds &= {"number" if kind == "integer" else kind for kind in named if isinstance(kind, str)}
-        values = _values([part])
-        if values is not None:
-            kinds &= {_kind(value) for value in values}
-    return kinds
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    names = {dict: "object", list: "array", str: "string", int: "number", float: "number"}
-    return names.get(type(value), "null")
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; 1 is no true."""
-    if _kind(one) != _kind(other):
-        return False
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
-    return bool(one == other)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def _rounded(value: float, upward: bool) -> float:
-    """Return a bound that float64 can express, no weaker than `value`."""
-    nearest = float(value)
-    if isinstance(value, float) or nearest == value:
-        return value
-    if upward and nearest < value:
-        nearest = math.nextafter(nearest, math.inf)
-    elif not upward and nearest > value:
-        nearest = math.nextafter(nearest, -math.inf)
-    return nearest
-
-
-def _unwritable(value: Any) -> str | None:
-    """Return why a value cannot be written exactly; None if it can."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            left += [*one, *one.values()]
-        elif isinstance(one, list):
-            left += one
-        elif isinstance(one, str):
-            bad = next((character for character in one if character < " " and character not in "\b\t\n\f\r"), None)
-            if bad is not None or "\x7f" in one or any("\ud800" <= character <= "\udfff" for character in one):
-                return f"{_shown(one)} has control characters or halves of surrogate pairs"
-        elif _is_number(one) and abs(one) > _LARGEST:
-            return f"{_shown(one)} has more digits than are kept; numbers up to 2**53 are supported"
-        elif isinstance(one, int | float) and not isinstance(one, bool) and not _finite(one):
-            return f"{_shown(one)} is no number of JSON"
-    return None
 
 
 def _ending(definitions: dict[str, Schema]) -> set[str]:
@@ -834,26 +624,3 @@ def _too_many_remainders(step: float) -> str | None:
     if decimal.scaleb(places) <= _MAX_REMAINDERS:
         return None
     return f"{step} is not supported, since numbers would have more than {_MAX_REMAINDERS:,} remainders"
-
-
-def _at(document: Any, place: str) -> Any:
-    """Return what stands at a place; None if there is nothing."""
-    value = document
-    for part in place.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, dict) and name in value:
-            value = value[name]
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return None
-    return value
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

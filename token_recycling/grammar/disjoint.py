@@ -1,0 +1,99 @@
+"""Whether two JSON schemas share no value: `oneOf` of such branches means what `anyOf` does, which is enforceable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .json_values import TYPES, Schema, at_pointer, equal, kind_of, strings
+from .references import References
+
+MAX_COMPARISONS = 2_000
+"""Most pairs of schemas of a document that are compared."""
+
+
+class Comparison:
+    """Compares schemas of a document, up to a number of pairs."""
+
+    def __init__(self, document: Schema, references: References) -> None:
+        self._document, self._references = document, references
+        self._comparisons = MAX_COMPARISONS
+
+    def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
+        """Whether it is certain that no value is valid under both schemas."""
+        self._comparisons -= 1
+        if self._comparisons < 0 or depth > 4 or any(place != "#" for _, place in self._references.anchors.values()):
+            return False
+        if one is False or other is False:
+            return True
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        ours, theirs = self._conjuncts(one, resource), self._conjuncts(other, resource)
+        if not _kinds(ours) & _kinds(theirs):
+            return True
+        some, others = _values(ours), _values(theirs)
+        if some is not None and others is not None and not any(equal(a, b) for a in some for b in others):
+            return True
+        for branches, opposite in ((ours, other), (theirs, one)):
+            for part in branches:
+                options = part.get("anyOf", part.get("oneOf"))
+                if isinstance(options, list) and all(
+                    self.disjoint(option, opposite, resource, depth + 1) for option in options
+                ):
+                    return True
+        if _kinds(ours) != {"object"} or _kinds(theirs) != {"object"}:
+            return False
+        required = {name for part in (*ours, *theirs) for name in strings(part.get("required"))}
+        return any(
+            self.disjoint(mine, yours, resource, depth + 1)
+            for name in required
+            for mine in _properties(ours, name)
+            for yours in _properties(theirs, name)
+        )
+
+    def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
+        """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""
+        parts, left, seen = list[dict[str, Any]](), [(schema, resource)], set[str]()
+        while left and len(parts) < 20:
+            part, resource = left.pop()
+            if not isinstance(part, dict):
+                continue
+            parts.append(part)
+            if isinstance(part.get("allOf"), list):
+                left.extend((one, resource) for one in part["allOf"])
+            target = self._references.resolved(part.get("$ref"), resource)
+            if target is not None and target[0] not in seen:
+                seen.add(target[0])
+                left.append((at_pointer(self._document, target[0]), target[1]))
+        return parts
+
+
+def _properties(parts: Iterable[dict[str, Any]], name: str) -> Iterator[Any]:
+    for part in parts:
+        properties = part.get("properties")
+        if isinstance(properties, dict) and name in properties:
+            yield properties[name]
+
+
+def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
+    """Return a list that has all values of a schema, given what holds for it; None if it names none."""
+    for part in parts:
+        if "const" in part:
+            return [part["const"]]
+        if isinstance(part.get("enum"), list) and len(part["enum"]) < 100:
+            return part["enum"]
+    return None
+
+
+def _kinds(parts: Iterable[dict[str, Any]]) -> set[str]:
+    """Return the types of the values of a schema, given what holds for it; a number for an integer."""
+    kinds = {*TYPES} - {"integer"}
+    for part in parts:
+        named = part.get("type")
+        named = [named] if isinstance(named, str) else named
+        if isinstance(named, list):
+            kinds &= {"number" if kind == "integer" else kind for kind in named if isinstance(kind, str)}
+        values = _values([part])
+        if values is not None:
+            kinds &= {kind_of(value) for value in values}
+    return kinds

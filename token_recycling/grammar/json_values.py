@@ -1,0 +1,104 @@
+"""Values of JSON as schemas compare them, and places in a document."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+Schema = dict[str, Any] | bool
+TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+LARGEST = 2**53
+"""Larger numbers lose digits in llguidance, which computes in float64."""
+
+
+def kind_of(value: Any) -> str:
+    """Return the type of a value; a number for an integer."""
+    if isinstance(value, bool):
+        return "boolean"
+    names = {dict: "object", list: "array", str: "string", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; 1 is no true."""
+    if kind_of(one) != kind_of(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    return bool(one == other)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def rounded(value: float, upward: bool) -> float:
+    """Return a bound that float64 can express, no weaker than `value`."""
+    nearest = float(value)
+    if isinstance(value, float) or nearest == value:
+        return value
+    if upward and nearest < value:
+        nearest = math.nextafter(nearest, math.inf)
+    elif not upward and nearest > value:
+        nearest = math.nextafter(nearest, -math.inf)
+    return nearest
+
+
+def unwritable(value: Any) -> str | None:
+    """Return why a value cannot be written exactly; None if it can."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, str):
+            bad = next((character for character in one if character < " " and character not in "\b\t\n\f\r"), None)
+            if bad is not None or "\x7f" in one or any("\ud800" <= character <= "\udfff" for character in one):
+                return f"{shown(one)} has control characters or halves of surrogate pairs"
+        elif is_number(one) and abs(one) > LARGEST:
+            return f"{shown(one)} has more digits than are kept; numbers up to 2**53 are supported"
+        elif isinstance(one, int | float) and not isinstance(one, bool) and not _finite(one):
+            return f"{shown(one)} is no number of JSON"
+    return None
+
+
+def strings(value: Any) -> list[str]:
+    """Return the strings of a list."""
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def at_pointer(document: Any, place: str) -> Any:
+    """Return what stands at a place; None if there is nothing."""
+    value = document
+    for part in place.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def escaped(name: str) -> str:
+    """Return a name as a JSON pointer writes it."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,80 @@
+"""References within a JSON schema: to places, to `$id`s and to anchors (draft 2020-12, 8.2)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from .json_values import at_pointer, escaped
+
+
+class References:
+    """What the references of a document name."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+
+    def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
+        """Return the place that a reference within a resource names, and its resource; None if there is none."""
+        if not isinstance(reference, str):
+            return None
+        url, fragment = urldefrag(reference)
+        if url:
+            base = self.anchors.get(urljoin(_id(self._document), url))
+            if base is None:
+                return None
+            resource = base[0]
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            return self.anchors.get(f"{resource} {fragment}")
+        place = resource + fragment
+        found = at_pointer(self._document, place)
+        if not isinstance(found, dict | bool):
+            return None
+        parts, above = place.split("/"), self._document
+        for number in range(1, len(parts)):
+            above = at_pointer(self._document, "/".join(parts[: number + 1]))
+            if isinstance(above, dict) and is_resource(above):
+                resource = "/".join(parts[: number + 1])
+        return place, resource
+
+    @cached_property
+    def anchors(self) -> dict[str, tuple[str, str]]:
+        """Places with `$id` by their URL, and with `$anchor` by their resource and name, each with its resource."""
+        anchors: dict[str, tuple[str, str]] = {}
+        base = _id(self._document)
+        if base:
+            anchors[urldefrag(base).url] = ("#", "#")
+        left: list[tuple[Any, str, str, str]] = [(self._document, "#", "#", base)]
+        while left:
+            value, place, resource, base = left.pop()
+            if isinstance(value, list):
+                left.extend((one, f"{place}/{number}", resource, base) for number, one in enumerate(value))
+            if not isinstance(value, dict):
+                continue
+            if place != "#" and is_resource(value):
+                resource, base = place, urljoin(base, _id(value))
+                anchors[urldefrag(base).url] = (place, place)
+            for name in ("$anchor", "$dynamicAnchor"):
+                if isinstance(value.get(name), str):
+                    anchors[f"{resource} {value[name]}"] = (place, resource)
+            if _id(value).startswith("#"):
+                anchors[f"{resource} {_id(value)[1:]}"] = (place, resource)
+            left.extend(
+                (one, f"{place}/{escaped(name)}", resource, base)
+                for name, one in value.items()
+                if name not in ("enum", "const", "default", "examples")
+            )
+        return anchors
+
+
+def _id(schema: Any) -> str:
+    name = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def is_resource(schema: dict[str, Any]) -> bool:
+    """Whether references within a schema are relative to it."""
+    name = schema.get("$id")
+    return isinstance(name, str) and not name.startswith("#")
