@@ -7,21 +7,21 @@ import torch
 from support import architectures, tiny
 
 import token_recycling as tr
+from token_recycling import Draft
 from token_recycling.model.target import Target
 
 MIXTURES = ["mixtral", "qwen3_moe", "qwen2_moe"]
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_passes_over_drafts_on_an_accelerator_use_the_experts_of_decoding(family, monkeypatch):
+def test_passes_over_drafts_on_an_accelerator_use_the_experts_of_decoding(family):
     model = architectures.model_of(architectures.named(family))
     model.set_experts_implementation("grouped_mm")
-    target = Target(model)
-    with target._experts():
-        assert {*model.get_experts_implementation().values()} == {"grouped_mm"}, "on a CPU they stay"
-    monkeypatch.setattr(type(model), "device", property(lambda self: torch.device("cuda")))
-    target.device = torch.device("cuda")
-    with target._experts():
+    target, seen = Target(model), []
+    model.register_forward_pre_hook(lambda *_: seen.append({*model.get_experts_implementation().values()}))
+    target.forward(target.inputs.of([Draft([5, 7, 9], [-1, 0, 0])], [0], 0), target.new_cache())
+    assert seen == [{"grouped_mm"}], "on a CPU they stay"
+    with target._experts_of_decoding():
         assert "batched_mm" in model.get_experts_implementation().values()
     assert {*model.get_experts_implementation().values()} == {"grouped_mm"}
 

@@ -13,10 +13,11 @@ device, and only its own nodes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from operator import add, sub
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -110,6 +111,8 @@ def takes_frames(cache: Cache) -> bool:
     return all(type(layer) is TreeLayer for layer in holders) and len({layer.device for layer in holders}) == 1
 
 
+Accepted = Sequence[Sequence[int]]
+"""The accepted nodes of each sequence, ascending; none where it keeps nothing."""
 Slots = list[list[torch.Tensor]]
 """Some slots of one sequence, by layer: keys and values (heads, n, size), and index keys (n, size) where it has them;
 nothing for a layer without slots.
@@ -148,10 +151,10 @@ class TreeLayer(DynamicLayer):
         self.device: torch.device
 
     def _keys(self) -> torch.Tensor | None:
-        return self._view(self.buffers[0], 0) if self.buffers else None
+        return self.buffers[0][0, : self.rows, :, : self.columns] if self.buffers else None
 
     def _values(self) -> torch.Tensor | None:
-        return self._view(self.buffers[-1], -1) if self.buffers else None
+        return self.buffers[-1][-1, : self.rows, :, : self.columns] if self.buffers else None
 
     def _no_states(self, states: None) -> None:
         """The constructor of transformers sets None."""
@@ -160,9 +163,6 @@ class TreeLayer(DynamicLayer):
 
     keys = property(_keys, _no_states)
     values = property(_values, _no_states)
-
-    def _view(self, buffer: torch.Tensor, part: int) -> torch.Tensor:
-        return buffer[part, : self.rows].narrow(2, 0, self.columns)
 
     # Capacity
 
@@ -191,7 +191,7 @@ class TreeLayer(DynamicLayer):
         """Have capacity for so many sequences and columns, which grows with some to spare unless `exactly` so many are
         wanted; return whether it grew.
         """
-        have_rows, have_columns = (min(buffer.shape[axis] for buffer in self.buffers) for axis in (1, 3))
+        _, have_rows, _, have_columns, _ = self.buffers[-1].shape
         if rows <= have_rows and columns <= have_columns:
             return False
         if columns > have_columns:
@@ -207,7 +207,7 @@ class TreeLayer(DynamicLayer):
 
     @lasting()
     def _grow(self, rows: int, columns: int) -> None:
-        """Replace the buffers with larger ones, one after the other."""
+        """Replace the buffers with larger ones, one after the other; so the capacity is that of the last one."""
         for index, buffer in enumerate(self.buffers):
             grown = self._empty(buffer, rows, columns)
             grown[:, : self.rows, :, : self.columns] = buffer[:, : self.rows, :, : self.columns]
@@ -234,54 +234,44 @@ class TreeLayer(DynamicLayer):
         if self.frame is not None:
             return self._update_frame(self.frame, key_states, value_states)
         start, surplus = self.columns, self.first_needed - min(self.starts)
+        end = start + n
         self.length += n
-        if self.drops and surplus > 0 and start + n > self.buffers[0].shape[3]:
+        if self.drops and surplus > 0 and end > self.buffers[-1].shape[3]:
             return self._update_window(key_states, value_states, surplus)
-        self.reserve(rows, start + n)
-        self.columns += n
-        for buffer, part, states in self._parts(key_states, value_states):
-            buffer[part, :rows].narrow(2, start, n).copy_(states)
-        return self._attended(self.keys), self._attended(self.values)
-
-    def _parts(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[tuple[torch.Tensor, int, torch.Tensor], ...]:
-        """Where keys and values belong."""
-        return (self.buffers[0], 0, keys), (self.buffers[-1], -1, values)
+        self.reserve(rows, end)
+        self.columns = end
+        keys, values = self.buffers[0][0, :rows, :, :end], self.buffers[-1][-1, :rows, :, :end]
+        keys.narrow(2, start, n).copy_(key_states)
+        values.narrow(2, start, n).copy_(value_states)
+        return keys, values
 
     def _update_window(
         self, key_states: torch.Tensor, value_states: torch.Tensor, surplus: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states and return all slots, the first `surplus` of which are not kept after this pass."""
-        rows, start = len(key_states), self.columns
-        whole = [
-            torch.cat([self._attended(self._view(buffer, part)), states], dim=2)
-            for buffer, part, states in self._parts(key_states, value_states)
-        ]
+        keys = torch.cat([self.keys.to(key_states.device), key_states], dim=2)
+        values = torch.cat([self.values.to(value_states.device), value_states], dim=2)
+        rows, columns = len(keys), keys.shape[2] - surplus
         self.starts = [first + surplus for first in self.starts]
-        columns = start + key_states.shape[2] - surplus
         self.columns = 0  # nothing is copied into larger buffers
         self.reserve(rows, columns)
         self.columns = columns
-        for buffer, part, slots in self._parts(*whole):
-            buffer[part, :rows, :, :columns] = slots[:, :, surplus:]
-        return whole[0], whole[1]
+        self.buffers[0][0, :rows, :, :columns] = keys[:, :, surplus:]
+        self.buffers[-1][-1, :rows, :, :columns] = values[:, :, surplus:]
+        return keys, values
 
     def _update_frame(
         self, frame: Frame, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write states to the slots of a frame and return its band."""
         own = frame.windowed if self.drops and frame.windowed is not None else frame
-        rows = len(key_states)
+        rows, slots = len(key_states), own.slots[:, None, :, None]
         self.reserve(rows, own.band)
         self.length, self.columns = frame.band, own.band
-        bands = []
-        for buffer, part, states in self._parts(key_states, value_states):
-            slots = buffer[part, :rows]
-            slots.scatter_(2, own.slots[:, None, :, None].expand_as(states), states)
-            bands.append(slots.narrow(2, 0, own.band))
-        return bands[0], bands[1]
-
-    def _attended(self, slots: torch.Tensor) -> torch.Tensor:
-        return slots
+        keys, values = self.buffers[0][0, :rows, :, : own.band], self.buffers[-1][-1, :rows, :, : own.band]
+        keys.scatter_(2, slots.expand_as(key_states), key_states)
+        values.scatter_(2, slots.expand_as(value_states), value_states)
+        return keys, values
 
     # Slots
 
@@ -310,16 +300,19 @@ class TreeLayer(DynamicLayer):
         """Keep the first `lengths[row]` slots of each sequence, and drop those before its window."""
         if self.rows != len(lengths):  # a frame was filled up with sequences that there are not
             self.rows, self.starts = len(lengths), (self.starts + [0] * len(lengths))[: len(lengths)]
-        starts = self._starts(lengths) if self.drops else self.starts
-        for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
-            before = self.starts[row]
+        if self.drops:
+            self._drop(lengths)
+        self.length = max(lengths)
+        self.columns = max(map(sub, lengths, self.starts))
+
+    def _drop(self, lengths: Sequence[int]) -> None:
+        """Drop the slots before the window of each sequence, which has the first `lengths[row]` ones."""
+        for row, (length, start, before) in enumerate(zip(lengths, self._starts(lengths), self.starts, strict=True)):
             if start > before:
                 for buffer in self.buffers:
                     slots = buffer[:, row]
                     slots[:, :, : length - start] = slots[:, :, start - before : length - before].clone()
                 self.starts[row] = start
-        self.length = max(lengths)
-        self.columns = max(length - start for length, start in zip(lengths, self.starts, strict=True))
 
     def _starts(self, lengths: Sequence[int]) -> list[int]:
         """The slots that sequences of these lengths have dropped."""
@@ -330,7 +323,7 @@ class TreeLayer(DynamicLayer):
         `lengths[row]`.
         """
         starts = self._starts(lengths)
-        columns = max(length - start for length, start in zip(lengths, starts, strict=True))
+        columns = max(map(sub, lengths, starts))
         touched = max(self.columns, columns)
         self.reserve(self.rows, touched)
         for buffer in self.buffers:
@@ -344,7 +337,7 @@ class TreeLayer(DynamicLayer):
         behind; they count after `admit`.
         """
         starts = self._starts(lengths)
-        columns = max(length - start for length, start in zip(lengths, starts, strict=True))
+        columns = max(map(sub, lengths, starts))
         if not self.buffers:
             self.device, self.dtype = other.device, other.dtype
             self._make_like(other.buffers, 0)
@@ -362,11 +355,17 @@ class TreeLayer(DynamicLayer):
     def admit(self, first: int, lengths: Sequence[int]) -> None:
         """Count the sequences that `take` has written."""
         starts = self._starts(lengths)
-        columns = max(length - start for length, start in zip(lengths, starts, strict=True))
+        columns = max(map(sub, lengths, starts))
         self.starts = [*self.starts[:first], *starts]
         self.rows = len(self.starts)
         self.length = max(max(lengths), self.length if first else 0)
         self.columns = max(columns, self.columns if first else 0)
+
+    def move(self, row: int, columns: torch.Tensor, first: int) -> None:
+        """Copy some columns of one sequence to those from number `first` on."""
+        for buffer in self.buffers:
+            slots = buffer[:, row]
+            slots.narrow(2, first, len(columns)).copy_(slots.index_select(2, columns))
 
     def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
         """Views of some slots of one sequence; see `Slots`."""
@@ -427,9 +426,13 @@ class OffloadedTreeLayer(TreeLayer):
         pinned = torch.cuda.is_available()
         return torch.empty(parts, rows, columns, heads, size, dtype=like.dtype, pin_memory=pinned).transpose(2, 3)
 
-    def _attended(self, slots: torch.Tensor) -> torch.Tensor:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in a `TreeLayer`; return copies of all slots on the device."""
+        keys, values = super().update(key_states, value_states)
         # The host waits for this copy, as for that of the new slots, so that nothing is read before it is there.
-        return slots.to(self.device)
+        return keys.to(self.device), values.to(self.device)
 
     def offload(self) -> None:
         """Nothing: every new slot was copied to the host at once."""
@@ -457,10 +460,10 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         for keys in states[2:]:
             self.update_indexer(keys[None])
 
-    def move(self, row: int, sources: torch.Tensor, first: int) -> None:
-        """Copy the index keys of some slots to those from number `first` on."""
+    def move(self, row: int, columns: torch.Tensor, first: int) -> None:
+        super().move(row, columns, first)
         if self.indexer_keys is not None:
-            self.indexer_keys[row, first : first + len(sources)] = self.indexer_keys[row, sources]
+            self.indexer_keys[row, first : first + len(columns)] = self.indexer_keys[row, columns]
 
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
         touched = max(self.columns, max(lengths))
@@ -568,17 +571,36 @@ def tree_layers(cache: Cache) -> list[TreeLayer]:
 
 def windowed_layer(cache: Cache) -> TreeLayer | None:
     """Return the first layer that drops slots, as all such layers of a cache do alike; None if there is none."""
-    return next((layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.drops), None)
+    for layer in cache.layers:
+        if isinstance(layer, TreeLayer) and layer.drops:
+            return layer
+    return None
 
 
-def _moves(nodes_at: int, end: int, accepted: Sequence[int], device: torch.device) -> tuple[int, torch.Tensor | None]:
-    """Return the columns of accepted nodes that are not in place yet, and where the first of them goes, if node i is in
-    column `nodes_at` + i and the sequence ends before column `end`.
-    """
-    # A slot only moves left: the first nodes may be in place already, no later one is.
-    stay = next((i for i, node in enumerate(accepted) if end + i != nodes_at + node), len(accepted))
-    moved = [nodes_at + node for node in accepted[stay:]]
-    return end + stay, torch.tensor(moved, device=device) if moved else None
+class _Move(NamedTuple):
+    """Accepted nodes of one sequence that are not right behind it yet."""
+
+    row: int
+    columns: torch.Tensor
+    """(n,) int64: where they are."""
+    first: int
+    """The column that the first of them goes to, the others right behind it."""
+
+
+def _moves(layer: TreeLayer, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted) -> list[_Move]:
+    """Return the moves after a pass, for this layer and all that have dropped as many slots; see `TreeCache.keep`."""
+    moves = []
+    for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+        dropped = layer.starts[row]
+        root = roots - (layer.length - layer.columns) if isinstance(roots, int) else roots[row] - dropped
+        first, stay = length - dropped, 0
+        # A slot only moves left: the first nodes may be in place already, no later one is.
+        while stay < len(nodes) and root + nodes[stay] == first + stay:
+            stay += 1
+        if stay < len(nodes):
+            columns = torch.tensor([root + node for node in nodes[stay:]], device=layer.buffers[0].device)
+            moves.append(_Move(row, columns, first + stay))
+    return moves
 
 
 class TreeCache:
@@ -589,41 +611,30 @@ class TreeCache:
         take_over(cache)
         self._recurrent = bool(recurrent_layers(cache))
 
-    @property
-    def _layers(self) -> list[TreeLayer]:
-        return tree_layers(self.cache)
-
     @torch.inference_mode(False)
     @torch.no_grad()
-    def keep(self, held: int | Sequence[int], lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+    def keep(self, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted) -> None:
         """Keep the slots of the `accepted` nodes (ascending) of each sequence, which move to the end of its
-        `lengths[row]` slots; all others behind those are dropped. Node i is in slot `held` + i, behind the slots of all
-        sequences, or in a frame in slot `held[row]` + i.
+        `lengths[row]` slots; all others behind those are dropped. Node i is in slot `roots` + i, behind the slots of
+        all sequences, or in a frame in slot `roots[row]` + i.
         """
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
-        layers = self._layers
-        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
-            start, sources = held if isinstance(held, int) else held[row], {}
-            for layer in layers if nodes else ():
-                dropped = layer.starts[row]
-                before = layer.length - layer.columns if isinstance(held, int) else dropped
-                key = before, dropped, layer.buffers[0].device
-                if key not in sources:
-                    sources[key] = _moves(start - before, length - dropped, nodes, key[2])
-                first, columns = sources[key]
-                if columns is None:
-                    continue
-                for buffer in layer.buffers:
-                    slots = buffer[:, row]
-                    slots.narrow(2, first, len(columns)).copy_(slots.index_select(2, columns))
-                if isinstance(layer, IndexedTreeLayer):
-                    layer.move(row, columns, first)
-        self.settle([length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)])
+        kept = list(map(add, lengths, map(len, accepted)))
+        moves: dict[Hashable, list[_Move]] = {}
+        """By what they depend on, which most layers share."""
+        for layer in tree_layers(self.cache):
+            key = layer.length - layer.columns, *layer.starts, layer.buffers[0].device
+            if key not in moves:
+                moves[key] = _moves(layer, roots, lengths, accepted)
+            for move in moves[key]:
+                layer.move(*move)
+            layer.settle(kept)
+        count_tokens(self.cache, max(kept))
 
     def settle(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` slots of each sequence, and drop those before windows."""
-        for layer in self._layers:
+        for layer in tree_layers(self.cache):
             layer.settle(lengths)
         count_tokens(self.cache, max(lengths))
 
@@ -649,7 +660,7 @@ class TreeCache:
 
     def addresses(self) -> list[int]:
         """Return where the buffers lie."""
-        return [buffer.data_ptr() for layer in self._layers for buffer in layer.buffers]
+        return [buffer.data_ptr() for layer in tree_layers(self.cache) for buffer in layer.buffers]
 
     def slice(self, row: int, first: int, last: int) -> Slots:
         """Return views of some slots of one sequence, none of which was dropped."""
@@ -666,7 +677,7 @@ class TreeCache:
         """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
         `lengths[row]`.
         """
-        for layer in self._layers:
+        for layer in tree_layers(self.cache):
             layer.shift(distances, lengths)
 
     @lasting()
@@ -698,20 +709,20 @@ class TreeCache:
                 own.take(given, first, lengths)
 
     def _admit(self, first: int, lengths: Sequence[int]) -> None:
-        for layer in self._layers:
+        for layer in tree_layers(self.cache):
             layer.admit(first, lengths)
 
     @property
     def rows(self) -> int:
         """Number of sequences."""
-        return max((layer.rows for layer in self._layers), default=0)
+        return max((layer.rows for layer in tree_layers(self.cache)), default=0)
 
     @lasting()
     def select(self, rows: Sequence[int], slots: int) -> None:
         """Keep these sequences alone, in this order, with `slots` slots; a sequence may only move to the row of one
         that goes.
         """
-        for layer in self._layers:
+        for layer in tree_layers(self.cache):
             layer.select(rows, slots)
         select_states(self.cache, rows)
         count_tokens(self.cache, slots)

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, send
 from .inspection import layer_states
-from .kv_cache import TreeCache, take_over, takes_frames
+from .kv_cache import TreeCache, takes_frames
 from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
 from .target import Target, band_of, rows_of
 
@@ -107,21 +107,14 @@ class EagerRunner:
         once its inputs are made.
         """
         self.target, self.cache, self._reading, self.prepared = target, cache, reading, prepared
-        self._slots: TreeCache | None = None
+        self.slots = TreeCache(cache)
+        """The slots of the cache."""
         self._first = True
         """Whether the next pass is the batch's first one."""
-        take_over(cache)
-
-    @property
-    def slots(self) -> TreeCache:
-        """The slots of the cache, once its prompts are read or a first pass is made."""
-        if self._slots is None:
-            self._slots = TreeCache(self.cache)
-        return self._slots
 
     def move_to(self, cache: Cache) -> None:
         """Work in another cache, with the same slots in it."""
-        self.cache, self._slots = cache, None
+        self.cache, self.slots = cache, TreeCache(cache)
 
     def describe(self) -> str:
         return "eager"
@@ -129,7 +122,8 @@ class EagerRunner:
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
     ) -> list[torch.Tensor] | None:
-        with self._collecting(states) as passes:
+        collecting = nullcontext([]) if states is None else layer_states(self.target.model, states)
+        with collecting as passes:
             prefill(self.target, sequences, self.cache, cached, self._reading)
         uncached = [len(sequence) - 1 - held for sequence, held in zip(sequences, cached, strict=True)]
         # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
@@ -147,21 +141,17 @@ class EagerRunner:
     ) -> Pass:
         if self.target.info.border is not None:
             cross_border(self.target, sequences, self.cache)
-        lengths, held = [len(sequence) - 1 for sequence in sequences], self.cache.get_seq_length()
-        with self._collecting(states) as passes:
-            seen = self._pass(drafts, sequences, lengths, active)
-        self._first = False
+        lengths = [len(sequence) - 1 for sequence in sequences]
         if states is None:
-            return seen
-        n, read = seen.logits.shape[1], torch.cat(passes, dim=1).to(self.target.device)
+            return self._pass(drafts, sequences, lengths, active)
+        cached = self.cache.get_seq_length()
+        with layer_states(self.target.model, states) as passes:
+            result = self._pass(drafts, sequences, lengths, active)
+        n, read = result.logits.shape[1], torch.cat(passes, dim=1).to(self.target.device)
         prompts: list[torch.Tensor] = []
-        if 0 < read.shape[1] - n == max(lengths) - held:  # shorter sequences stand behind padding
+        if 0 < read.shape[1] - n == max(lengths) - cached:  # shorter sequences stand behind padding
             prompts = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
-        return seen._replace(states=read[:, -n:], prompt_states=prompts)
-
-    def _collecting(self, states: States | None) -> AbstractContextManager[list[torch.Tensor]]:
-        """Collect hidden states in a list, a forward pass each; none where none are read."""
-        return nullcontext([]) if states is None else layer_states(self.target.model, states)
+        return result._replace(states=read[:, -n:], prompt_states=prompts)
 
     def _pass(
         self,
@@ -171,11 +161,9 @@ class EagerRunner:
         active: Collection[int],
     ) -> Pass:
         target, cache = self.target, self.cache
-        logits = self._first_logits(drafts, sequences) if self._first else None
-        if logits is not None:
-            first = cache.get_seq_length() - logits.shape[1]
-            return Pass(lengths, first, logits)
-        held = cache.get_seq_length()
+        first, self._first = self._first, False
+        if first and (logits := self._first_logits(drafts, sequences)) is not None:
+            return Pass(lengths, cache.get_seq_length() - logits.shape[1], logits)
         if target.inputs.fixed_shapes and takes_frames(cache):
             self.slots.settle(lengths)
             n = rows_of(max(map(len, drafts)))
@@ -183,10 +171,10 @@ class EagerRunner:
             inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n), cache)
             self.prepared()
             return Pass(lengths, lengths, target.forward(inputs, cache), trees=trees)
-        visible = [length if row in active else 0 for row, length in enumerate(lengths)]
-        inputs = target.inputs.of(drafts, visible, held)
+        cached = cache.get_seq_length()
+        inputs = target.inputs.of(drafts, lengths, cached, active)
         self.prepared()
-        return Pass(lengths, held, target.forward(inputs, cache))
+        return Pass(lengths, cached, target.forward(inputs, cache))
 
     def _first_logits(self, drafts: Sequence[Draft], sequences: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return logits (batch, n, vocabulary) of a pass over drafts that reads the uncached part of the prompts too;

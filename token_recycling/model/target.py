@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees
-from .architectures import Reach
+from .architectures import KeyBias, Reach
 from .attention import attending, biased_by_position
 from .compat import CACHE, cache_argument, chosen_experts
 from .fingerprint import parts_of
@@ -150,10 +150,6 @@ class Target:
         kept = kept_of(self.model)
         return kept is self.kept and kept.recall(PREPACKED) is self.prepacked
 
-    def attending(self) -> contextlib.AbstractContextManager[None]:
-        """For the length of the block, let passes of this thread attend as they do over trees."""
-        return attending(self.config, self.info.attention, grouped=self.info.named_attention)
-
     def check_weights(self) -> None:
         """Let go of packed weights that are no longer the model's; before every sequence, for what torch does not
         count.
@@ -172,15 +168,12 @@ class Target:
         found.prepacked = None
         return found
 
-    def _weights(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.prepacked is None else self.prepacked.used()
-
     @contextlib.contextmanager
-    def _experts(self) -> Iterator[None]:
-        """For the length of a pass over a few nodes, let experts be computed as transformers does while it decodes: on
-        an accelerator one matrix product an expert and token is faster than products over groups of tokens.
+    def _experts_of_decoding(self) -> Iterator[None]:
+        """For the length of a pass over a few nodes on an accelerator, let experts be computed as transformers does
+        while it decodes: one matrix product an expert and token is faster than products over groups of tokens.
         """
-        chosen = None if self.device.type == "cpu" else chosen_experts(self.model)
+        chosen = chosen_experts(self.model)
         if chosen is None or "grouped_mm" not in chosen.values():
             yield
             return
@@ -206,20 +199,25 @@ class Target:
         """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache;
         of the `last` ones alone where the model can leave the others out. They are on the model's input device.
         """
-        inputs = {**inputs, **self._only(last), self._cache: cache}
+        inputs, info = {**inputs, **self._options, self._cache: cache}, self.info
+        if last and self.leaves_logits_out:
+            inputs["logits_to_keep"] = last
         frame, windowed = inputs.pop("frame", None), windowed_layer(cache)
         if frame is None and windowed is not None and any(windowed.starts) and inputs["attention_mask"] is not None:
-            inputs["attention_mask"] = within_windows(inputs["attention_mask"], self.info.layers, windowed)
-        with (
-            self.attending(),
-            framed(cache, frame),
-            self._weights(),
-            self._experts(),
-            self._key_bias(inputs, cache),
-            self._by_node(inputs, cache),
-        ):
-            logits = self.eager(**inputs, **self._options).logits
-        if self.info.recurrent:
+            inputs["attention_mask"] = within_windows(inputs["attention_mask"], info.layers, windowed)
+        with attending(self.config, info.attention, info.named_attention), contextlib.ExitStack() as others:
+            if frame is not None:
+                others.enter_context(framed(cache, frame))
+            if self.prepacked is not None:
+                others.enter_context(self.prepacked.used())
+            if self.device.type != "cpu":
+                others.enter_context(self._experts_of_decoding())
+            if info.key_bias is not None:
+                others.enter_context(self._key_bias(info.key_bias, inputs, cache))
+            if self.mixers:
+                others.enter_context(self._by_node(inputs, cache))
+            logits = self.eager(**inputs).logits
+        if info.recurrent:
             count(cache, inputs["input_ids"].shape[1])
         return logits.to(self.device)
 
@@ -235,7 +233,9 @@ class Target:
         """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
         `last` ones alone as in `forward`. The first `padding[row]` tokens of all that was read so are of no sequence.
         """
-        tokens, more = tokens.to(self.device), self._only(last)
+        tokens, more = tokens.to(self.device), {**self._options, self._cache: cache}
+        if last and self.leaves_logits_out:
+            more["logits_to_keep"] = last
         places = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device).expand(len(tokens), -1)
         if padding is not None and any(padding):
             before = torch.tensor(padding, device=self.device)[:, None]
@@ -245,30 +245,25 @@ class Target:
             more["position_ids"] = places[:, -tokens.shape[1] :]
         behind = tokens.shape[1] > 1 and cache.get_seq_length() > 0  # where every layer has a mask
         grouped = behind and self.info.named_attention
-        with attending(self.config, self.info.attention, grouped), self._weights():
-            logits = self.eager(input_ids=tokens, **self._options, **more, **{self._cache: cache}).logits
+        with attending(self.config, self.info.attention, grouped), contextlib.ExitStack() as others:
+            if self.prepacked is not None:
+                others.enter_context(self.prepacked.used())
+            logits = self.eager(input_ids=tokens, **more).logits
         if self.info.recurrent:
             count(cache, tokens.shape[1])
         return logits.to(self.device)
 
-    def _only(self, last: int) -> dict[str, Any]:
-        """Arguments that leave out the logits of all tokens but the `last` ones; 0 for all."""
-        return {"logits_to_keep": last} if last and self.leaves_logits_out else {}
-
     def _by_node(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with recurrent layers: take out of `inputs` which node follows which, and let them read so."""
         parents = inputs.pop("parents", None)
-        if not self._takes_positions and self.mixers:
+        if not self._takes_positions:
             inputs.pop("position_ids", None)
-        if not self._takes_mask and self.mixers:
+        if not self._takes_mask:
             inputs.pop("attention_mask")
         return contextlib.nullcontext() if parents is None else node_by_node(self.mixers, cache, parents)
 
-    def _key_bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
+    def _key_bias(self, bias: KeyBias, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: take out of `inputs` what such a model cannot be given as an argument."""
-        bias = self.info.key_bias
-        if bias is None:
-            return contextlib.nullcontext()
         mask, positions = inputs.pop("attention_mask"), inputs["position_ids"]
         before = inputs.pop("key_positions", None)
         if not self._takes_positions:
@@ -285,15 +280,23 @@ class TreeInputs:
 
     def __init__(self, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
         self._info, self._device, self._dtype = info, device, dtype
+        self.fixed_shapes = device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
+        """Whether passes over drafts have shapes from few (`rows_of`, `band_of`): on an accelerator, where positions
+        are an argument.
+        """
         self._widest: tuple[bytes, int, Masks] = b"", 0, {}
         """The parents of the last draft, a sequence length, and the mask of such drafts for it."""
 
-    def of(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
+    def of(
+        self, drafts: Sequence[Draft], lengths: Sequence[int], held: int, active: Collection[int] | None = None
+    ) -> dict[str, Any]:
         """Inputs of a pass over one draft for each sequence, filled up to the largest. The root of each follows
-        `lengths[row]` tokens, the first ones of the `held` slots of the cache.
+        `lengths[row]` tokens, the first ones of the `held` slots of the cache. Rows of a batch that are not `active`
+        attend to nothing; by default all are.
         """
         if len(drafts) > 1:
-            return self._of_batch(drafts, lengths, held)
+            visible = [length if active is None or row in active else 0 for row, length in enumerate(lengths)]
+            return self._of_batch(drafts, visible, held)
         (draft,) = drafts
         inputs: dict[str, Any] = {
             "input_ids": self._sent(draft.tokens)[None],
@@ -303,14 +306,6 @@ class TreeInputs:
         if self._info.recurrent and len(draft) > 1:
             inputs["parents"] = [draft.parents.tolist()]
         return inputs
-
-    @property
-    def fixed_shapes(self) -> bool:
-        """Whether passes over drafts have shapes from few (`shapes`): on an accelerator, where positions are an
-        argument.
-        """
-        info = self._info
-        return self._device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
 
     def of_packed(self, trees: PackedTrees, band: int, cache: Cache) -> dict[str, Any]:
         """Inputs of a pass of a fixed shape over packed trees. The nodes of each take the slots behind its sequence,
