@@ -7,7 +7,7 @@ import token_recycling as tr
 from token_recycling.costs.curve import OnlineCurve
 from token_recycling.drafters._base import SequenceDrafter
 from token_recycling.loop import pacer as pacing
-from token_recycling.loop.pacer import Overhead, Pace, Pacer
+from token_recycling.loop.pacer import History, Overhead, Pace, Pacer
 
 pytestmark = pytest.mark.measured
 
@@ -16,11 +16,13 @@ def new_pacer():
     return Pacer(lambda sequences, length: OnlineCurve(np.linspace(1, 3, 8)), 1, 10)
 
 
-def pace_of(drafter=None, rate=None, monkeypatch=None):
-    """The pace of a new sequence; before anything is learned its steps give `rate` tokens."""
+def pace_of(pacer, drafter=None, rate=None, monkeypatch=None):
+    """The pace of a new sequence that drafts; before anything is learned its steps give `rate` tokens."""
     if rate is not None:
         monkeypatch.setattr(pacing, "_PRIOR_RATE", rate)
-    return Pace(SequenceDrafter(tr.make_drafter("plain") if drafter is None else drafter), "auto")
+    pace = Pace(SequenceDrafter(tr.make_drafter("plain") if drafter is None else drafter), "auto")
+    pacer.budget(pace, within=False)
+    return pace
 
 
 def test_work_is_so_much_a_step_and_so_much_a_node():
@@ -47,20 +49,24 @@ def test_a_step_that_was_disturbed_counts_as_three_times_as_long():
 
 @pytest.mark.parametrize(("own", "steps"), [(0.2, 20), (5.0, 64), (0.001, 0)])
 def test_a_drafter_that_does_not_pay_pauses_as_long_as_a_probe_takes_a_hundredth(monkeypatch, own, steps):
-    assert new_pacer().back_off(pace_of(None, 0.9, monkeypatch), 1, 1.5, own) == steps
+    pacer = new_pacer()
+    assert pacer.back_off(pace_of(pacer, None, 0.9, monkeypatch), 1, 1.5, own) == steps
 
 
 def test_a_drafter_that_pays_in_the_long_run_or_this_once_does_not_pause(monkeypatch):
-    assert new_pacer().back_off(pace_of(None, 2.0, monkeypatch), 1, 1.5, 0.5) == 0
-    assert new_pacer().back_off(pace_of(None, 0.9, monkeypatch), 1, 1.5, 0.5, predicted=1.9) == 0
-    assert new_pacer().back_off(pace_of(None, 0.9, monkeypatch), 1, 1.5, 0.5, predicted=1.6) > 0, (
-        "such forecasts are too high by a third"
-    )
+    def paused(rate, **step):
+        pacer = new_pacer()
+        return pacer.back_off(pace_of(pacer, None, rate, monkeypatch), 1, 1.5, 0.5, **step)
+
+    assert paused(2.0) == 0
+    assert paused(0.9, predicted=1.9) == 0
+    assert paused(0.9, predicted=1.6) > 0, "such forecasts are too high by a third"
 
 
 def test_a_sequence_does_not_pause_where_those_that_share_its_passes_are_ahead_together(monkeypatch):
     """The other one drafts as well as this one does badly; then it does not."""
-    pace, pacer = pace_of(None, 1.1, monkeypatch), new_pacer()
+    pacer = new_pacer()
+    pace = pace_of(pacer, None, 1.1, monkeypatch)
     for _ in range(20):
         pacer.back_off(pace, 1, 2.0, 0.5)
         pacer.back_off(pace, 4, 2.0, 0.5)
@@ -74,12 +80,12 @@ def test_a_sequence_does_not_pause_where_those_that_share_its_passes_are_ahead_t
 def test_forecasts_are_believed_as_far_as_they_came_true():
     """For the sequences to come too; those within grammars apart."""
     drafter, pacer = tr.make_drafter("plain"), new_pacer()
-    pace = pace_of(drafter)
+    pace = pace_of(pacer, drafter)
     assert pacer.budget(pace, within=False).ratio == pytest.approx(0.7)
     for _ in range(300):
         pacer.back_off(pace, 2, 1.0, 0.1, predicted=3.0)
     assert pacer.budget(pace, within=False).ratio == pytest.approx(0.5, abs=0.02)
-    assert new_pacer().budget(pace_of(drafter), within=False).ratio == pytest.approx(0.5, abs=0.02)
+    assert new_pacer().budget(pace_of(new_pacer(), drafter), within=False).ratio == pytest.approx(0.5, abs=0.02)
     assert pacer.budget(pace, within=True).ratio == pytest.approx(0.7)
     pacer.budget(pace, within=False)
     for _ in range(300):
@@ -98,8 +104,9 @@ def test_drafters_of_a_given_size_are_neither_measured_nor_paused():
 
 def test_a_fork_takes_over_what_drafts_took_and_gave():
     drafter = tr.make_drafter("recycling")
-    pace_of(drafter).history.sums[False] = [9.0, 3.0, 2.0, 4.0]
-    fork = pace_of(drafter.fork()).history
-    assert fork.sums[False] == [9.0, 3.0, 2.0, 4.0]
-    assert fork is not pace_of(drafter).history
-    assert pace_of(tr.make_drafter("recycling")).history.sums[False] != fork.sums[False]
+    history = History.of(drafter)
+    history.sums[False] = np.array([9.0, 3.0, 2.0, 4.0])
+    fork = History.of(drafter.fork())
+    assert fork.sums[False].tolist() == [9.0, 3.0, 2.0, 4.0]
+    assert fork is not history
+    assert History.of(tr.make_drafter("recycling")).sums[False].tolist() != fork.sums[False].tolist()

@@ -69,6 +69,7 @@ def stream(
     def steps() -> Iterator[Step]:
         requests = requests_of(target, [sequence], [selector], drafter, measured, [slots(cache)])
         with closing(decode(target, requests, cache, Run(streamed=True), backend)) as passes:
-            yield from (step for (step,) in passes)
+            for (step,) in passes:
+                yield step
 
     return steps()

@@ -13,7 +13,7 @@ runner (`model.runner`) owns the slots of the sequences and makes the passes, ea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,16 +21,17 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..model.frequencies import by_turns
+from ..model.frequencies import turns_of
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading
+from ..model.remembered import lasting
 from ..model.runner import Backend, EagerRunner, Pass, Runner, Runners, States, eager
 from ..model.target import Target
 from ..trees.draft import Draft, Step
 from ..trees.packed import send
 from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
-from .pacer import Pacer, Proposal
+from .pacer import Pace, Pacer
 from .state import RequestState, Sequence, TokenSelector
 from .stats import Clock, Stats
 
@@ -65,6 +66,8 @@ class Batch:
         self._waited_for = streamed
         self._prompt_alone = False
         """Whether the next forward pass reads the prompts without a draft."""
+        self._states = _states_of(requests)
+        """Which hidden states drafters need, if any."""
         self._states_read: list[torch.Tensor] = []
         """(tokens, states * hidden) each: of the pieces of the prompt read so far, where its drafter needs them."""
         self._prompt_states: list[torch.Tensor] = []
@@ -82,11 +85,6 @@ class Batch:
         """Tokens of the longest sequence."""
         return max(request.sequence.length for request in self.requests)
 
-    @property
-    def _states(self) -> States | None:
-        """Which hidden states drafters need, if any."""
-        return next((request.traits.states for request in self.requests if request.traits.states is not None), None)
-
     # Prompts
 
     def use(self, cache: Cache) -> None:
@@ -95,6 +93,7 @@ class Batch:
         self.runner: Runner = self._eager
         """Owns the slots of the sequences, in the order of the requests."""
 
+    @lasting()
     def read(self, most: int | None = None) -> None:
         """Read all of each sequence but its last token; of a single sequence at most `most` tokens more."""
         sequences = [request.sequence.tokens for request in self.requests]
@@ -109,6 +108,7 @@ class Batch:
         for request, sequence in zip(self.requests, sequences, strict=True):
             request.cached = len(sequence) - 1
 
+    @lasting()
     def begin(self, runners: Runners | None = None) -> None:
         """Prepare the first step, whose passes behind the prompts are made by `runners`; by default eagerly. Raises
         ValueError for a cache that holds all of a sequence.
@@ -121,7 +121,7 @@ class Batch:
         self._prompt_alone = self.target.info.recurrent or (
             self._waited_for and self._along and uncached > _SHORT_PROMPT
         )
-        first.stats.drafter = "" if self._prompt_alone else first.started(self.target).drafter.describe()
+        first.stats.drafter = "" if self._prompt_alone else first.start(self.target).drafter.describe()
         if runners is not None:
             self.runner = runners.runner(self._eager, max(request.sequence.max_length for request in self.requests))
         first.stats.path = self.runner.describe()
@@ -131,115 +131,127 @@ class Batch:
     def _give_states(self, states: list[torch.Tensor]) -> None:
         """Give each drafter the hidden states (n, states * hidden) of its prompt: of earlier pieces, then `states`."""
         for request, last in zip(self.requests, states, strict=True):
-            with request.guarded():
-                request.started(self.target).drafter.read_prompt(torch.cat([*self._states_read, last]))
+            try:
+                request.start(self.target).drafter.read_prompt(torch.cat([*self._states_read, last]))
+            except Exception as error:
+                request.fail(error)
         self._states_read.clear()
 
     # One step
 
+    @torch.inference_mode(False)  # matrices and caches outlive the call, and must be usable outside inference mode
+    @torch.no_grad()
     def step(self) -> list[Step]:
         """Make one forward pass over all sequences; return the steps of those that are active, trimmed, with slots
         kept. Call `learn` after the tokens were delivered.
         """
-        active, clock = self.active, self.clock
-        drafts = self._drafts([] if self._prompt_alone else active)
+        active, clock, alone = self.active, self.clock, self._prompt_alone
+        drafts = self._draft([] if alone else active)
         clock.lap("retrieve")
-        on_host = [request.sequence.on_host for request in self.requests]  # a later pass needs their lengths alone
-        seen = self.runner.forward(drafts, on_host, active, self._states)
-        at_once = self._at_once(drafts, active)
-        if not at_once:  # acceptance node by node is faster in float32
-            seen = seen._replace(logits=seen.logits.float())
-        self._prompt_states = [*seen.prompt_states]
+        sequences = [request.sequence.on_host for request in self.requests]  # a later pass needs their lengths alone
+        verified = self.runner.forward(drafts, sequences, active, self._states)
         clock.lap("forward")
-        self._steps = self._accept(drafts, seen, active, at_once)
+        self._steps = self._accept(drafts, verified, active)
         clock.lap("verify")
-        if not self._prompt_alone:  # the first token waits for no copies
-            accepted: list[list[int]] = [[]] * len(self.requests)
+        if not alone:  # the first token waits for no copies
+            accepted: list[list[int]] = [[]] * len(drafts)
             for step in self._steps:
                 accepted[step.row] = step.accepted
-            self.runner.keep(seen, accepted)
+            self.runner.keep(verified, accepted)
         clock.lap("update cache")
-        self._count()
+        self._prompt_states = [*verified.prompt_states]
+        seconds = 0.0 if clock.reads_prompt else clock.pass_seconds
+        self.pacer.took(max(map(len, drafts)), seconds, 1 + max(verified.lengths))
+        clock.reads_prompt = False
         return self._steps
 
-    def _drafts(self, active: list[int]) -> list[Draft]:
+    def _draft(self, active: list[int]) -> list[Draft]:
         """Return a draft for each request in `active`, pruned together; a lone root for the others and for those that
         fail.
         """
-        proposals: dict[int, Proposal] = {}
+        proposals, paces = dict[int, Draft](), list[Pace]()
         for row in active:
-            request = self.requests[row]
-            with request.guarded():
-                proposals[row] = request.draft(self.target, self.pacer), request.started(self.target)
-        best = dict(zip(proposals, self.pacer.best([*proposals.values()]), strict=True))
-        return [
-            request.verifiable(self.target, best[row]) if row in best else Draft.chain(request.sequence.on_host[-1:])
-            for row, request in enumerate(self.requests)
-        ]
+            try:
+                proposals[row], pace = self.requests[row].draft(self.target, self.pacer)
+                paces.append(pace)
+            except Exception as error:
+                self.requests[row].fail(error)
+        best = dict(zip(proposals, self.pacer.best([*proposals.values()], paces), strict=True))
+        drafts, border = [], self.target.info.border
+        for row, request in enumerate(self.requests):
+            draft, length = best.get(row), request.sequence.length
+            if draft is None or (border is not None and not border.fits(length - 1, len(draft))):
+                draft = Draft.chain([request.sequence.newest])
+            drafts.append(draft)
+        return drafts
 
-    def _at_once(self, drafts: list[Draft], active: list[int]) -> bool:
-        """Whether trees are verified at once: on an accelerator a read costs more than choosing at every node."""
-        return self.target.device.type != "cpu" and all(
-            self.requests[row].selector.at_every_node and not drafts[row].sampled_from for row in active
-        )
-
-    def _steps_at_once(self, drafts: list[Draft], seen: Pass, active: list[int]) -> TreeSteps:
-        """Choose the token after every node and accept, without waiting for the device until the end."""
-        logits, requests = seen.logits, self.requests
-        trees = seen.trees or send(drafts, seen.lengths, logits.shape[1], logits.device)
-        choices = logits.argmax(dim=-1)
-        for row in active:
-            if not requests[row].selector.greedy:
-                with requests[row].guarded():
-                    choices[row] = requests[row].selector.every_node(logits[row], trees.of(row), drafts[row].depth)
-        return TreeSteps(drafts, logits, trees, choices, max(requests[row].traits.top_k for row in active))
-
-    def _accept(self, drafts: list[Draft], seen: Pass, active: list[int], at_once: bool) -> list[Step]:
+    def _accept(self, drafts: list[Draft], verified: Pass, active: list[int]) -> list[Step]:
         """Return the steps of the sequences in `active`, without those that failed."""
-        tree_steps, steps = self._steps_at_once(drafts, seen, active) if at_once else None, []
+        steps: list[Step] = []
+        at_once = self._judge_at_once(drafts, verified, active)
+        # Acceptance node by node is faster in float32.
+        logits = verified.logits if at_once else verified.logits.float()
         for row in active:
-            request, draft, n = self.requests[row], drafts[row], len(drafts[row])
+            request, draft = self.requests[row], drafts[row]
             if request.error is not None:
                 continue
-            with request.guarded():
-                append = request.sequence.append
-                if tree_steps is not None:
-                    step = tree_steps.step(row, append)
+            try:
+                if at_once is not None:
+                    step = at_once.step(row, request.sequence.append)
                     request.selector.sampled(len(step.tokens))
                 else:
-                    step = accept_walk(draft, seen.logits[row, :n], append, request.selector, row)
-                if seen.states is not None:
-                    step = replace(step, states=seen.states[row, :n])
-                steps.append(step)
+                    own = logits[row, : len(draft)]
+                    step = accept_walk(draft, own, request.sequence.append, request.selector, row)
+            except Exception as error:
+                request.fail(error)
+                continue
+            if verified.states is not None:
+                step = replace(step, states=verified.states[row, : len(draft)])
+            steps.append(step)
+            request.stats.count(step)
+            request.stats.first_tokens += len(step.tokens) if self.clock.reads_prompt else 0
         return steps
 
-    def _count(self) -> None:
-        """Count the steps of the last forward pass, and the time that it took."""
-        reads_prompt, self.clock.reads_prompt = self.clock.reads_prompt, False
-        largest = longest = 1
-        for step in self._steps:
-            request = self.requests[step.row]
-            request.stats.count(step)
-            request.stats.first_tokens += len(step.tokens) if reads_prompt else 0
-            largest, longest = max(largest, len(step.draft)), max(longest, request.sequence.length)
-        self.pacer.took(largest, 0.0 if reads_prompt else self.clock.pass_seconds, longest)
+    def _judge_at_once(self, drafts: list[Draft], verified: Pass, active: list[int]) -> TreeSteps | None:
+        """On an accelerator, where a read costs more than choosing at every node: choose the token after every node and
+        accept, without waiting for the device until the end. None where tokens are chosen node by node.
+        """
+        logits, requests = verified.logits, self.requests
+        if logits.device.type == "cpu" or any(
+            drafts[row].sampled_from or not requests[row].selector.at_every_node for row in active
+        ):
+            return None
+        trees = verified.trees or send(drafts, verified.lengths, logits.shape[1], logits.device)
+        choices = logits.argmax(dim=-1)
+        for row in active:
+            selector = requests[row].selector
+            if not selector.greedy:
+                try:
+                    choices[row] = selector.every_node(logits[row], trees.of(row), drafts[row].depth)
+                except Exception as error:
+                    requests[row].fail(error)
+        return TreeSteps(drafts, logits, trees, choices, max(requests[row].traits.top_k for row in active))
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def learn(self) -> None:
         """Let drafters learn from the last step, after its tokens were delivered; where a prompt was read alone, first
         ask for the draft that was left out.
         """
         self.clock.restart()
-        steps, self._steps = {step.row: step for step in self._steps}, []
+        steps, self._steps = self._steps, []
         alone, self._prompt_alone = self._prompt_alone, False
         if self._prompt_states:
             self._give_states(self._prompt_states)
             self._prompt_states = []
-        for row, request in enumerate(self.requests):
-            with request.guarded():
+        for step in steps:
+            request = self.requests[step.row]
+            try:
                 if alone:
                     request.query_drafter(self.target, self.pacer, request.prompt, remaining=1)
-                if row in steps:
-                    request.observe(self.target, self.pacer, steps[row])
+                request.observe(self.target, self.pacer, step)
+            except Exception as error:
+                request.fail(error)
         self.clock.lap("update matrix")
 
     # Sequences that come and go
@@ -249,12 +261,20 @@ class Batch:
         (request,) = other.requests
         self.runner.join(other._eager, len(self.requests), request.sequence.length - 1)
         self.requests.append(request)
+        self._states = self._states or other._states
 
     def leave(self, finished: Collection[RequestState]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
         order = places_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
         self.runner.leave(order, self.longest - 1)
+
+    def leave_ended(self) -> None:
+        """Remove the sequences that have ended, unless all have."""
+        ended = [request for request in self.requests if request.sequence.ended]
+        if 0 < len(ended) < len(self.requests):
+            self.leave(ended)
+            self.pacer.share(len(self.requests), self.longest)
 
     def give_back(self) -> None:
         """Leave in the cache that the batch began with all tokens of each sequence but the last."""
@@ -307,45 +327,33 @@ def decode(
     `cache` holds nothing or a prefix of each sequence, from slot 0 on: `cached` tokens of each request. `backend` makes
     the forward passes behind the prompts; other threads' calls wait for a step where a pass changes the model.
     """
-    border = target.info.border
-    with backend(target, cache, requests[0].traits.begins_anew) as runners:
-        steps = _decode(target, requests, cache, run or Run(), runners)
-        with closing(steps):
-            yield from by_turns(target, steps) if border is not None and border.changes_model else steps
-
-
-@torch.inference_mode(False)  # matrices and caches outlive the call, and must be usable outside inference mode
-@torch.no_grad()
-def _decode(
-    target: Target, requests: list[RequestState], cache: Cache, run: Run, runners: Runners
-) -> Generator[list[Step]]:
-    fixed, stats = requests[0].traits.begins_anew, requests[0].stats
-    target = target.unmeasured() if fixed else target
-    longest = max(request.sequence.length for request in requests)
-    pacer, clock = Pacer.of(target, len(requests), longest, runners.kind, fixed), Clock(stats, target.device)
-    streamed = run.streamed or fixed  # a prompt is read alike whether somebody waits for its first token or not
-    batch = Batch(target, list(requests), pacer, cache, clock, streamed=streamed, reading=run.reading)
-    batch.begin(runners)
-    try:
+    run, fixed, stats = run or Run(), requests[0].traits.begins_anew, requests[0].stats
+    turn = turns_of(target)
+    with backend(target, cache, fixed) as runners, ExitStack() as ending:
+        target = target.unmeasured() if fixed else target
+        longest = max(request.sequence.length for request in requests)
+        pacer, clock = Pacer.of(target, len(requests), longest, runners.kind, fixed), Clock(stats, target.device)
+        streamed = run.streamed or fixed  # a prompt is read alike whether somebody waits for its first token or not
+        with turn():
+            batch = Batch(target, list(requests), pacer, cache, clock, streamed=streamed, reading=run.reading)
+            batch.begin(runners)
+        ending.callback(pass_times(target, runners.kind).keep)
+        for request in requests:
+            ending.callback(request.finish)
+        if run.returns_cache:
+            ending.callback(batch.give_back)
         while batch.active:
-            steps = batch.step()
+            with turn():
+                steps = batch.step()
             if run.after_pass is not None:
                 run.after_pass()
             try:
                 yield steps
             finally:
-                batch.learn()
-            ended = [request for request in batch.requests if request.sequence.ended]
-            if not run.keeps_all and 0 < len(ended) < len(batch.requests):
-                batch.leave(ended)
-                pacer.share(len(batch.requests), batch.longest)
-    finally:
-        with ExitStack() as ending:  # each, whatever the others raise
-            ending.callback(pass_times(target, runners.kind).keep)
-            for request in requests:
-                ending.callback(request.finish)
-            if run.returns_cache:
-                ending.callback(batch.give_back)
+                with turn():
+                    batch.learn()
+            if not run.keeps_all:
+                batch.leave_ended()
 
 
 def places_left(requests: list[RequestState], finished: Collection[RequestState]) -> list[int]:
@@ -356,6 +364,11 @@ def places_left(requests: list[RequestState], finished: Collection[RequestState]
             order[place] = order[-1]
             order.pop()
     return order
+
+
+def _states_of(requests: list[RequestState]) -> States | None:
+    """Return which hidden states the drafters of a batch need, if any: all that need some need the same ones."""
+    return next((request.traits.states for request in requests if request.traits.states is not None), None)
 
 
 def check_cached(cached: int, length: int) -> None:

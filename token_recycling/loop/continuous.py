@@ -68,8 +68,10 @@ class _Joining:
     def is_given_up(self) -> bool:
         """Whether it failed or was cancelled."""
         if self.batch.reading is not None:
-            with self.request.guarded():
+            try:
                 self.batch.reading()
+            except Exception as error:
+                self.request.fail(error)
         return self.request.error is not None
 
 
@@ -177,10 +179,12 @@ class RunningBatch:
         while left > 0 and (joining := self._next(left)) is not None:
             batch, request, began = joining.batch, joining.request, time.perf_counter()
             if request.hints.prefixes is not None and not request.cached:  # others may have cached its beginning
-                with request.guarded():
+                try:
                     cache, request.cached = request.hints.prefixes.take(request.sequence.on_host)
                     batch.use(cache)
                     request.stats.cached_tokens += request.cached
+                except Exception as error:
+                    request.fail(error)
             uncached, most = (
                 request.sequence.length - 1 - request.cached,
                 piece_of(self.target, request.cached, len(self.requests) > 1),
@@ -229,11 +233,7 @@ class RunningBatch:
         for joining in finished:
             self._joining.remove(joining)
             request = joining.request
-            if request.hints.prefixes is not None:
-                with request.guarded():
-                    request.hints.prefixes.keep(
-                        request.sequence.on_host[: request.cached + 1], joining.batch.runner.cache
-                    )
+            _keep_prefix(joining.batch, 0, request.cached + 1)
             request.finish()
         return [joining.request for joining in finished]
 
@@ -285,14 +285,25 @@ def _step(batch: Batch, callbacks: Sequence[OnStep]) -> None:
         request.whole = False
     for step in steps:
         batch.requests[step.row].whole = True
-        with batch.requests[step.row].guarded():
+        try:
             callbacks[step.row](step)
+        except Exception as error:
+            batch.requests[step.row].fail(error)
     batch.learn()
 
 
-def _keep_sequence(batch: Batch, place: int) -> None:
+def _keep_sequence(batch: Batch, row: int) -> None:
     """Keep the slots of a sequence in the prefix cache, unless its last step failed."""
-    request = batch.requests[place]
-    if request.hints.prefixes is not None and request.whole:
-        with request.guarded():
-            request.hints.prefixes.keep(request.sequence.on_host, batch.runner.cache, place)
+    request = batch.requests[row]
+    if request.whole:
+        _keep_prefix(batch, row, request.sequence.length)
+
+
+def _keep_prefix(batch: Batch, row: int, tokens: int) -> None:
+    """Keep the slots of the first `tokens` tokens of a sequence but the last in the prefix cache, if there is one."""
+    request = batch.requests[row]
+    if request.hints.prefixes is not None:
+        try:
+            request.hints.prefixes.keep(request.sequence.on_host[:tokens], batch.runner.cache, row)
+        except Exception as error:
+            request.fail(error)

@@ -53,11 +53,6 @@ _PROBED = 16
 """Where a pass of a draft model takes as long as one of the target, one of this many sequences measures it again."""
 
 
-def _decayed(sums: Sequence[float], terms: Sequence[float], decay: float) -> list[float]:
-    """Return sums with exponential decay after one more term of each."""
-    return [decay * old + new for old, new in zip(sums, terms, strict=True)]
-
-
 class Overhead:
     """Drafting overhead: per step and per node, by linear regression with exponential decay."""
 
@@ -65,8 +60,8 @@ class Overhead:
         """`step`: prior of the overhead of a step, or of a pass of a draft model."""
         self.step, self.node = step, 0.0
         """Overhead per step and per drafted node."""
-        self._sums = [_PRIOR_COUNTS, 0.0, 0.0, step * _PRIOR_COUNTS, 0.0]
-        """Sums of steps, nodes, squared nodes, time, and time x nodes."""
+        self._sums = np.array([_PRIOR_COUNTS, 0.0, 0.0, step * _PRIOR_COUNTS, 0.0])
+        """(5,) float64: sums of steps, nodes, squared nodes, time, and time x nodes."""
 
     def of(self, nodes: int) -> float:
         """Return the overhead of a step of `nodes` nodes, the root included."""
@@ -77,9 +72,8 @@ class Overhead:
         drafted = nodes - 1
         # Negative where another thread has compiled meanwhile.
         time = max(0.0, min(time, _OUTLIER * self.of(nodes)))
-        terms = (1, drafted, drafted**2, time, drafted * time)
-        self._sums = _decayed(self._sums, terms, _DECAY)
-        steps, drafted_nodes, squares, total, products = self._sums
+        self._sums = _DECAY * self._sums + (1, drafted, drafted**2, time, drafted * time)
+        steps, drafted_nodes, squares, total, products = self._sums.tolist()
         spread = squares - drafted_nodes * drafted_nodes / steps
         slope = (products - drafted_nodes * total / steps) / spread if spread > 1 else 0.0
         self.node = min(max(0.0, slope), total / max(1.0, drafted_nodes))
@@ -94,8 +88,10 @@ class History:
         self.assumed_nodes = {False: assumed_nodes, True: 1}
         self.overheads: dict[tuple[bool, int], Overhead] = {}
         """By whether there is a grammar, and the number of sequences, which are drafted for one after another."""
-        self.sums = {within: [0.0, 0.0, _PRIOR_RATIO * _PRIOR_PREDICTED, _PRIOR_PREDICTED] for within in (False, True)}
-        """Tokens, time, accepted drafted tokens, and predicted ones."""
+        self.sums = {
+            within: np.array([0.0, 0.0, _PRIOR_RATIO * _PRIOR_PREDICTED, _PRIOR_PREDICTED]) for within in (False, True)
+        }
+        """(4,) float64: tokens, time, accepted drafted tokens, and predicted ones."""
         self._prior_steps = {False: _PRIOR_STEPS, True: _PRIOR_STEPS}
         """How many of the prior steps still count."""
         self._too_slow = 0
@@ -122,16 +118,18 @@ class History:
     def count(self, within: bool, step: Sequence[float]) -> None:
         """Count a step: its tokens, time, accepted drafted tokens, and predicted ones."""
         with self.counting:
-            self.sums[within] = _decayed(self.sums[within], step, _DECAY)
+            self.sums[within] = _DECAY * self.sums[within] + step
             self._prior_steps[within] *= _DECAY
 
-    def of_call(self, within: bool, assumed: float) -> list[float]:
-        """Return the four sums that a call begins with, in proportion to past steps; `assumed`: t(assumed nodes)."""
-        tokens, passes, accepted, predicted = self.sums[within]
+    def of_call(self, within: bool, assumed: float) -> np.ndarray:
+        """Return the sums (4,) float64 that a call begins with, in proportion to past steps; `assumed`: t(assumed
+        nodes).
+        """
+        tokens, passes, accepted, predicted = self.sums[within].tolist()
         prior = self._prior_steps[within]
         tokens, passes = tokens + prior * _PRIOR_RATE, passes + prior * assumed
         ratio = accepted / predicted
-        return [_PRIOR_STEPS * tokens / passes, _PRIOR_STEPS, _PRIOR_PREDICTED * ratio, _PRIOR_PREDICTED]
+        return np.array([_PRIOR_STEPS * tokens / passes, _PRIOR_STEPS, _PRIOR_PREDICTED * ratio, _PRIOR_PREDICTED])
 
 
 @dataclass(eq=False)
@@ -150,6 +148,10 @@ class Pace:
     """Whether the draft is within a grammar."""
     paused: int = field(default=0, init=False)
     """Steps for which drafting is disabled."""
+    overhead: Overhead = field(init=False)
+    """Of drafts like the one of this step."""
+    sums: np.ndarray = field(init=False)
+    """Of this call, for drafts like the one of this step; see `History.of_call`."""
     seconds: float = field(default=0.0, init=False)
     """Spent on the draft of this step."""
     drafts: int = field(default=0, init=False)
@@ -159,10 +161,6 @@ class Pace:
         self.history = History.of(self.drafter.drafter)
         self.history.begin()
         self.runs_model = self.drafter.pass_cost is not None
-
-
-Proposal = tuple[Draft, Pace]
-"""A draft as its drafter proposes it."""
 
 
 class Pacer:
@@ -179,13 +177,13 @@ class Pacer:
         """`curve_of(sequences, length)` returns a curve; `agreed` makes times equal in all processes of a model.
         `measures`: whether times are learned; otherwise drafts depend on tokens alone.
         """
-        self.sequences, self.length = sequences, length
+        self.sequences, self._band = sequences, band(length)
         self._curve_of, self._agreed, self._measures = curve_of, agreed, measures
         self._curve: OnlineCurve | None = None
         """None until a draft is sized by cost."""
         self._largest = 1
         """Nodes of the largest tree of the newest pass."""
-        self._sums: WeakKeyDictionary[History, dict[bool, list[float]]] = WeakKeyDictionary()
+        self._sums: WeakKeyDictionary[History, dict[bool, np.ndarray]] = WeakKeyDictionary()
         """Sums of `History.of_call` for this call, without a grammar and within one."""
 
     @classmethod
@@ -204,22 +202,24 @@ class Pacer:
     def curve(self) -> OnlineCurve:
         """t(n) of the sequences that share passes now."""
         if self._curve is None:
-            self._curve = self._curve_of(self.sequences, self.length)
+            self._curve = self._curve_of(self.sequences, self._band)
         return self._curve
 
     def share(self, sequences: int, length: int) -> None:
         """Set how many sequences share the next passes, the longest of `length` tokens."""
-        if self._curve is not None and (sequences, band(length)) != (self.sequences, band(self.length)):
-            self._curve = self._curve_of(sequences, length)
-        self.sequences, self.length = sequences, length
+        shared = sequences, band(length)
+        if self._curve is not None and shared != (self.sequences, self._band):
+            self._curve = self._curve_of(*shared)
+        self.sequences, self._band = shared
 
     def took(self, nodes: int, seconds: float, length: int) -> None:
-        """Learn from a pass over `nodes` nodes of each sequence, the longest of `length` tokens by now; `seconds` are 0
-        where the pass is not measured, since it has read a prompt too.
+        """Learn from a pass over `nodes` nodes of each sequence, the longest of `length` tokens; `seconds` are 0 where
+        the pass is not measured, since it has read a prompt too.
         """
         self._largest = nodes
         if seconds and self._curve is not None:
-            self.share(self.sequences, max(length, self.length))
+            if length > self._band:
+                self.share(self.sequences, length)
             if self._measures:
                 self._curve.took(nodes, self._agreed(seconds))
 
@@ -238,7 +238,8 @@ class Pacer:
         if pace.paused:
             pace.paused -= 1
             return None
-        overhead, (_, _, accepted, predicted) = self._overhead(pace), self._sums_of(pace)
+        pace.overhead, pace.sums = self._overhead(pace), self._sums_of(pace)
+        (_, _, accepted, predicted), overhead = pace.sums.tolist(), pace.overhead
         ratio, times = min(1.0, accepted / predicted), self.curve.relative
         pace.budget = (
             Budget(times, ratio, of_pass=overhead.step)
@@ -248,16 +249,15 @@ class Pacer:
         pace.drafts += 1
         return pace.budget
 
-    def best(self, proposals: Sequence[Proposal]) -> list[Draft]:
+    def best(self, drafts: Sequence[Draft], paces: Sequence[Pace]) -> Sequence[Draft]:
         """Return each draft with the most probable nodes, as many of each as give the most expected tokens per time;
         all nodes where no draft is sized by cost. See `prune`.
         """
         overhead, node, ratios, sized = 0.0, 0.0, [], False
-        for _, pace in proposals:
+        for pace in paces:
             budget = pace.budget or UNLIMITED
             overhead, node, sized = overhead + budget.overhead, node + budget.node, sized or pace.budget is not None
             ratios.append(budget.ratio)
-        drafts = [draft for draft, _ in proposals]
         if not sized:
             return drafts
         times = self.curve.relative
@@ -270,7 +270,7 @@ class Pacer:
         learning, `seconds` of it, took.
         """
         pace.budget = None
-        overhead, nodes = self._overhead(pace), len(step.draft)
+        overhead, nodes = pace.overhead, len(step.draft)
         units, size = (budget.passes, 1) if pace.runs_model else (1, nodes)
         if self._measures and units and pace.drafts > 1:
             # The sequences of a batch are drafted for one after another.
@@ -293,13 +293,14 @@ class Pacer:
         in the long run, unless this step was to pay by its `predicted` tokens. The long run is that of all sequences
         of the batch: disabling drafting for one of them saves nothing.
         """
-        sums = self._sums_of(pace)
-        paid = 1 + min(1.0, sums[2] / sums[3]) * (predicted - 1) >= passes
+        _, _, accepted, promised = pace.sums.tolist()
+        paid = 1 + min(1.0, accepted / promised) * (predicted - 1) >= passes
         forecast = (tokens - 1, predicted - 1) if predicted > 1 else (_UNPREDICTED, _UNPREDICTED)
         step = tokens, passes, *forecast
-        sums[:] = _decayed(sums, step, _DECAY_OF_CALL)
+        pace.sums *= _DECAY_OF_CALL
+        pace.sums += step
         pace.history.count(pace.within, step)
-        return 0 if paid or sums[0] >= sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
+        return 0 if paid or pace.sums[0] >= pace.sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
 
     def _overhead(self, pace: Pace) -> Overhead:
         key, cost = (pace.within, self.sequences), pace.drafter.pass_cost
@@ -308,7 +309,7 @@ class Pacer:
             overhead = pace.history.overheads[key] = Overhead(_OVERHEAD if cost is None else cost * self.sequences)
         return overhead
 
-    def _sums_of(self, pace: Pace) -> list[float]:
+    def _sums_of(self, pace: Pace) -> np.ndarray:
         """Return the sums of this call for a drafter."""
         sums, within = self._sums.setdefault(pace.history, {}), pace.within
         if within not in sums:

@@ -6,8 +6,7 @@ per token, with the tokens that they would see there, the padding before a promp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -98,6 +97,11 @@ class Sequence:
     def length(self) -> int:
         """Tokens of the sequence, without padding."""
         return self._end - self.padding
+
+    @property
+    def newest(self) -> int:
+        """The newest token."""
+        return int(self._cells[self._end - 1])
 
     @property
     def columns(self) -> int:
@@ -245,7 +249,7 @@ class RequestState:
     """The error that ended it early, if one did."""
     whole: bool = field(default=False, init=False)
     """Whether its last step was accepted and its slots were kept; set in continuous batching."""
-    _pace: Pace | None = field(default=None, init=False)
+    pace: Pace | None = field(default=None, init=False)
     """Its drafter, and how it drafts; None until started."""
 
     def __post_init__(self) -> None:
@@ -260,7 +264,7 @@ class RequestState:
             self.traits.grammar_statistics,
         )
         """The grammar that constrains it, if a processor of a known library does."""
-        self._asked_at: State | None = None
+        self._state: State | None = None
         """Grammar state at the last draft's root, where it is known."""
         self.draft_generator: torch.Generator | None = None
         """Random numbers of sampled drafts; the selector's are left to the tokens of the target."""
@@ -272,47 +276,50 @@ class RequestState:
         """Whether more tokens will be emitted."""
         return self.error is None and not self.sequence.ended
 
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Keep an error of an isolated request as its `error`."""
-        try:
-            yield
-        except Exception as error:
-            if not self.isolated:
-                raise
-            self.error = error
+    def fail(self, error: Exception) -> None:
+        """End an isolated request with an error of its processors, criteria or drafter; raise that of any other."""
+        if not self.isolated:
+            raise error
+        self.error = error
 
-    def started(self, target: Target) -> Pace:
-        """Return the pace of its drafter, which is started when first needed."""
-        if self._pace is None:
+    def start(self, target: Target) -> Pace:
+        """Start its drafter, unless it was; return how that drafts."""
+        if self.pace is None:
             drafter = self.drafter.start(self.prompt.to(target.device), target)
             if self.hints.prediction is not None:
                 drafter.predict(self.hints.prediction)
-            self._pace = Pace(drafter, self.traits.nodes)
-        return self._pace
+            self.pace = Pace(drafter, self.traits.nodes)
+        return self.pace
 
-    def draft(self, target: Target, pacer: Pacer) -> Draft:
-        """Return a draft, without nodes beyond the length limit."""
-        sequence = self.sequence
+    def draft(self, target: Target, pacer: Pacer) -> tuple[Draft, Pace]:
+        """Return a draft, without nodes beyond the length limit and the hints, and how its drafter drafts. Raises
+        ValueError for a root that is not the newest token.
+        """
+        pace, sequence, remaining = self.pace or self.start(target), self.sequence, self.sequence.remaining
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
-        draft = self.query_drafter(target, pacer, tokens, sequence.remaining)
-        root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
+        draft = self.query_drafter(target, pacer, tokens, remaining)
+        root, newest = int(draft.tokens[0]), sequence.newest
         if root != newest:
             raise ValueError(
-                f"the root of a draft must be the newest token, {newest}, got {root} from "
-                f"{self.started(target).drafter.describe()}; give `context.root` as the first of the tokens"
+                f"the root of a draft must be the newest token, {newest}, got {root} from {pace.drafter.describe()}; "
+                "give `context.root` as the first of the tokens"
             )
-        draft = draft.cut(self.deepest(target))
-        return draft if target.info.branches else draft.first_branch()
+        depth = remaining - 1
+        if target.max_length is not None:
+            depth = max(0, min(depth, target.max_length - sequence.length))
+        draft = draft.cut(depth)
+        if self.hints.nodes is not None:
+            draft = draft.most_probable(1 + self.hints.nodes)
+        return draft if target.info.branches else draft.first_branch(), pace
 
     def query_drafter(self, target: Target, pacer: Pacer, tokens: torch.Tensor, remaining: int) -> Draft:
         """Ask the drafter for a draft after `tokens` (length,), with `remaining` tokens to emit; it is not checked
         yet. A lone root where drafting is disabled.
         """
-        pace, state = self.started(target), None
+        pace, state = self.pace or self.start(target), None
         if self.constraint is not None:
             state = self.constraint.at(tokens.cpu().numpy())
-        budget = pacer.budget(pace, state is not None)
+        self._state, budget = state, pacer.budget(pace, state is not None)
         if budget is None:
             draft = Draft.chain(tokens[-1:])
         else:
@@ -322,25 +329,16 @@ class RequestState:
             pace.seconds = now() - began
             if isinstance(pace.nodes, int):
                 draft = draft.first_ranked(1 + pace.nodes)
-        self._asked_at = state
         if self.constraint is None or state is None or self.traits.within_grammars:
             return draft
         return self.constraint.fitted(draft, state, remaining)
 
-    def verifiable(self, target: Target, draft: Draft) -> Draft:
-        """Return the draft as far as the hints allow; a lone root where the target cannot verify it exactly."""
-        if self.hints.nodes is not None:
-            draft = draft.most_probable(1 + self.hints.nodes)
-        if target.info.border is None or target.info.fits(self.sequence.length - 1, len(draft)):
-            return draft
-        return draft.cut(0)
-
     def observe(self, target: Target, pacer: Pacer, step: Step) -> None:
         """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
-        state, self._asked_at = self._asked_at, None
+        state, self._state = self._state, None
         if self.constraint is not None and state is not None:
             step = self.constraint.learn(state, step)
-        pace = self.started(target)
+        pace = self.pace or self.start(target)
         if pace.budget is None:
             pace.drafter.observe(step)
             return
@@ -348,16 +346,13 @@ class RequestState:
         pace.drafter.observe(step)
         pacer.count(pace, pace.budget, step, now() - began)
 
-    def deepest(self, target: Target) -> int:
-        """Return the maximum depth of a node: limited by tokens to emit and by the target's positions."""
-        remaining, longest = self.sequence.remaining, target.max_length
-        positions = remaining if longest is None else longest - self.sequence.length
-        return max(0, min(remaining - 1, positions))
-
     def finish(self) -> None:
         """Add the drafter's counts to the statistics; called once, after the last step."""
-        if self._pace is not None:
-            with self.guarded():
-                drafter = self._pace.drafter
-                self.stats.drafter_statistics.update(drafter.statistics())
-                self.stats.drafter = drafter.describe()
+        if self.pace is None:
+            return
+        drafter = self.pace.drafter
+        try:
+            self.stats.drafter_statistics.update(drafter.statistics())
+            self.stats.drafter = drafter.describe()
+        except Exception as error:
+            self.fail(error)

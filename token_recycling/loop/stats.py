@@ -232,25 +232,24 @@ class Clock:
 
     def restart(self) -> None:
         """Begin a step: forget the time that passed outside the loop."""
-        self._last, self._compiled = self._now(), compiling.seconds
+        if self.stats.synchronize:
+            synchronize(self._device)
+        self._last, self._compiled = time.perf_counter(), compiling.seconds
         self.pass_seconds = 0.0
         """Seconds of this step, without drafting and learning."""
 
     def lap(self, part: str) -> None:
         """Count the time since the last call as `part`."""
-        now, compiled = self._now(), compiling.seconds
+        if self.stats.synchronize:
+            synchronize(self._device)
+        now, compiled = time.perf_counter(), compiling.seconds
         of_compiling = compiled - self._compiled  # counted separately
-        taken = now - self._last - of_compiling
+        seconds = now - self._last - of_compiling
         self._last, self._compiled = now, compiled
         self.stats.compile_seconds += of_compiling
         if self.reads_prompt:
-            self.stats.prefill_seconds += taken
+            self.stats.prefill_seconds += seconds
             return
-        self.stats.seconds[part] += taken
+        self.stats.seconds[part] += seconds
         if part not in (PARTS[0], PARTS[-1]):
-            self.pass_seconds += taken
-
-    def _now(self) -> float:
-        if self.stats.synchronize:
-            synchronize(self._device)
-        return time.perf_counter()
+            self.pass_seconds += seconds

@@ -6,35 +6,46 @@ its steps.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from .target import Target
 
-T = TypeVar("T")
 Frequencies = list[tuple[dict[str, Any], dict[str, torch.Tensor | None]]]
 """Of each module that has some: its attributes, and its buffers."""
 
 
-def by_turns(target: Target, steps: Iterator[T]) -> Generator[T]:
-    """Yield the steps of a call whose forward passes change the model. Other calls wait for the length of a step, not
-    for that of a call, which may be suspended for ever; a suspended call leaves the model as it was before.
-    """
-    modules = [module for module in target.model.modules() if hasattr(module, "max_seq_len_cached")]
-    own: Frequencies | None = None
-    while True:
-        with target.alone():
-            before = _read(modules)
-            if own is not None:
-                _write(modules, own)
-            step = next(steps, None)
-            if step is None:
-                return
-            own = _read(modules)
-            _write(modules, before)
-        yield step
+def turns_of(target: Target) -> Callable[[], AbstractContextManager[None]]:
+    """Return what a call enters for the length of each step: nothing unless its forward passes change the model."""
+    border = target.info.border
+    return OwnFrequencies(target).turn if border is not None and border.changes_model else nullcontext
+
+
+class OwnFrequencies:
+    """The frequencies of one call, which are the model's during its turns."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._modules = [module for module in target.model.modules() if hasattr(module, "max_seq_len_cached")]
+        self._own: Frequencies | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """For the length of the block, the model has the frequencies of this call. Other calls wait for the length of a
+        step, not for that of a call, which may be suspended for ever; afterwards the model is as it was before.
+        """
+        with self._target.alone():
+            before = _read(self._modules)
+            if self._own is not None:
+                _write(self._modules, self._own)
+            try:
+                yield
+            finally:
+                self._own = _read(self._modules)
+                _write(self._modules, before)
 
 
 def _read(modules: list[torch.nn.Module]) -> Frequencies:

@@ -122,8 +122,10 @@ class EagerRunner:
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
     ) -> list[torch.Tensor] | None:
-        collecting = nullcontext([]) if states is None else layer_states(self.target.model, states)
-        with collecting as passes:
+        if states is None:
+            prefill(self.target, sequences, self.cache, cached, self._reading)
+            return None
+        with layer_states(self.target.model, states) as passes:
             prefill(self.target, sequences, self.cache, cached, self._reading)
         uncached = [len(sequence) - 1 - held for sequence, held in zip(sequences, cached, strict=True)]
         # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
