@@ -179,8 +179,8 @@ class Batch:
         best = dict(zip(proposals, self.pacer.best([*proposals.values()], paces), strict=True))
         drafts, border = [], self.target.info.border
         for row, request in enumerate(self.requests):
-            draft, length = best.get(row), request.sequence.length
-            if draft is None or (border is not None and not border.fits(length - 1, len(draft))):
+            draft = best.get(row)
+            if draft is None or (border is not None and not border.fits(request.sequence.length - 1, len(draft))):
                 draft = Draft.chain([request.sequence.newest])
             drafts.append(draft)
         return drafts
@@ -188,9 +188,9 @@ class Batch:
     def _accept(self, drafts: list[Draft], verified: Pass, active: list[int]) -> list[Step]:
         """Return the steps of the sequences in `active`, without those that failed."""
         steps: list[Step] = []
-        at_once = self._judge_at_once(drafts, verified, active)
-        # Acceptance node by node is faster in float32.
-        logits = verified.logits if at_once else verified.logits.float()
+        on_cpu = verified.logits.device.type == "cpu"
+        at_once = None if on_cpu else self._judge_at_once(drafts, verified, active)
+        logits = verified.logits if at_once else verified.logits.float()  # in which acceptance node by node is faster
         for row in active:
             request, draft = self.requests[row], drafts[row]
             if request.error is not None:
@@ -213,13 +213,11 @@ class Batch:
         return steps
 
     def _judge_at_once(self, drafts: list[Draft], verified: Pass, active: list[int]) -> TreeSteps | None:
-        """On an accelerator, where a read costs more than choosing at every node: choose the token after every node and
-        accept, without waiting for the device until the end. None where tokens are chosen node by node.
+        """Choose the token after every node and accept, without waiting for the device until the end: on an accelerator
+        a read costs more than choosing at every node. None where tokens must be chosen node by node.
         """
         logits, requests = verified.logits, self.requests
-        if logits.device.type == "cpu" or any(
-            drafts[row].sampled_from or not requests[row].selector.at_every_node for row in active
-        ):
+        if any(drafts[row].sampled_from or not requests[row].selector.at_every_node for row in active):
             return None
         trees = verified.trees or send(drafts, verified.lengths, logits.shape[1], logits.device)
         choices = logits.argmax(dim=-1)

@@ -238,7 +238,7 @@ class Pacer:
         if pace.paused:
             pace.paused -= 1
             return None
-        pace.overhead, pace.sums = self._overhead(pace), self._sums_of(pace)
+        self._recall(pace)
         (_, _, accepted, predicted), overhead = pace.sums.tolist(), pace.overhead
         ratio, times = min(1.0, accepted / predicted), self.curve.relative
         pace.budget = (
@@ -302,19 +302,17 @@ class Pacer:
         pace.history.count(pace.within, step)
         return 0 if paid or pace.sums[0] >= pace.sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
 
-    def _overhead(self, pace: Pace) -> Overhead:
-        key, cost = (pace.within, self.sequences), pace.drafter.pass_cost
-        overhead = pace.history.overheads.get(key)
+    def _recall(self, pace: Pace) -> None:
+        """Look up the overhead and the sums of drafts like the next one of a sequence."""
+        history, within, cost = pace.history, pace.within, pace.drafter.pass_cost
+        key, prior = (within, self.sequences), _OVERHEAD if cost is None else cost * self.sequences
+        overhead = history.overheads.get(key)
         if overhead is None:
-            overhead = pace.history.overheads[key] = Overhead(_OVERHEAD if cost is None else cost * self.sequences)
-        return overhead
-
-    def _sums_of(self, pace: Pace) -> np.ndarray:
-        """Return the sums of this call for a drafter."""
-        sums, within = self._sums.setdefault(pace.history, {}), pace.within
+            overhead = history.overheads[key] = Overhead(prior)
+        sums = self._sums.setdefault(history, {})
         if within not in sums:
-            sums[within] = pace.history.of_call(within, self.time_of(pace.history.assumed_nodes[within]))
-        return sums[within]
+            sums[within] = history.of_call(within, self.time_of(history.assumed_nodes[within]))
+        pace.overhead, pace.sums = overhead, sums[within]
 
 
 def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -> list[Draft]:

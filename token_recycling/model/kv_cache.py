@@ -91,9 +91,9 @@ class Frame:
 
 
 @contextmanager
-def framed(cache: Cache, frame: Frame | None) -> Iterator[None]:
+def framed(cache: Cache, frame: Frame) -> Iterator[None]:
     """For the length of the block, forward passes write to and attend within a frame."""
-    layers = tree_layers(cache) if frame is not None else []
+    layers = list(tree_layers(cache))
     for layer in layers:
         layer.frame = frame
     try:
@@ -233,12 +233,14 @@ class TreeLayer(DynamicLayer):
             self.rows = rows
         if self.frame is not None:
             return self._update_frame(self.frame, key_states, value_states)
-        start, surplus = self.columns, self.first_needed - min(self.starts)
-        end = start + n
+        start, end = self.columns, self.columns + n
         self.length += n
-        if self.drops and surplus > 0 and end > self.buffers[-1].shape[3]:
-            return self._update_window(key_states, value_states, surplus)
-        self.reserve(rows, end)
+        _, most_rows, _, most_columns, _ = self.buffers[-1].shape
+        if rows > most_rows or end > most_columns:
+            surplus = self.first_needed - min(self.starts)
+            if self.drops and surplus > 0 and end > most_columns:
+                return self._update_window(key_states, value_states, surplus)
+            self.reserve(rows, end)
         self.columns = end
         keys, values = self.buffers[0][0, :rows, :, :end], self.buffers[-1][-1, :rows, :, :end]
         keys.narrow(2, start, n).copy_(key_states)
@@ -564,9 +566,11 @@ _OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAtten
 _OWN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
 
 
-def tree_layers(cache: Cache) -> list[TreeLayer]:
-    """Return the layers of a cache that hold slots."""
-    return [layer for layer in cache.layers if isinstance(layer, TreeLayer) and layer.buffers]
+def tree_layers(cache: Cache) -> Iterator[TreeLayer]:
+    """Yield the layers of a cache that hold slots."""
+    for layer in cache.layers:
+        if isinstance(layer, TreeLayer) and layer.buffers:
+            yield layer
 
 
 def windowed_layer(cache: Cache) -> TreeLayer | None:
@@ -618,9 +622,10 @@ class TreeCache:
         `lengths[row]` slots; all others behind those are dropped. Node i is in slot `roots` + i, behind the slots of
         all sequences, or in a frame in slot `roots[row]` + i.
         """
+        kept = list(map(add, lengths, map(len, accepted)))
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
-        kept = list(map(add, lengths, map(len, accepted)))
+            count_tokens(self.cache, max(kept))
         moves: dict[Hashable, list[_Move]] = {}
         """By what they depend on, which most layers share."""
         for layer in tree_layers(self.cache):
@@ -630,7 +635,6 @@ class TreeCache:
             for move in moves[key]:
                 layer.move(*move)
             layer.settle(kept)
-        count_tokens(self.cache, max(kept))
 
     def settle(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` slots of each sequence, and drop those before windows."""
