@@ -109,7 +109,7 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
     the path and draws come in the order of plain decoding. Sampled children (`Draft.sampled_from`) are tried in their
     order; if none is accepted, the token is sampled from what is left of the target's distribution.
     """
-    drafted, children = draft.tokens.tolist(), draft.children
+    drafted, parents, children = draft.tokens.tolist(), draft.parents.tolist(), draft.children
     sampled_from = draft.sampled_from or {}
     nodes, emitted = [0], []  # several nodes carry the sequence so far where siblings carry equal tokens
     while True:
@@ -130,8 +130,10 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
         finished = append(token)
         following = [child for node in nodes for child in children[node] if drafted[child] == token]
         if finished or not following:
-            path = list(draft.lineages[node])
-            return Step(draft, logits, path, emitted, finished, min(following, default=None), row)
+            path = [node]
+            while path[-1]:
+                path.append(parents[path[-1]])
+            return Step(draft, logits, path[::-1], emitted, finished, min(following, default=None), row)
         nodes = sorted(following)
 
 

@@ -77,7 +77,7 @@ class Batch:
 
     @property
     def active(self) -> list[int]:
-        """Places of the requests that will emit more tokens."""
+        """Rows of the requests that will emit more tokens."""
         return [row for row, request in enumerate(self.requests) if request.active]
 
     @property

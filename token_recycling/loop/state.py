@@ -307,7 +307,8 @@ class RequestState:
         depth = remaining - 1
         if target.max_length is not None:
             depth = max(0, min(depth, target.max_length - sequence.length))
-        draft = draft.cut(depth)
+        if draft.depth > depth:
+            draft = draft.cut(depth)
         if self.hints.nodes is not None:
             draft = draft.most_probable(1 + self.hints.nodes)
         return draft if target.info.branches else draft.first_branch(), pace

@@ -138,12 +138,12 @@ class Stats:
         draft = step.draft
         self.nodes[len(draft)] += 1
         self.depths[draft.depth] += 1
-        children, ranks = draft.children, draft.ranks.tolist()
-        for depth, node in enumerate(step.accepted):
-            if depth:
-                self.accepted[depth, ranks[node]] += 1
-            for child in children[node]:
-                self.tried[depth + 1, ranks[child]] += 1
+        children = draft.children
+        for depth, (node, following) in enumerate(zip(step.accepted, [*step.accepted[1:], None], strict=True), start=1):
+            for rank, child in enumerate(children[node]):
+                self.tried[depth, rank] += 1
+                if child == following:
+                    self.accepted[depth, rank] += 1
 
     def spend(self, other: Stats) -> None:
         """Add the time of passes that this sequence shared with others."""
