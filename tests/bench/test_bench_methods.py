@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from token_recycling.bench.methods import BenchmarkConfig, Call, Drafted, Oracle, ReplaySelector, parse
-from token_recycling.loop.state import Sequence
+from token_recycling.loop.request import TokenSequence
 from token_recycling.model.info import UnsupportedModelError
 
 
@@ -97,7 +97,7 @@ def test_replay_follows_the_text_whatever_the_model_says(counting):
 
 def test_no_choice_is_made_for_all_nodes_at_once(counting):
     """As on accelerators, where the model's own choices would take the place of the text."""
-    sequence = Sequence(torch.tensor([1, 2]), StoppingCriteriaList([MaxLengthCriteria(4)]))
+    sequence = TokenSequence(torch.tensor([1, 2]), StoppingCriteriaList([MaxLengthCriteria(4)]))
     selector = ReplaySelector(sequence, torch.tensor([7, 9]), LogitsProcessorList())
     assert (selector.greedy, selector.at_every_node) == (False, False)
     assert selector(torch.eye(16)[3]) == 7

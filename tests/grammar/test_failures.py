@@ -15,7 +15,7 @@ import token_recycling as tr
 from token_recycling.grammar import adapters
 from token_recycling.grammar.constraint import constraint_of
 from token_recycling.grammar.state import State
-from token_recycling.loop.state import RequestState
+from token_recycling.loop.request import Request
 from token_recycling.model.target import Target
 
 PROMPT = tiny.prompt(0, 6)
@@ -173,8 +173,8 @@ def test_a_clock_decides_only_where_it_may(model, monkeypatch, reproducible):
 def test_no_clock_decides_in_one_of_several_processes(model, monkeypatch, processes):
     """Ranks with other drafts would wait for each other for ever."""
     timed = []
-    initialise = RequestState.__post_init__
-    monkeypatch.setattr(RequestState, "__post_init__", lambda self: (timed.append(self.timed), initialise(self))[1])
+    initialise = Request.__post_init__
+    monkeypatch.setattr(Request, "__post_init__", lambda self: (timed.append(self.timed), initialise(self))[1])
     target = Target(model)
     target.info = dataclasses.replace(target.info, processes=processes)
     monkeypatch.setattr("token_recycling.hf.stream.ready", lambda _: target)

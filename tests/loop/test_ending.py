@@ -14,7 +14,7 @@ from token_recycling import Draft
 from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.batch import Batch
 from token_recycling.loop.hints import Hints
-from token_recycling.loop.state import RequestState
+from token_recycling.loop.request import Request
 from token_recycling.model.kv_cache import Frame
 from token_recycling.model.pass_times import PassTimes
 
@@ -22,7 +22,7 @@ IDS = tiny.prompt(0, 6)
 
 
 class CloseError(Exception):
-    """Of `Batch.give_back`, `RequestState.finish` or `PassTimes.keep`."""
+    """Of `Batch.give_back`, `Request.finish` or `PassTimes.keep`."""
 
 
 def fails(*_):
@@ -33,7 +33,7 @@ def fails(*_):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_each_end_of_a_call_runs_whatever_the_others_raise(model, monkeypatch, broken, stopped):
     ran = []
-    ends = {"give back": (Batch, "give_back"), "finish": (RequestState, "finish"), "keep": (PassTimes, "keep")}
+    ends = {"give back": (Batch, "give_back"), "finish": (Request, "finish"), "keep": (PassTimes, "keep")}
     for name, (kind, method) in ends.items():
         monkeypatch.setattr(kind, method, lambda *_, name=name: (ran.append(name), fails() if name == broken else 0))
     steps = tr.stream(model, IDS, max_new_tokens=8)

@@ -9,7 +9,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch
 from token_recycling.loop.hints import NO_HINTS
-from token_recycling.loop.state import RequestState, Sequence, TokenSelector
+from token_recycling.loop.request import Request, TokenSelector, TokenSequence
 from token_recycling.model.runner import eager
 from token_recycling.model.target import Target
 
@@ -23,8 +23,8 @@ class Texts:
 
     def __init__(self, model, backend=eager):
         self.model, self.batch = model, RunningBatch(Target(model), backend)
-        self.said: dict[RequestState, list[int]] = {}
-        self.ended: list[RequestState] = []
+        self.said: dict[Request, list[int]] = {}
+        self.ended: list[Request] = []
 
     def join(
         self,
@@ -41,10 +41,10 @@ class Texts:
     ):
         """Lets a text join; it is sampled where there is a seed."""
         limit = MaxLengthCriteria(ids.shape[1] + new)
-        sequence = Sequence(ids[0], StoppingCriteriaList([limit, *criteria]))
+        sequence = TokenSequence(ids[0], StoppingCriteriaList([limit, *criteria]))
         generator = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
         selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None, generator=generator)
-        row = RequestState(sequence, selector, tr.make_drafter(drafter), tr.Stats(), hints=hints)
+        row = Request(sequence, selector, tr.make_drafter(drafter), tr.Stats(), hints=hints)
         said = self.said[row] = []
 
         def told(step):

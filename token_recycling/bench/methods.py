@@ -38,8 +38,7 @@ from ..drafters._shared.pairing import DraftModelOption
 from ..hf.accelerate import accelerated
 from ..loop.batch import decode, requests_of
 from ..loop.hints import NO_HINTS, Hints
-from ..loop.state import Sequence as DecodedSequence
-from ..loop.state import TokenSelector
+from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.graphs import Fast
 from ..model.info import UnsupportedModelError
@@ -341,7 +340,7 @@ def _run_lengths(agreed: torch.Tensor) -> list[int]:
 class ReplaySelector(TokenSelector):
     """Chooses the reference text token by token. The model's own choice is made too, so that it costs the same."""
 
-    def __init__(self, sequence: DecodedSequence, reference: torch.Tensor, processors: LogitsProcessorList) -> None:
+    def __init__(self, sequence: TokenSequence, reference: torch.Tensor, processors: LogitsProcessorList) -> None:
         """`reference` (length,): the tokens after the prompt."""
         super().__init__(sequence, processors, sample=False)  # drafts follow the grammar of a processor
         self._own = TokenSelector(sequence, processors, sample=False)
@@ -363,7 +362,7 @@ def replay(model: PreTrainedModel, drafter: Drafter, call: Call) -> Outcome:
     (prompt,), reference = call.prompts, call.reference
     stats, lengths, watch = Stats(synchronize=True), [], Stopwatch(model.device)
     target = ready(model)
-    sequence = DecodedSequence(
+    sequence = TokenSequence(
         prompt.to(target.device), StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(reference))])
     )
     processors = LogitsProcessorList(call.arguments.get("logits_processor") or [])

@@ -38,7 +38,7 @@ from ..drafters._base import Drafter
 from ..loop.batch import Run, decode, requests_of
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
-from ..loop.state import Sequence, TokenSelector
+from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.compat import CACHE, cache_argument, is_callers, mark_made
 from ..model.info import ModelInfo
@@ -326,7 +326,7 @@ def _give_back(
     handover: CacheHandover,
     target: Target,
     call: GenerateCall,
-    sequences: list[Sequence],
+    sequences: list[TokenSequence],
     selectors: list[TokenSelector],
 ) -> None:
     """Leave in the call's cache what plain decoding would, the padding of shorter sequences included."""
@@ -345,7 +345,7 @@ def _cache_is_internal(call: GenerateCall) -> bool:
 
 def beginnings(
     call: GenerateCall, generator: torch.Generator | None = None
-) -> tuple[list[Sequence], list[TokenSelector]]:
+) -> tuple[list[TokenSequence], list[TokenSelector]]:
     """Create the sequences of a call, and the selectors of their tokens.
 
     A single sequence is sampled with `generator`, or torch's own, as `generate` samples it. Of several sequences each
@@ -358,7 +358,7 @@ def beginnings(
         generators = [*seeded_generators(len(generators), call.input_ids.device, generator)]
     sequences = [
         # As with the first token that `generate` appends: int32 becomes int64.
-        Sequence(ids.long(), call.criteria_by_text, pad)
+        TokenSequence(ids.long(), call.criteria_by_text, pad)
         for ids, pad in zip(call.input_ids, call.paddings, strict=True)
     ]
     selectors = [

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
-from ..loop.state import RequestState
+from ..loop.request import Request
 from ..loop.stats import Stats
 from ..model.kv_cache import slots
 from ..model.runner import Backend, eager
@@ -44,7 +44,7 @@ class DecodingThread:
         self._batch = RunningBatch(self.target, backend)
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Functions to call before the next step; None to end."""
-        self._waiting: dict[RequestState, Future[None]] = {}
+        self._waiting: dict[Request, Future[None]] = {}
         self._ending, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._decode, name="decoding", daemon=True)
         self._thread.start()
@@ -92,7 +92,7 @@ class DecodingThread:
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
             return run_call(target, call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)
-        request, streamer = RequestState(sequence, selector, drafter, stats, hints=hints), call.streamer
+        request, streamer = Request(sequence, selector, drafter, stats, hints=hints), call.streamer
         ended: Future[None] = Future()
 
         def on_step(step: Step) -> None:
@@ -133,7 +133,7 @@ class DecodingThread:
             if asked is not None:
                 asked()
 
-    def _step(self) -> list[RequestState]:
+    def _step(self) -> list[Request]:
         """Make a step and return the sequences that have ended; if the batch fails as a whole, all of them."""
         try:
             return self._batch.step()

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
-from ..loop.state import Sequence, TokenSelector
+from ..loop.request import TokenSelector, TokenSequence
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer
 from ..model.kv_cache import TreeCache, stop_counting, take_over, why_not_cache
@@ -83,7 +83,7 @@ class CacheHandover:
 
 
 def fill_up(
-    target: Target, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
+    target: Target, sequences: list[TokenSequence], selectors: list[TokenSelector], cache: Cache, padding: int
 ) -> None:
     """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
     columns = max(sequence.columns for sequence in sequences)
@@ -129,7 +129,7 @@ def _write(cache: DynamicCache, static: Cache) -> None:
 class BatchStopping:
     """Applies criteria to the sequences of a batch, column by column, and ends sequences."""
 
-    def __init__(self, sequences: list[Sequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
+    def __init__(self, sequences: list[TokenSequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
         """`padding` fills up sequences that have ended; None if every sequence goes on until all have ended."""
         self.sequences, self.criteria, self.padding = sequences, criteria, padding
         self.withdrawn = 0
@@ -155,7 +155,7 @@ class BatchStopping:
             for sequence in self.sequences:
                 self._end(sequence)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: TokenSequence) -> None:
         self.withdrawn += max(0, sequence.columns - self._columns)
         sequence.end_at(min(sequence.columns, self._columns))
 

@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.batch import Run, check_cached, decode, requests_of
-from ..loop.state import Sequence, TokenSelector
+from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
@@ -62,7 +62,7 @@ def stream(
     if reason is not None:
         raise UnsupportedModelError(reason)
     check_cached(slots(cache), len(prompt))
-    sequence = Sequence(prompt, criteria)
+    sequence = TokenSequence(prompt, criteria)
     selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
     measured = stats if stats is not None else Stats()
 

@@ -32,7 +32,7 @@ from ..trees.packed import send
 from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
 from .pacer import Pace, Pacer
-from .state import RequestState, Sequence, TokenSelector
+from .request import Request, TokenSelector, TokenSequence
 from .stats import Clock, Stats
 
 _SHORT_PROMPT = 32
@@ -45,7 +45,7 @@ class Batch:
     def __init__(
         self,
         target: Target,
-        requests: list[RequestState],
+        requests: list[Request],
         pacer: Pacer,
         cache: Cache,
         clock: Clock,
@@ -261,7 +261,7 @@ class Batch:
         self.requests.append(request)
         self._states = self._states or other._states
 
-    def leave(self, finished: Collection[RequestState]) -> None:
+    def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
         order = places_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
@@ -299,25 +299,25 @@ class Run:
 
 def requests_of(
     target: Target,
-    sequences: list[Sequence],
+    sequences: list[TokenSequence],
     selectors: list[TokenSelector],
     drafter: Drafter,
     stats: Stats,
     cached: list[int],
     hints: Hints = NO_HINTS,
-) -> list[RequestState]:
+) -> list[Request]:
     """Return the requests of one call: `cached[row]` tokens of each sequence are in its cache; `hints` are those of
     every sequence.
     """
     timed = target.processes < 2 and not drafter.traits.begins_anew
     return [
-        RequestState(sequence, selector, drafter, stats, held, hints, timed)
+        Request(sequence, selector, drafter, stats, held, hints, timed)
         for sequence, selector, held in zip(sequences, selectors, cached, strict=True)
     ]
 
 
 def decode(
-    target: Target, requests: list[RequestState], cache: Cache, run: Run | None = None, backend: Backend = eager
+    target: Target, requests: list[Request], cache: Cache, run: Run | None = None, backend: Backend = eager
 ) -> Generator[list[Step]]:
     """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended. All
     requests have one drafter and one `Stats`.
@@ -354,7 +354,7 @@ def decode(
                 batch.leave_ended()
 
 
-def places_left(requests: list[RequestState], finished: Collection[RequestState]) -> list[int]:
+def places_left(requests: list[Request], finished: Collection[Request]) -> list[int]:
     """Return which request takes each place once those in `finished` leave: the last one fills the gap."""
     order = list(range(len(requests)))
     for place in reversed(range(len(requests))):
@@ -364,7 +364,7 @@ def places_left(requests: list[RequestState], finished: Collection[RequestState]
     return order
 
 
-def _states_of(requests: list[RequestState]) -> States | None:
+def _states_of(requests: list[Request]) -> States | None:
     """Return which hidden states the drafters of a batch need, if any: all that need some need the same ones."""
     return next((request.traits.states for request in requests if request.traits.states is not None), None)
 

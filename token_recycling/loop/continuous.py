@@ -30,7 +30,7 @@ from ..model.target import Target
 from ..trees.draft import Step
 from .batch import Batch
 from .pacer import Pacer
-from .state import RequestState
+from .request import Request
 from .stats import Clock, Stats
 
 OnStep = Callable[[Step], None]
@@ -56,7 +56,7 @@ class _Joining:
     on_step: OnStep
 
     @property
-    def request(self) -> RequestState:
+    def request(self) -> Request:
         return self.batch.requests[0]
 
     def uncached(self) -> int:
@@ -99,17 +99,17 @@ class RunningBatch:
         """Seconds of steps that are due before the next piece of a long prompt."""
         self._batch: Batch | None = None
         """The running requests; None if there are none."""
-        self._callbacks: dict[RequestState, OnStep] = {}
+        self._callbacks: dict[Request, OnStep] = {}
         """The running requests and their `on_step`."""
 
     @property
-    def requests(self) -> list[RequestState]:
+    def requests(self) -> list[Request]:
         """All requests: running ones, then those whose prompts are being prefilled."""
         return [*self._callbacks, *(joining.request for joining in self._joining)]
 
     def join(
         self,
-        request: RequestState,
+        request: Request,
         on_step: OnStep,
         cache: Cache | None = None,
         streamed: bool = True,
@@ -141,18 +141,18 @@ class RunningBatch:
         batch = Batch(self.target, [request], self._pacer, cache, clock, streamed=streamed, reading=reading)
         self._joining.append(_Joining(batch, on_step))
 
-    def _states(self, request: RequestState) -> list[int] | None:
+    def _states(self, request: Request) -> list[int] | None:
         """Return the layers whose hidden states its drafter needs, or None."""
         states = request.traits.states
         return None if states is None else list(states(self.target.config.num_hidden_layers))
 
-    def leave(self, request: RequestState, error: Exception) -> None:
+    def leave(self, request: Request, error: Exception) -> None:
         """End a request early; the next step returns it."""
         request.error = request.error or error
 
     @torch.inference_mode(False)  # see `batch.decode`
     @torch.no_grad()
-    def step(self) -> list[RequestState]:
+    def step(self) -> list[Request]:
         """Prefill a piece of the waiting prompts, make one step of all requests, and return those that ended."""
         ended = [*self._given_up(), *self._begin(), *self._drop()]
         if self._batch is not None:
@@ -173,7 +173,7 @@ class RunningBatch:
         self._batch, self._runners = None, EagerRunners()
         self._run.close()
 
-    def _begin(self) -> list[RequestState]:
+    def _begin(self) -> list[Request]:
         """Prefill a piece of the waiting prompts, make first steps, and return the requests that end with them."""
         left, ended = self._piece, []
         while left > 0 and (joining := self._next(left)) is not None:
@@ -227,7 +227,7 @@ class RunningBatch:
             return shortest
         return shortest if fresh and not (self._callbacks and self._owed > 0) else None
 
-    def _given_up(self) -> list[RequestState]:
+    def _given_up(self) -> list[Request]:
         """Remove and return cancelled requests whose prompts are being prefilled; their cached tokens are kept."""
         finished = [joining for joining in self._joining if joining.is_given_up()]
         for joining in finished:
@@ -263,7 +263,7 @@ class RunningBatch:
             if not request.active:
                 _keep_sequence(batch, place)
 
-    def _drop(self) -> list[RequestState]:
+    def _drop(self) -> list[Request]:
         """Remove the requests that have ended, and return them."""
         finished = [request for request in self._callbacks if not request.active]
         for request in finished:

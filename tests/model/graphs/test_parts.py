@@ -15,7 +15,7 @@ from token_recycling import Draft, Template
 from token_recycling._util.topk import grouped_topk
 from token_recycling.loop.accept import TreeSteps, accept_walk
 from token_recycling.loop.processors import penalised
-from token_recycling.loop.state import Sequence, TokenSelector
+from token_recycling.loop.request import TokenSelector, TokenSequence
 from token_recycling.model.architectures import Reach
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.kv_cache import TreeCache
@@ -103,7 +103,7 @@ def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed):
     trees, steps, states = send([draft], [0], len(draft), CPU), [], []
     for at_once in (True, False):
         numbers = torch.Generator().manual_seed(seed)
-        sequence = Sequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
+        sequence = TokenSequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
         selector = TokenSelector(sequence, LogitsProcessorList(processors), sample=True, generator=numbers)
         if at_once:
             choices = selector.every_node(logits[0], trees, draft.depth)
@@ -121,7 +121,7 @@ def test_sampling_without_a_distribution_fails_where_it_is_reached():
     draft, logits = Draft.chain([1, 2]), torch.zeros(1, 2, 4)
     logits[0, 1] = torch.nan
     trees = send([draft], [0], 2, CPU)
-    sequence = Sequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
+    sequence = TokenSequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
     for most_probable, fails in ((2, True), (3, False)):
         logits[0, 0, most_probable] = 99
         choices = TokenSelector(sequence, LogitsProcessorList(), sample=True).every_node(logits[0], trees, 1)

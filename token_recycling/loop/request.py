@@ -1,4 +1,4 @@
-"""State of a request: its tokens, stopping criteria, token selection and drafter.
+"""A request: its tokens, stopping criteria, token selection and drafter.
 
 Stopping and selection are exactly `generate`'s: the criteria and processors that transformers prepares are called once
 per token, with the tokens that they would see there, the padding before a prompt included.
@@ -36,7 +36,7 @@ _LEAST_GROWTH = 256
 """Least growth of the token buffer: the length limit may exceed any memory."""
 
 
-class Sequence:
+class TokenSequence:
     """The tokens so far, and what ends them."""
 
     def __init__(self, prompt: torch.Tensor, criteria: StoppingCriteriaList, padding: int = 0) -> None:
@@ -141,7 +141,7 @@ class TokenSelector:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: TokenSequence,
         processors: LogitsProcessorList,
         sample: bool,
         keep_scores: bool = False,
@@ -230,10 +230,10 @@ class TokenSelector:
 
 
 @dataclass(eq=False)
-class RequestState:
+class Request:
     """State of one request: its tokens, how they are selected, its drafter and statistics."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     selector: TokenSelector
     drafter: Drafter
     stats: Stats
