@@ -2,15 +2,15 @@
 
 python examples/agent.py [MODEL] [--turns N]
 
-The drafter keeps what it learns, and a `Conversation`-like transcript repeats itself from turn to turn: both make good
-drafts. The shipped model is tiny, so its choices mean little; give a chat model for sensible ones.
+Calls resemble earlier calls, and the drafter learns from them, so later turns need fewer steps. The shipped model is
+tiny, and its choices mean little; give a chat model for sensible ones.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-import torch
+from transformers import BatchEncoding
 
 from token_recycling import accelerate, constrain, load
 
@@ -47,15 +47,14 @@ def main() -> None:
     accelerate(model)
     messages = [{"role": "user", "content": f"{TASK}What about the desk?"}]
     for _ in range(arguments.turns):
-        ids = encoded(tokenizer, messages)
+        inputs = encoded(tokenizer, messages).to(model.device)
         output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+            **inputs,
             max_new_tokens=64,
             do_sample=False,
-            logits_processor=[constrain(tokenizer, json_schema=SCHEMA)],
+            logits_processor=[constrain(tokenizer, json_schema=SCHEMA)],  # a new one for each output
         )
-        text = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        text = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         call = json.loads(text)
         result = TOOLS[call["tool"]](call["item"])
         stats = model.acceleration.stats
@@ -66,14 +65,12 @@ def main() -> None:
         ]
 
 
-def encoded(tokenizer, messages) -> torch.Tensor:
-    """Token ids (1, length) of a conversation, by the model's template if it has one."""
+def encoded(tokenizer, messages) -> BatchEncoding:
+    """Arguments of `generate` for a conversation, by the model's template if it has one."""
     if tokenizer.chat_template is None:
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return tokenizer("".join(lines) + "assistant: ", return_tensors="pt")["input_ids"]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")[
-        "input_ids"
-    ]
+        return tokenizer("".join(lines) + "assistant: ", return_tensors="pt")
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 
 
 if __name__ == "__main__":

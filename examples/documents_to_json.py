@@ -10,6 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
+from transformers import BatchEncoding
+
 from token_recycling import accelerate, constrain, load
 
 SHIPPED = Path(__file__).parent.parent / "models" / "target"
@@ -40,7 +42,7 @@ def main() -> None:
     model, tokenizer = load(arguments.model, dtype="float32")
     accelerate(model)
     for document in DOCUMENTS:
-        inputs = tokenizer(f"Text: {document}\nThe person as JSON: ", return_tensors="pt")
+        inputs = encoded(tokenizer, f"{document}\nThe person as JSON: ").to(model.device)
         output = model.generate(
             **inputs,
             max_new_tokens=96,
@@ -52,6 +54,14 @@ def main() -> None:
         print(f"{json.dumps(json.loads(text))}   ({stats.tokens} tokens in {stats.steps} steps)")
     stats = model.acceleration.total
     print(f"{stats.tokens} tokens in {stats.steps} steps: {stats.mat:.2f} tokens per step")
+
+
+def encoded(tokenizer, text) -> BatchEncoding:
+    """Arguments of `generate` for a message, by the model's template if it has one."""
+    if tokenizer.chat_template is None:
+        return tokenizer(text, return_tensors="pt")
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 python examples/edit_code.py [MODEL] [--file FILE] [--instruction TEXT]
 
-The prediction is a hint: the output is the same with and without it, and needs fewer steps with it.
+The prediction is a hint: the output is the same with and without it, and needs fewer steps with it. The shipped model
+is tiny and does not edit; give a chat model.
 """
 
 import argparse
 from pathlib import Path
 
 import torch
+from transformers import BatchEncoding
 
 from token_recycling import Stats, generate, load
 
@@ -37,41 +39,41 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=str(SHIPPED), help="a local folder, .gguf file or hub name")
     parser.add_argument("--file", type=Path, help="the file to edit; default a small one")
     parser.add_argument("--instruction", default="Rename `total` to `result`.")
-    parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--max-new-tokens", type=int, help="default: those of the file and 64 more")
     arguments = parser.parse_args()
 
     model, tokenizer = load(arguments.model, dtype="float32")
     file = FILE if arguments.file is None else arguments.file.read_text(encoding="utf-8")
-    ids = encoded(tokenizer, f"{arguments.instruction} Answer with the whole file and nothing else.\n\n{file}\n")
-    options = {"max_new_tokens": arguments.max_new_tokens, "do_sample": False}
+    request = f"{arguments.instruction} Answer with the whole file and nothing else.\n\n{file}\n"
+    inputs = encoded(tokenizer, request).to(model.device)
+    longest = arguments.max_new_tokens or len(tokenizer(file)["input_ids"]) + 64
     outputs, steps = [], {}
     for name, prediction in (("without", None), ("with", file)):
         stats = Stats()
         outputs.append(
             generate(
                 model,
-                ids,
-                drafter="recycling:tree=16",
+                **inputs,
+                drafter="recycling:tree=16",  # trees of a fixed size: the same number of steps on every machine
                 prediction=prediction,
                 tokenizer=tokenizer,
                 stats=stats,
-                **options,
+                max_new_tokens=longest,
+                do_sample=False,
             )
         )
         steps[name] = stats.steps
-    print(tokenizer.decode(outputs[1][0, ids.shape[1] :], skip_special_tokens=True))
+    print(tokenizer.decode(outputs[1][0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
     print(f"steps without prediction {steps['without']}, with prediction {steps['with']}")
     print(f"identical: {'yes' if torch.equal(*outputs) else 'no'}")
 
 
-def encoded(tokenizer, text) -> torch.Tensor:
-    """Token ids (1, length) of a message, by the model's template if it has one."""
+def encoded(tokenizer, text) -> BatchEncoding:
+    """Arguments of `generate` for a message, by the model's template if it has one."""
     if tokenizer.chat_template is None:
-        return tokenizer(text, return_tensors="pt")["input_ids"]
+        return tokenizer(text, return_tensors="pt")
     messages = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")[
-        "input_ids"
-    ]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 
 
 if __name__ == "__main__":

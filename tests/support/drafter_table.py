@@ -25,13 +25,17 @@ def options(name: str, other: str | None = None) -> str:
     """
     shared = [] if other is None else listed(other)["options"]
     comment = f"<!-- options: {name}{f' beyond {other}' if other else ''} -->"
-    rows = [comment, "", "| option | default | meaning |", "|---|---|---|"]
-    rows += [
-        f"| `{one['name']}` | {one['default']} | {one['summary']} |"
-        for one in listed(name)["options"]
-        if one not in shared
-    ]
+    rows = [comment, "", "| option | meaning |", "|---|---|"]
+    rows += [f"| {written(one)} | {one['summary']} |" for one in listed(name)["options"] if one not in shared]
     return "\n".join(rows) + "\n"
+
+
+def written(option: dict[str, Any]) -> str:
+    """An option with its default, as it is written after the name of a drafter."""
+    default = option["default"]
+    if default in ("", "required"):
+        return f"`{option['name']}`" + (default and f" ({default})")
+    return f"`{option['name']}={default}`"
 
 
 def with_tables(page: str) -> str:
