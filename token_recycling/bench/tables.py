@@ -450,8 +450,8 @@ def method_table(runs: Mapping[str, Comparison], names: Mapping[str, str] | None
     slowest and of its fastest job, and its speedup in the other runs.
 
     `runs` are comparisons by the head of their columns; `names` are words for methods, and leave out those without.
-    All cells are of the same prompts: jobs in which an output of any method is wrong do not count. In another run the
-    figure is of the method that decodes the tokens of the baseline, if there is one. None without runs.
+    All cells are of the same prompts: jobs in which an output of any method is wrong do not count, as the note says. In
+    another run the figure is of the method that decodes the tokens of the baseline, if there is one. None without runs.
     """
     if not runs:
         return None
@@ -475,7 +475,9 @@ def method_table(runs: Mapping[str, Comparison], names: Mapping[str, str] | None
         lines.append((float(speedup_of(pairs[TERMS].sum())), [name, *cells]))
     columns = ["method", f"{head}, 95% CI", "slowest job", "fastest job", *heads]
     lines.sort(key=lambda line: -line[0])
-    return Table("Side by side", pd.DataFrame([cells for _, cells in lines], columns=columns))
+    left_out = ", ".join(heading(job) for job in first.categories if job in wrong)
+    note = f"Without {left_out}: outputs of a method are wrong there." if left_out else ""
+    return Table("Side by side", pd.DataFrame([cells for _, cells in lines], columns=columns), note)
 
 
 def _pairs_of_jobs(comparison: Comparison, method: str, jobs: Sequence[str]) -> pd.DataFrame:
