@@ -7,10 +7,10 @@
 cosmic-ray finds the places and makes the mutants. The sample is drawn with a fixed seed: a place each, then one of its
 mutations. Left out are modules with compiled functions, and annotations, which nothing evaluates.
 
-A mutant's tests are those that run its block of statements: one of each file, then the others, the shortest first, as
-many as took `--seconds` together. It is killed where one fails that passes without it. Where they take eight times as
-long it hangs, and it is counted apart; all times are those of the processor. So a mutant that lives was seen by these
-tests and not found, and one that no test runs is reported as such.
+A mutant's tests are those that run its block of statements, as many as took `--seconds` together: those that have seen
+another mutant of the module first, then those that run little besides it. It is killed where one fails that passes
+without it. Where one takes many times as long as without it, it hangs, and is counted apart; all times are those of the
+processor. So a mutant that lives was seen by these tests and not found, and one that no test runs is reported as such.
 
 One process collects all tests, and forks for each mutant: the child changes the code of the functions that are already
 imported, and runs its tests. Where a mutant changes what is evaluated at import, the child imports the package and
@@ -29,14 +29,13 @@ import importlib.machinery
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -54,7 +53,8 @@ PARTS = (
 )
 TESTS = ("tests/loop", "tests/hf", "tests/serving", "tests/drafters", "tests/model")
 SEED = 20261125
-HANGS = 8
+HANGS = 5, 8
+"""Seconds of the processor, and times as many as without a mutant, after which a test hangs."""
 PYTEST = ["--quiet", "-p", "no:cacheprovider", "-p", "no:xdist"]
 OUTCOMES = ("killed", "out of time", "lives", "not run by any test")
 
@@ -256,17 +256,15 @@ def block_of(source: str, lines: tuple[int, ...]) -> int:
 
 
 def tests_of(module: str, block: int, known: dict[str, Any], within: float, first: set[str]) -> list[str]:
-    """Return the tests that run a block, as many as took `within` seconds: those among `first`, then the shortest of
-    each file, then the shortest of all.
+    """Return the tests that run a block, as many as took `within` seconds: those among `first`, then those with the
+    largest share of their blocks in this module.
     """
-    seconds, blocks = known["seconds"], known["tests"].get(module, {})
-    at_import = {test for tests in blocks.values() for test in tests} if block == 0 else ()
-    tests = sorted(blocks.get(str(block), at_import), key=lambda test: seconds[test])
-    shortest: dict[str, str] = {}
-    for test in tests:
-        shortest.setdefault(test.partition("::")[0], test)
+    seconds, blocks, own = known["seconds"], known["tests"].get(module, {}), Counter()
+    for names in blocks.values():
+        own.update(names)
+    tests = blocks.get(str(block), own if block == 0 else ())
     chosen, total = [], 0.0
-    for test in sorted(tests, key=lambda test: (test not in first, test not in shortest.values())):
+    for test in sorted(tests, key=lambda test: (test not in first, -own[test] / known["blocks"][test], test)):
         total += seconds[test]
         if total > within and chosen:
             break
@@ -302,6 +300,9 @@ class Trials:
         self._mutants, self._results, self._seconds = mutants, results, seconds
         self._ends = time.monotonic() + limit
         self._known = json.loads((KEPT / "blocks.json").read_text())
+        self._known["blocks"] = Counter(
+            test for lines in self._known["tests"].values() for names in lines.values() for test in names
+        )
         self._passes: dict[str, bool] = {}
         self._kills: dict[str, set[str]] = defaultdict(set)
         """For each module the tests that failed with one of its mutants: they run first."""
@@ -365,7 +366,7 @@ class Trials:
                 traceback.print_exc()
             os._exit(code)
         os.close(writing)
-        ends = time.monotonic() + 20 * HANGS * self._seconds  # where it waits and takes no time of the processor
+        ends = time.monotonic() + 60 + 8 * sum(map(self._known["seconds"].__getitem__, tests))  # where all of it waits
         try:
             while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < ends:
                 time.sleep(0.02)
@@ -379,19 +380,19 @@ class Trials:
         with os.fdopen(reading) as pipe:
             failed = pipe.read()
         code = os.waitstatus_to_exitcode(ended[1])
-        if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        if code in (-signal.SIGPROF, -signal.SIGKILL):
             return "out of time", ""
         return ("lives" if code == 0 else "killed"), failed or ("error" if code else "")
 
     def _run_child(self, tests: list[str], mutant: Mutant | None, block: int, source: str, failed: int) -> None:
         """Run tests in a child of the process that collected them; write the first that fails, and end there."""
         os.setsid()
-        limit = int(HANGS * self._seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+        seconds, (least, times) = self._known["seconds"], HANGS
         with (KEPT / "output.txt").open("w") as output:
             for stream in (1, 2):
                 os.dup2(output.fileno(), stream)
         if mutant and not block:
+            signal.setitimer(signal.ITIMER_PROF, 30 + 2 * sum(map(seconds.__getitem__, tests)))
             self._import_again(tests, failed)
             return
         if mutant:
@@ -400,6 +401,7 @@ class Trials:
         manager = items[0].config.pluginmanager
         manager.register(FirstFailure(failed))
         for item, following in zip(items, [*items[1:], None], strict=True):
+            signal.setitimer(signal.ITIMER_PROF, least + times * seconds[item.nodeid])
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
     def _import_again(self, tests: list[str], failed: int) -> None:
@@ -440,7 +442,10 @@ def compile_drafting() -> None:
 def run(mutants: Iterator[Mutant], results: Path, limit: float, seconds: float) -> None:
     """Run mutants that have no result, for at most `limit` seconds."""
     import pytest
+    from hypothesis import Phase, settings
 
+    settings.register_profile("first failure", phases=[Phase.explicit, Phase.generate])
+    settings.load_profile("first failure")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # after the module in the tree is as it was
     known = json.loads((KEPT / "blocks.json").read_text())
     enter_tree()

@@ -41,6 +41,26 @@ def test_an_output_ends_with_token_0_where_that_is_the_end(end):
     assert ended, "no output ended before its length"
 
 
+@pytest.mark.parametrize("end", [0, [0], [0, 5], [], [63], None], ids=str)
+@pytest.mark.parametrize("of_config", [False, True])
+def test_a_stream_ends_with_token_0_where_that_is_the_end(end, of_config):
+    stated = None if end == [] else end
+    for seed in range(4):
+        model, ids = favouring(0, seed), tiny.prompt(seed, 9)
+        if of_config:
+            model.generation_config.eos_token_id = stated
+        how = {"max_new_tokens": NEW, "eos_token_id": None if of_config else end}
+        tokens = [token for step in tr.stream(model, ids, **how) for token in step.tokens]
+        wanted = model.generate(ids, do_sample=False, pad_token_id=1, max_new_tokens=NEW, eos_token_id=stated)
+        assert tokens == wanted[0, 9:].tolist()
+
+
+@pytest.mark.parametrize("new", [0, -1, None, 1.0, "1"])
+def test_a_stream_of_no_tokens_is_refused(new):
+    with pytest.raises(ValueError, match="max_new_tokens must be >= 1, got"):
+        tr.stream(tiny.llama(), tiny.prompt(0, 3), max_new_tokens=new)
+
+
 @pytest.mark.parametrize("end", [None, 63], ids=str)
 def test_token_0_is_a_token_like_others_where_it_is_no_end(end):
     said = 0
@@ -63,6 +83,12 @@ def test_token_0_is_a_token_like_others_where_it_is_no_end(end):
         {"stop_strings": []},
         {"bad_words_ids": None, "suppress_tokens": []},
         {"min_new_tokens": 0},
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 1},
+        {"max_new_tokens": None, "max_length": 8},
+        {"eos_token_id": []},
+        {"num_return_sequences": 0},
+        {"prompt_lookup_num_tokens": 0},
         {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
         {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "do_sample": True},
         {"temperature": 0.0, "do_sample": False},

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from support import tiny
-from support.architectures import VOCABULARY
+from support.architectures import VOCABULARY, model_of
 from support.batches import padded
 from support.oracle import Oracle
+from support.recurrent_architectures import RECURRENT
+from support.releases import skip_before
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import token_recycling as tr
@@ -138,14 +140,30 @@ def test_scores_and_logits_of_a_batch(model, name, sample):
         for one, other in zip(ours[kept], wanted[kept], strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
     assert_the_models(model, watched.seen)
+    assert_of_prompts(model, prompts, watched.seen)
+
+
+def assert_of_prompts(model, prompts, seen):
+    """That the hidden states of prompts that were read are those of each prompt alone."""
     hidden = []
     for prompt in prompts:
         with torch.no_grad():
             states = model(prompt[None], output_hidden_states=True).hidden_states
         hidden.append(torch.cat([states[0][0, :-1], states[-1][0, :-1]], dim=1))
-    read = [entry[0] for entry in watched.seen if len(entry) == 1]
+    read = [entry[0] for entry in seen if len(entry) == 1]
     for states, expected in zip(read, [rows for rows in hidden if len(rows) or len(read) == len(hidden)], strict=True):
         torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
+def test_states_of_prompts_that_are_read_with_the_first_draft(family):
+    """As models with recurrent states read those of a batch."""
+    skip_before(5, 14)
+    hybrid = model_of(next(case for case in RECURRENT if case.family == family))
+    prompts = [tiny.prompt(seed, length)[0] % VOCABULARY for seed, length in enumerate(LENGTHS)]
+    watched = Watched(tr.make_drafter("plain"))
+    tr.generate(hybrid, drafter=watched, **padded(prompts), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert_of_prompts(hybrid, prompts, watched.seen)
 
 
 @pytest.mark.parametrize("mode", ["sequence", "tree"])

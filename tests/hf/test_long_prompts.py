@@ -12,12 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.architectures import SUPPORTED, model_of
-from transformers import DynamicCache
+from support.oracle import Oracle
+from transformers import DynamicCache, StoppingCriteriaList
 
 import token_recycling as tr
+from token_recycling.hf.accelerate import Acceleration, view
 from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model.prefixes import PrefixCache
+from token_recycling.model.runner import eager
+from token_recycling.model.self_test import ready
 
 NEW, VOCABULARY = 6, 64
 FAMILIES = {str(case): case for case in SUPPORTED}
@@ -129,5 +133,38 @@ def test_long_prompts_of_calls_at_once_and_again(lengths, shared, seed):
                     assert cached == prompt.shape[1] - 1
         for row in range(len(prompts)):
             assert decode(row, "a third")[1] <= max((shared, *lengths)) * (row > 0)
+    finally:
+        thread.close()
+
+
+@settings(max_examples=12)
+@given(length=st.sampled_from([1, 9, 70]), after=st.integers(1, 12), together=st.booleans(), seed=st.integers(0, 99))
+def test_what_was_read_before_a_call_failed_is_read_where_it_belongs(length, after, together, seed):
+    """A criterion fails within a step of which several nodes of a tree are accepted."""
+    model, prompt = tiny.llama(seed=5, context=1.0, vocab_size=96), tiny.prompt(seed, length, VOCABULARY)
+    how = {"max_new_tokens": 20, "do_sample": False}
+    said = model.generate(prompt, **how)
+    target = ready(model)
+    hints = Hints(PrefixCache(target, 10**9).of(""))
+
+    def failing(ids, scores, **_):
+        if ids.shape[1] >= length + after:
+            raise InterruptedError
+        return False
+
+    thread = DecodingThread(model)
+
+    def accelerated(text):
+        drafter = Oracle([text[0]])
+        if together:
+            return thread.model(drafter, 0, hints)
+        return view(model, Acceleration(drafter, eager, target, hints=hints))
+
+    try:
+        with pytest.raises(InterruptedError):
+            accelerated(said).generate(prompt, stopping_criteria=StoppingCriteriaList([failing]), **how)
+        for end in (length + after // 2, length + after - 1, length + after, said.shape[1]):
+            wanted = model.generate(said[:, :end], **how)
+            assert torch.equal(accelerated(wanted).generate(said[:, :end], **how), wanted)
     finally:
         thread.close()

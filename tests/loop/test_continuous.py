@@ -15,6 +15,7 @@ from support import architectures, tiny
 from support.architectures import named
 from support.chi_square import fit
 from support.drafters import NAMES, example
+from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 from support.running import GoneError, Texts, alone
 from support.runs import fix_costs
@@ -22,9 +23,11 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch, why_not_batched
+from token_recycling.loop.hints import Hints
+from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.target import Target
 
-LLAMA = tiny.llama(seed=3)
+LLAMA = tiny.llama(seed=3, vocab_size=architectures.VOCABULARY)
 
 
 def sampled_alone(ids, new, seed):
@@ -41,36 +44,56 @@ KINDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
 
 
 class Joining(RuleBasedStateMachine):
-    """Texts that join, leave and fail at any step: each says a beginning of what it says alone, and all of it if it
-    stays.
+    """Texts that join, leave and fail at any step, go on from one another, and share a prefix cache: each says a
+    beginning of what it says alone, and all of it if it stays.
     """
 
     def __init__(self):
         super().__init__()
         self.texts, self.wanted = Texts(LLAMA), {}
+        self.prefixes = PrefixCache(self.texts.batch.target, 200_000)
 
     @rule(
         prompt=st.tuples(st.integers(0, 99), st.sampled_from([1, 3, 33, 70])),
+        goes_on=st.none() | st.integers(0, 7),
         new=st.integers(1, 20),
         kind=st.sampled_from(sorted(KINDS)),
-        drafter=st.sampled_from([SHARED, "suffix", "plain", "published:tree=chain:3"]),
+        drafter=st.sampled_from([SHARED, "oracle", "oracle", "suffix", "plain"]),
         streamed=st.booleans(),
-        fails=st.sampled_from([None, None, None, 2]),
+        key=st.sampled_from([None, "", "", "another"]),
+        fails=st.sampled_from([None, None, None, "client", "processor", "criterion"]),
+        after=st.integers(1, 6),
     )
-    def join(self, prompt, new, kind, drafter, streamed, fails):
+    def join(self, prompt, goes_on, new, kind, drafter, streamed, key, fails, after):
         ids, (arguments, processors), seed = tiny.prompt(*prompt), KINDS[kind], len(self.wanted)
+        if goes_on is not None and self.wanted:
+            before = [*self.wanted][goes_on % len(self.wanted)].sequence
+            ids = torch.cat([before.padded, ids[:, :1]], dim=1) if before.length < 200 else ids
         torch.manual_seed(seed)
         said = alone(LLAMA, ids, new, **arguments)
-        told = []
+        criteria, told, failing_at = [], [], ids.shape[1] + after
+
+        def fragile(ids, scores, **_):
+            if ids.shape[1] >= failing_at:
+                raise GoneError
+            return scores if fails == "processor" else False
 
         def client(step):
             told.append(step)
-            if fails is not None and len(told) >= fails:
+            if fails == "client" and len(told) >= after:
                 raise GoneError
 
+        if fails == "processor":
+            processors = [*processors, fragile]
+        elif fails == "criterion":
+            criteria = [fragile]
+        if drafter == "oracle":
+            drafter = Oracle([torch.cat([ids[0], torch.tensor(said)])])
         row = self.texts.join(
-            ids, new, drafter, seed if kind == "sampled" else None, processors, on_step=client, streamed=streamed
-        )
+            ids, new, drafter, seed if kind == "sampled" else None, processors, criteria,
+            on_step=client, streamed=streamed,
+            hints=Hints(None if key is None else self.prefixes.of(key)),
+        )  # fmt: skip
         self.wanted[row] = said
 
     @rule(steps=st.integers(1, 6))
@@ -88,6 +111,7 @@ class Joining(RuleBasedStateMachine):
     def every_text_says_what_it_says_alone(self):
         for row, said in self.texts.said.items():
             assert said == self.wanted[row][: len(said)]
+            assert row.error is None or isinstance(row.error, GoneError), row.error
 
     def teardown(self):
         self.texts.finish()
@@ -96,9 +120,10 @@ class Joining(RuleBasedStateMachine):
             assert isinstance(row.error, GoneError) or self.texts.said[row] == said
             assert row.stats.tokens == len(self.texts.said[row])
         assert self.texts.batch._batch is None, "nothing is held for nobody"
+        assert self.prefixes.nbytes <= 200_000
 
 
-Joining.TestCase.settings = settings(max_examples=8, stateful_step_count=20)
+Joining.TestCase.settings = settings(max_examples=12, stateful_step_count=20)
 TestJoining = Joining.TestCase
 
 

@@ -102,6 +102,10 @@ def test_what_was_used_least_recently_makes_room(target):
     longer = torch.arange(25)
     small.keep(longer, read(target, longer), "b")  # larger than all there is
     assert [small.take(text, key)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
+    exact = PrefixCache(target, 2 * kept.nbytes)
+    for end in (10, 20):  # what is new of a text alone needs room
+        exact.keep(longer[:end], read(target, longer[:end]), "")
+    assert exact.take(longer, "")[1] == 20
     nothing = PrefixCache(target, 0)
     nothing.keep(texts[0], read(target, texts[0]), "")
     assert nothing.take(texts[0], "")[1] == nothing.nbytes == 0
@@ -114,8 +118,19 @@ def test_the_default_budget_counts_the_weights(target, monkeypatch):
         assert default_budget(target) == max(0, free) // 8
 
 
+@st.composite
+def branching(draw):
+    """Texts of two and more tokens, many of which go on from the beginning of an earlier one."""
+    texts = []
+    for _ in range(draw(st.integers(1, 10))):
+        before = draw(st.sampled_from(texts)) if texts else []
+        rest = draw(st.lists(st.integers(0, 2), min_size=2, max_size=6))
+        texts.append(before[: draw(st.integers(0, len(before)))] + rest)
+    return texts
+
+
 @settings(max_examples=40)
-@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), max_size=12), st.integers(1, 40))
+@given(branching(), st.integers(1, 40))
 def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, room):
     """Against a list of all texts, with a limit that drops some and without."""
     whole = PrefixCache(target, 10**8)
@@ -147,6 +162,19 @@ def _below(segment):
     for one in segment.below.values():
         yield one
         yield from _below(one)
+
+
+def test_beginnings_beyond_windows_are_whole():
+    target = ready(model_of(named("mistral", "window of 8")))
+    kept, text = PrefixCache(target, 10**8), torch.arange(60) % 50
+    cache, _ = kept.take(text, "")
+    prefill(target, [torch.cat([text, text[-1:]])], cache)
+    kept.keep(text, cache, "")
+    for end in (60, 13, 30):
+        again, n = kept.take(text[:end], "")
+        assert n == end - 1
+        wanted = after(target, text[:end])
+        torch.testing.assert_close(after(target, text[:end], again), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_a_row_of_a_batch_is_kept_alone(target):
