@@ -21,7 +21,7 @@ from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.runner import eager
-from token_recycling.model.self_test import ready
+from token_recycling.model.support import ready
 
 NEW, VOCABULARY = 6, 64
 FAMILIES = {str(case): case for case in SUPPORTED}
