@@ -137,7 +137,7 @@ def test_long_prompts_of_calls_at_once_and_again(lengths, shared, seed):
         thread.close()
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(length=st.sampled_from([1, 9, 70]), after=st.integers(1, 12), together=st.booleans(), seed=st.integers(0, 99))
 def test_what_was_read_before_a_call_failed_is_read_where_it_belongs(length, after, together, seed):
     """A criterion fails within a step of which several nodes of a tree are accepted."""

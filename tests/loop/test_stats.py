@@ -58,6 +58,26 @@ def test_runs_are_added_up(counting):
     assert parts[0].tokens == 9
 
 
+def test_a_sum_waits_for_the_device_where_one_run_does():
+    waiting, other = tr.Stats(synchronize=True), tr.Stats()
+    assert [(one + two).synchronize for one in (waiting, other) for two in (waiting, other)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("name", ["drafter", "path"])
+def test_a_sum_describes_the_last_run_that_says_how_it_was_made(name):
+    first, second, silent = (tr.Stats(**{name: text}) for text in ("first", "second", ""))
+    assert [getattr(sum(runs[1:], runs[0]), name) for runs in ([first, second], [first, silent], [silent, second])] == [
+        "second",
+        "first",
+        "second",
+    ]
+
+
 def test_the_parts_of_a_step_sum_up(model):
     stats = tr.Stats(synchronize=True)
     for _ in tr.stream(model, tiny.prompt(0, 20), max_new_tokens=30, stats=stats):

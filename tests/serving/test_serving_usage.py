@@ -6,6 +6,7 @@ The references are the tokenizer for prompts, and requests of one choice, one at
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from support import tiny
 from support.serving import PROMPT, serving
 from support.speaking import chatty, speaking_llama
@@ -23,10 +24,15 @@ SAMPLED = {"temperature": 1.2, "seed": 11, "max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
-def server():
-    """Of a model that can end an output, so that outputs may have a form."""
-    model = speaking_llama()
-    model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+def model():
+    """That can end an output, so that outputs may have a form."""
+    made = speaking_llama()
+    made.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(model):
     with serving(model, chatty(tiny.tokenizer())) as running:
         yield running
 
@@ -79,6 +85,54 @@ def test_requests_at_once_are_shaped_each_by_its_own(server):
     with ThreadPoolExecutor(len(asked)) as threads:
         together = list(threads.map(lambda one: server.complete(**one).choices[0].text, asked))
     assert together == alone
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.5},
+        {"temperature": 1.5, "top_k": 0},
+        {"temperature": 1.5, "top_k": -1},
+        {"temperature": 1.5, "top_k": 5},
+        {"temperature": 1.5, "top_p": 0.8, "min_p": 0.0},
+        {"temperature": 1.5, "top_p": 1.0, "min_p": 0.05},
+        {"temperature": 0, "top_p": 0.8, "top_k": 0},
+        {"temperature": 0.0, "top_p": 0.0},
+        {"top_p": 0.8},
+    ],
+    ids=str,
+)
+def test_sampling_is_that_of_generate(server, model, tokenizer, sampling):
+    """Where nothing is said of `top_k`, of all tokens, as in OpenAI's API."""
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    how = {"do_sample": False}
+    if sampling.get("temperature") != 0:
+        how = {"do_sample": True, "temperature": 1.0, **sampling, "top_k": max(0, sampling.get("top_k", 0))}
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, pad_token_id=0, **how)
+        body = {"prompt": PROMPT, "max_tokens": 12, "seed": seed, **sampling}
+        (choice,) = server.post("/v1/completions", body).json()["choices"]
+        assert choice["text"] == tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_a_prompt_as_long_as_the_context_is_scored_where_nothing_is_generated(server):
+    prompt = [5] * server.engine.loaded.context
+    asked = {"prompt": prompt, "echo": True, "logprobs": 0}
+    (choice,) = server.post("/v1/completions", {**asked, "max_tokens": 0}).json()["choices"]
+    assert (len(choice["logprobs"]["tokens"]), choice["finish_reason"]) == (len(prompt), "length")
+    refused = server.post("/v1/completions", {**asked, "max_tokens": 1})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_seed_is_that_of_a_server_that_decodes_one_output_at_a_time_too(server, model, tokenizer, seed):
+    asked = {"prompt": [PROMPT, "import os"], **SAMPLED, "seed": seed, "n": 2}
+    together = [choice.text for choice in server.complete(**asked).choices]
+    with serving(model, tokenizer, concurrency=1) as one_by_one:
+        for _ in range(2):
+            assert [choice.text for choice in one_by_one.complete(**asked).choices] == together
+    assert len(set(together)) > 1
 
 
 @pytest.mark.parametrize(
