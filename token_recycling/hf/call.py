@@ -41,11 +41,13 @@ from ..loop.processors import Scope, scope
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.compat import CACHE, cache_argument, is_callers, mark_made
+from ..model.homes import is_foreign, is_own, name_of
 from ..model.info import ModelInfo
 from ..model.kv_cache import slots
 from ..model.prefill import Reading
+from ..model.replaced import replaced_in
 from ..model.runner import Backend, eager
-from ..model.support import mixes_sequences, why_not_code
+from ..model.support import mixes_sequences, why_not_beside, why_not_code
 from ..model.target import Target
 from .handover import BatchStopping, CacheHandover, fill_up, why_not_handover
 
@@ -129,6 +131,9 @@ class GenerateCall:
         others = self._other_inputs(model)
         if others:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
+        replaced = self._replaced() or replaced_in(self.cache, is_callers(self.cache))
+        if replaced is not None:
+            return f"accelerated calls do without {replaced}"
         if config.is_assistant:
             return "the call drafts for another model (assisted generation)"
         own = type(model).prepare_inputs_for_generation
@@ -151,7 +156,23 @@ class GenerateCall:
             or (self._why_not_recurrent(info, cached) if info.recurrent else None)
             or why_not_handover(self.cache, (config.max_length or 0) - 1, info.border)
             or why_not_code(target, len(ids))
+            or why_not_beside(
+                target,
+                (*self.processors, *self.criteria, self.streamer),
+                self.cache if is_callers(self.cache) else None,
+            )
         )
+
+    def _replaced(self) -> str | None:
+        """Describe what applies processors or criteria in another way than classes of transformers do, or None."""
+        lists: list[Any] = [self.processors, self.criteria]
+        for kind in {*map(type, lists)}:
+            if kind.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
+                return f"the method __call__ of {kind.__name__}"
+        for kind in {type(one) for one in (*lists, *self.criteria)}:
+            if is_own(kind.__module__) and is_foreign(kind.__call__):
+                return f"the method __call__ of {kind.__name__}, replaced by {name_of(kind.__call__)}"
+        return None
 
     def _why_not_recurrent(self, info: ModelInfo, cached: int) -> str | None:
         """Return why this call cannot be accelerated with a model that keeps recurrent states, or None."""

@@ -102,18 +102,28 @@ class TreeSteps:
         return step_of(draft, logits[:own], path, tokens, append, row, candidates)
 
 
-def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Selector, row: int = 0) -> Step:
+def accept_walk(
+    draft: Draft,
+    logits: torch.Tensor,
+    append: Append,
+    selector: Selector,
+    row: int = 0,
+    visited: list[int] | None = None,
+) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
     `selector` is called once for each emitted token, after the tokens before it were appended, so that processors see
     the path and draws come in the order of plain decoding. Sampled children (`Draft.sampled_from`) are tried in their
-    order; if none is accepted, the token is sampled from what is left of the target's distribution.
+    order; if none is accepted, the token is sampled from what is left of the target's distribution. The nodes whose
+    tokens belong to the sequence are noted in `visited` as they are reached, since `append` and `selector` may raise.
     """
+    visited = [] if visited is None else visited
     drafted, parents, children = draft.tokens.tolist(), draft.parents.tolist(), draft.children
     sampled_from = draft.sampled_from or {}
     nodes, emitted = [0], []  # several nodes carry the sequence so far where siblings carry equal tokens
     while True:
         node = nodes[0]
+        visited.append(node)
         sampled = [child for child in children[node] if child in sampled_from] if sampled_from else []
         if sampled:
             sources = [sampled_from[child] for child in sampled]

@@ -151,7 +151,14 @@ class Batch:
         sequences = [request.sequence.on_host for request in self.requests]  # a later pass needs their lengths alone
         verified = self.runner.forward(drafts, sequences, active, self._states)
         clock.lap("forward")
-        self._steps = self._accept(drafts, verified, active)
+        visited: list[list[int]] = [[] for _ in drafts]
+        try:
+            self._steps = self._accept(drafts, verified, active, visited)
+        except BaseException:  # of a processor or criterion: the cache is that of plain decoding up to there
+            if not alone:
+                paths = [drafts[row].lineages[nodes[-1]] if nodes else () for row, nodes in enumerate(visited)]
+                self.runner.keep(verified, paths)
+            raise
         clock.lap("verify")
         if not alone:  # the first token waits for no copies
             accepted: list[list[int]] = [[]] * len(drafts)
@@ -185,8 +192,10 @@ class Batch:
             drafts.append(draft)
         return drafts
 
-    def _accept(self, drafts: list[Draft], verified: Pass, active: list[int]) -> list[Step]:
-        """Return the steps of the sequences in `active`, without those that failed."""
+    def _accept(self, drafts: list[Draft], verified: Pass, active: list[int], visited: list[list[int]]) -> list[Step]:
+        """Return the steps of the sequences in `active`, without those that failed. `visited[row]` gets the nodes whose
+        tokens belong to each sequence, as far as is known should this raise.
+        """
         steps: list[Step] = []
         on_cpu = verified.logits.device.type == "cpu"
         at_once = None if on_cpu else self._judge_at_once(drafts, verified, active)
@@ -201,7 +210,7 @@ class Batch:
                     request.selector.sampled(len(step.tokens))
                 else:
                     own = logits[row, : len(draft)]
-                    step = accept_walk(draft, own, request.sequence.append, request.selector, row)
+                    step = accept_walk(draft, own, request.sequence.append, request.selector, row, visited[row])
             except Exception as error:
                 request.fail(error)
                 continue

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as processors
 
+from ..model.homes import is_foreign
 from ..trees.packed import PackedTrees
 
 
@@ -56,13 +57,15 @@ _SCOPES: dict[type, Scope] = {
 
 
 def scope(processor: Any) -> Scope:
-    """Return what a processor looks at, by its exact type: a subclass may look at more."""
-    return _SCOPES.get(type(processor), Scope.UNKNOWN)
+    """Return what a processor looks at, by its exact type: a subclass may look at more, as may a replaced method."""
+    kind = type(processor)
+    return Scope.UNKNOWN if is_foreign(kind.__call__) else _SCOPES.get(kind, Scope.UNKNOWN)
 
 
 def holds_at_nodes(processor: Any) -> bool:
     """Whether it is known what a processor does at every node of a tree."""
-    return scope(processor) == Scope.EACH_ROW or type(processor) is processors.RepetitionPenaltyLogitsProcessor
+    by_path = type(processor) is processors.RepetitionPenaltyLogitsProcessor
+    return scope(processor) == Scope.EACH_ROW or (by_path and scope(processor) != Scope.UNKNOWN)
 
 
 def penalised(

@@ -32,12 +32,12 @@ from .foreign import (
     foreign_hooks,
     global_hooks,
     hooks_of,
-    is_foreign,
     is_graph,
-    is_own,
     own_attributes,
     own_class,
 )
+from .homes import is_foreign, is_own
+from .replaced import foreign_modes, replaced_in_libraries
 
 _METHODS_AROUND = ("__call__", "generate", *methods_of_the_loop())
 """Methods that stand between `generate` and the forward pass."""
@@ -53,7 +53,8 @@ def parts_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the model and all modules in it, each once, the model first."""
     parts, seen = [model], {model}
     for part in parts:  # which grows
-        for child in part.__dict__[CHILDREN].values():
+        children = part.__dict__.get(CHILDREN)
+        for child in dict(part.named_children()).values() if children is None else children.values():
             if child is not None and child not in seen:
                 seen.add(child)
                 parts.append(child)
@@ -100,7 +101,7 @@ class Fingerprint:
         parts = parts_of(model)
         attributes = [part.__dict__ for part in parts]
         weights: list[torch.Tensor] = [
-            weight for own in attributes for weight in own[PARAMETERS].values() if weight is not None
+            weight for own in attributes for weight in own.get(PARAMETERS, {}).values() if weight is not None
         ]
         try:  # the usual case in one go, since every call looks
             places = [weight.data_ptr() for weight in weights]
@@ -155,9 +156,12 @@ def _code_in(
     """
     things: list[Any] = [getattr(kinds[0], name, None) for name in _METHODS_AROUND]
     things += filter(is_foreign, global_hooks())
+    things += [one.function for one in replaced_in_libraries()]
+    things += foreign_modes()
     things += attention_functions(model)
     distinct = set(kinds)
-    things += [kind.forward for kind in distinct if isinstance(kind.forward, FunctionType)]
+    forwards = [getattr(kind, "forward", None) for kind in distinct]  # code that was compiled ahead has none
+    things += [forward for forward in forwards if isinstance(forward, FunctionType)]
     of_families = [kind for kind in distinct if kind.__module__.startswith(OF_FAMILIES)]
     for names in (
         *map(vars, of_families),
@@ -227,7 +231,7 @@ def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) ->
     while unread:
         part = unread.pop()
         kind: Any = own_class(part)
-        things.append(kind.forward)
+        things.append(getattr(kind, "forward", None))
         values.append(kind.__qualname__)
         before, attributes = len(things), part.__dict__
         things += hooks_of(part)

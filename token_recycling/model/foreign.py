@@ -24,10 +24,10 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .compat import attention_name, forward_hooks, methods_of_the_loop
+from .compat import LOOP, attention_name, forward_hooks, methods_of_the_loop
+from .homes import home_of, is_foreign, is_own, name_of
+from .replaced import foreign_modes, replaced_for_choosing, replaced_in_libraries
 
-_OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
-"""Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
 OF_FAMILIES = "transformers.models."
 """Where the modules of families are."""
 _OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
@@ -108,6 +108,8 @@ def own_class(model: torch.nn.Module) -> type:
 def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
     """Return the foreign code around and in a model, in the order of its modules."""
     found = [Foreign(f"the global forward hook {name_of(hook)}", hook) for hook in foreign_hooks(None)]
+    found += [Foreign(str(one), one.function) for one in replaced_in_libraries()]
+    found += [Foreign(f"the mode of torch {name_of(mode)}", mode) for mode in foreign_modes()]
     found += [
         Foreign(f"the attention function {name_of(function)}, registered by name", function)
         for function in attention_functions(model)
@@ -149,6 +151,11 @@ def why_not_plain_loop(model: PreTrainedModel) -> str | None:
         decodes = not name.endswith(_PREPARES_INPUTS)
         if decodes and function is not None and function is not getattr(GenerationMixin, name):
             return f"{kind.__name__} has a method {name} of its own, which decodes in another way"
+        if name == LOOP and is_foreign(function):
+            return f"the method {name} of GenerationMixin was replaced by {name_of(function)}"
+    choosing = replaced_for_choosing()
+    if choosing is not None:
+        return f"{choosing}: it decides on tokens"
     random = next(_random_in_training(model), None)
     if random is not None:
         return f"{kind.__name__} is in training mode, where {random} makes forward passes random; call model.eval()"
@@ -172,49 +179,9 @@ def _random_in_training(model: PreTrainedModel) -> Iterator[str]:
 # What is foreign
 
 
-@functools.cache
-def is_own(package: str | None) -> bool:
-    """Whether code of a module, by the module's name, is no foreign code."""
-    return package is None or package.partition(".")[0] in _OWN
-
-
 def is_own_class(kind: type) -> bool:
     """Whether a class of modules is of transformers or torch."""
     return is_own(kind.__module__)
-
-
-def home_of(function: Any) -> str | None:
-    """Return the name of the module that a function, method, partial or callable object is written in; None for one of
-    a compiled language. A wrapper is written where its own code is, whatever it wraps; wrappers of torch do not count.
-    """
-    kind = type(function)
-    if kind is FunctionType:
-        home = str(function.__globals__.get("__name__"))
-        wrapped = function.__dict__.get("__wrapped__")  # as by torch.compile, or torch.no_grad
-        return home_of(wrapped) if wrapped is not None and home.startswith("torch.") else home
-    if kind is MethodType:
-        return home_of(function.__func__)
-    if isinstance(function, functools.partial):
-        return home_of(function.func)
-    if isinstance(function, type):
-        return function.__module__
-    if kind.__module__ == "builtins":
-        return getattr(function, "__module__", None)
-    return kind.__module__
-
-
-def is_foreign(function: Any) -> bool:
-    """Whether a function or callable object is foreign code."""
-    return not is_own(home_of(function))
-
-
-def name_of(function: Any) -> str:
-    """Return the qualified name of a function or callable object and the module that it is written in."""
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    return f"{name} ({home_of(function)})"
 
 
 def hooks_of(module: torch.nn.Module | None) -> Iterator[Callable[..., Any]]:

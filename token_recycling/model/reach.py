@@ -32,13 +32,12 @@ from .foreign import (
     Foreign,
     decides,
     functions_in,
-    home_of,
-    is_own,
     is_own_class,
     names_in,
     own_attributes,
     own_class,
 )
+from .homes import home_of, is_own
 from .target import Target
 
 _MOST = 2000
@@ -47,7 +46,7 @@ _DEEP = 5
 """Steps from object to object that are followed."""
 _FEW = 16
 """Items of a container that are followed."""
-_HOLDERS = (SimpleNamespace, Namespace, threading.local)
+HOLDERS = (SimpleNamespace, Namespace, threading.local)
 """Classes of the standard library whose objects hold the attributes that users give them."""
 _MOST_NUMBERS = 24
 """Numbers that are tried."""
@@ -80,20 +79,23 @@ class Reach:
     variables: list[Variable] = field(default_factory=list)
     holders: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Attributes of the objects that it can reach, which may get new ones, and how names of such variables begin."""
+    objects: dict[int, Any] = field(default_factory=dict)
+    """All that it can reach, by identity."""
 
     @property
     def names(self) -> set[str]:
         """Names that the functions use, those in strings included."""
         codes = [function.__code__ for function in self.functions]
-        strings = {value for code in codes for value in _constants_in(code) if isinstance(value, str)}
-        return {name for code in codes for name in names_in(code)} | {*filter(str.isidentifier, strings)}
+        strings = {value for code in codes for value in filter(_is_name, _constants_in(code))}
+        return {name for code in codes for name in names_in(code)} | strings
 
 
-def reach_of(code: Any, objects: Mapping[str, Any] | None = None) -> Reach:
+def reach_of(code: Any, objects: Mapping[str, Any] | None = None, *, named: bool = False) -> Reach:
     """Return what a function, method, partial, callable object or class reaches, and what it reaches through `objects`,
-    which it knows by these names. Of a class these are all methods.
+    which it knows by these names. Of a class these are all methods. `named`: attributes of objects count only where the
+    code uses their names after the object was made.
     """
-    return _Walk(code, objects or {}).reach
+    return _Walk(code, objects or {}, named).reach
 
 
 def objects_in(module: torch.nn.Module) -> dict[str, Any]:
@@ -106,19 +108,21 @@ def _leads_on(value: Any) -> bool:
         return any(map(_leads_on, itertools.islice(value.values() if isinstance(value, dict) else value, _FEW)))
     if isinstance(value, (torch.nn.Module, PretrainedConfig)):
         return False
-    return isinstance(value, _HOLDERS) or not is_own(type(value).__module__)
+    return isinstance(value, HOLDERS) or not is_own(type(value).__module__)
 
 
 class _Walk:
-    def __init__(self, code: Any, objects: Mapping[str, Any]) -> None:
+    def __init__(self, code: Any, objects: Mapping[str, Any], named: bool) -> None:
         self.reach = Reach()
-        self._seen: dict[int, Any] = {}
+        self._seen = self.reach.objects
+        self._named = named
         self._unread: deque[tuple[str, Any, int]] = deque([("", code, 0)])
         self._unread.extend((name, thing, 1) for name, thing in objects.items())
-        self._methods: list[tuple[str, str, Any, int]] = []
+        self._waiting: list[tuple[str, Callable[[], None]]] = []
+        """Methods and attributes that are followed once their names have come up."""
         self._names: set[str] = set()
         whole = isinstance(code, type) or not isinstance(code, (FunctionType, MethodType, functools.partial))
-        while self._unread or self._named_methods():
+        while self._unread or self._follow_named():
             if not self._unread:
                 continue
             path, thing, depth = self._unread.popleft()
@@ -126,12 +130,20 @@ class _Walk:
                 self._seen[id(thing)] = thing
                 self._follow(path, thing, depth, whole=whole and depth == 0)
 
-    def _named_methods(self) -> bool:
-        """Go on with methods whose names have come up; whether there are any."""
-        named = [method for method in self._methods if method[0] in self._names]
-        self._methods = [method for method in self._methods if method[0] not in self._names]
-        self._unread.extend((path, method, depth) for _, path, method, depth in named)
+    def _follow_named(self) -> bool:
+        """Go on with methods and attributes whose names have come up; whether there are any."""
+        named = [follow for name, follow in self._waiting if name in self._names]
+        self._waiting = [(name, follow) for name, follow in self._waiting if name not in self._names]
+        for follow in named:
+            follow()
         return bool(named)
+
+    def _when_named(self, name: str, follow: Callable[[], None]) -> None:
+        """Follow an attribute, where only names that the code uses count once its name has come up."""
+        if self._named:
+            self._waiting.append((name, follow))
+        else:
+            follow()
 
     def _variable(self, name: str, depth: int, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
         self.reach.variables.append(Variable(name, read, write))
@@ -174,6 +186,8 @@ class _Walk:
         path = f"{function.__qualname__}: "
         names = [*dict.fromkeys(names_in(function.__code__))]
         self._names.update(names)
+        if self._named:
+            self._names.update(filter(_is_name, _constants_in(function.__code__)))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._variable(path + name, depth, functools.partial(_content, cell), functools.partial(_fill, cell))
         for number, value in enumerate(function.__defaults__ or ()):
@@ -200,12 +214,15 @@ class _Walk:
                 continue
             for name, value in list(vars(base).items()):
                 if isinstance(value, (FunctionType, staticmethod, classmethod, property)):
-                    if whole or (name.startswith("__") and name != "__init__"):
-                        self._unread.append((path, value, depth))
+                    follow = functools.partial(self._unread.append, (path, value, depth))
+                    called = whole or name.startswith("__")
+                    if called and (name != "__init__" or (whole and not self._named)):
+                        follow()
                     else:
-                        self._methods.append((name, path, value, depth))
+                        self._waiting.append((name, follow))
                 elif not name.startswith("__") and not hasattr(type(value), "__get__"):
-                    self._attribute(f"{base.__qualname__}.", base, name, depth)
+                    holder = f"{base.__qualname__}."
+                    self._when_named(name, functools.partial(self._attribute, holder, base, name, depth))
 
     def _object(self, path: str, thing: Any, depth: int, whole: bool) -> None:
         if isinstance(thing, ContextVar):
@@ -217,20 +234,20 @@ class _Walk:
             self._variable(f"{path}.__self__", depth, functools.partial(_same, bound), _keep)
             return
         own = is_own(kind.__module__)
-        if own and not isinstance(thing, _HOLDERS):
+        if own and not isinstance(thing, HOLDERS):
             return
         attributes = getattr(thing, "__dict__", None)
         if isinstance(attributes, dict):
             self.reach.holders.append((f"{path}.", attributes))
             for name in own_attributes(thing):
-                self._item(f"{path}.", attributes, name, depth)
+                self._when_named(name, functools.partial(self._item, f"{path}.", attributes, name, depth))
             for name in _buffers_of(thing):
-                self._attribute(f"{path}.", thing, name, depth)
+                self._when_named(name, functools.partial(self._attribute, f"{path}.", thing, name, depth))
         for base in kind.__mro__:
             slots = vars(base).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
                 if not name.startswith("__"):
-                    self._attribute(f"{path}.", thing, name, depth)
+                    self._when_named(name, functools.partial(self._attribute, f"{path}.", thing, name, depth))
         if not own:
             self._unread.append((path, kind, depth))
             self._class(path, kind, depth, whole)
@@ -255,6 +272,10 @@ def _buffers_of(thing: Any) -> list[str]:
     if not isinstance(thing, torch.nn.Module) or "training" not in vars(thing):
         return []
     return [name for name, _ in thing.named_buffers(recurse=False)]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
 
 
 def _content(cell: Any) -> Any:

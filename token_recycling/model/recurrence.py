@@ -201,11 +201,13 @@ def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
 
 def mixers_among(parts: Iterable[torch.nn.Module]) -> tuple[Mixer, ...]:
     """The layers among a model's parts that keep a recurrent state."""
-    return tuple(Mixer(part) for part in parts if _keeps_state(type(part).forward))
+    return tuple(Mixer(part) for part in parts if _keeps_state(getattr(type(part), "forward", None)))
 
 
 @functools.cache
-def _keeps_state(forward: Callable[..., Any]) -> bool:
+def _keeps_state(forward: Callable[..., Any] | None) -> bool:
+    if forward is None:  # of code that was compiled ahead
+        return False
     code = getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and not _OF_STATES.isdisjoint(code.co_names)
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from .._util.versions import installed
 from .compat import attention_name
 from .foreign import Foreign, foreign_code, listed, why_not_plain_loop
+from .homes import code_beside
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
 from .inspection import input_device
 from .remembered import Kept, file_of, kept_of, machine, read, shape_of, write
@@ -129,6 +132,18 @@ def why_not_code(target: Target, batch: int) -> str | None:
     from . import trial
 
     return trial.why_not(target, foreign, batch)
+
+
+def why_not_beside(target: Target, things: Iterable[Any], cache: Cache | None) -> str | None:
+    """Return why `things`, the processors, criteria and streamer of a call, prevent accelerating it, or None. `cache`:
+    that of the caller, if the call has one.
+    """
+    beside = code_beside(things)
+    if not beside:
+        return None
+    from . import bystanders
+
+    return bystanders.why_not(target, _foreign_in(target)[0], beside, cache)
 
 
 def mixes_sequences(target: Target) -> bool:

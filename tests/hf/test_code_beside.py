@@ -1,0 +1,420 @@
+"""Code around the model of a call: replaced functions of libraries, modes, and processors, criteria and streamers that
+share state with it. Output is that of plain `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    DynamicCache,
+    GenerationMixin,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.generation import logits_process, stopping_criteria
+
+import token_recycling as tr
+from token_recycling.model.replaced import replaced_in_libraries
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+IDS = tiny.prompt(1, 5).repeat(1, 2)
+
+Call = Callable[[LlamaForCausalLM], Any]
+
+
+def llama() -> LlamaForCausalLM:
+    return tiny.llama(0, 0.5)
+
+
+def compare(call: Call, reason: str | None) -> None:
+    """Make two calls with a model of each kind, each with code and state of its own."""
+    wanted = [call(model) for model in [llama()] for _ in range(2)]
+    model = tr.accelerate(llama())
+    for expected in wanted:
+        torch.testing.assert_close(call(model), expected, atol=1e-4, rtol=1e-4)
+        if reason is None:
+            assert model.acceleration.fallback is None
+        else:
+            assert reason in str(model.acceleration.fallback)
+
+
+def coarse(states: torch.Tensor) -> torch.Tensor:
+    """Round to one scale for all rows, as quantisation does."""
+    scale = states.abs().amax() / 7 + 1e-9
+    return (states / scale).round() * scale
+
+
+# Functions of libraries
+
+
+def on_input(function, rows=lambda states: states, place=0):
+    def replaced(*arguments, **more):
+        arguments = (*arguments[:place], rows(arguments[place]), *arguments[place + 1 :])
+        return function(*arguments, **more)
+
+    return replaced
+
+
+def of_one_row(function):
+    return lambda states, *more: function(states, *more) * (1.2 if states.shape[1] == 1 else 1.0)
+
+
+FUNCTIONS: dict[str, tuple[Any, str, Callable[[Any], Any], str | None]] = {
+    "attention": (
+        functional,
+        "scaled_dot_product_attention",
+        lambda f: on_input(f, coarse, 1),
+        "scaled_dot_product_attention",
+    ),
+    "products": (functional, "linear", lambda f: on_input(f, coarse), "the function linear of torch.nn.functional"),
+    "harmless": (functional, "linear", on_input, None),
+    "activation": (functional, "silu", of_one_row, "silu"),
+    "norm": (torch, "rsqrt", of_one_row, "rsqrt"),
+    "choice": (
+        torch,
+        "argmax",
+        lambda f: lambda scores, **more: scores.shape[-1] - 1 - f(scores.flip(-1), **more),
+        "argmax",
+    ),
+    "cache": (Cache, "update", lambda f: on_input(f, coarse, 1), "the function update of Cache"),
+    "layer of a cache": (
+        DynamicLayer,
+        "update",
+        lambda f: on_input(f, coarse, 2),
+        "the function update of DynamicLayer",
+    ),
+    "loop": (GenerationMixin, "_sample", lambda f: lambda self, ids, **more: f(self, ids, **more)[:, :-1], "_sample"),
+    "processors": (LogitsProcessorList, "__call__", lambda f: lambda self, ids, scores: scores.roll(1, -1), "__call__"),
+    "criteria": (StoppingCriteriaList, "__call__", lambda f: lambda self, ids, scores: ids[:, -1] % 5 == 0, "__call__"),
+    "a criterion": (
+        stopping_criteria.MaxLengthCriteria,
+        "__call__",
+        lambda f: lambda self, ids, scores, **more: f(self, ids, scores, **more) | (ids[:, -1] % 5 == 0),
+        "MaxLengthCriteria",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_libraries(name, monkeypatch):
+    holder, function, replaced, reason = FUNCTIONS[name]
+    model = tr.accelerate(llama())
+    plain = model.generate(IDS, **GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, function, replaced(getattr(holder, function)))
+        compare(lambda model: model.generate(IDS, **GREEDY), reason)
+        wanted = llama().generate(IDS, **GREEDY)
+        assert torch.equal(model.generate(IDS, **GREEDY), wanted), "replaced between calls"
+    assert torch.equal(model.generate(IDS, **GREEDY), plain)
+    assert model.acceleration.fallback is None
+
+
+def test_a_processor_of_transformers_that_was_replaced(monkeypatch):
+    def call(self, ids, scores):
+        return scores.index_fill(1, ids[0, -2:], -10.0)
+
+    monkeypatch.setattr(logits_process.RepetitionPenaltyLogitsProcessor, "__call__", call)
+    compare(lambda model: model.generate(IDS, repetition_penalty=1.1, **GREEDY), None)
+    batch = torch.cat([IDS, IDS.flip(1)])
+    compare(lambda model: model.generate(batch, repetition_penalty=1.1, **GREEDY), "RepetitionPenaltyLogitsProcessor")
+
+
+def test_nothing_is_replaced_in_the_libraries_as_installed():
+    assert replaced_in_libraries() == ()
+
+
+class _Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), more=None):
+        arguments = (coarse(arguments[0]), *arguments[1:]) if function is functional.linear else arguments
+        return function(*arguments, **(more or {}))
+
+
+class _Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), more=None):
+        arguments = (coarse(arguments[0]), *arguments[1:]) if function is torch.ops.aten.mm.default else arguments
+        return function(*arguments, **(more or {}))
+
+
+@pytest.mark.parametrize("mode", [_Functions, _Operations])
+def test_modes_of_torch(mode):
+    def call(model):
+        with mode():
+            return model.generate(IDS, **GREEDY)
+
+    compare(call, mode.__name__)
+
+
+@pytest.mark.parametrize("of", ["cache", "layer"])
+def test_a_cache_with_a_function_of_its_own(of):
+    def call(model):
+        cache = DynamicCache(config=model.config)
+        thing = cache if of == "cache" else cache.layers[0]
+        thing.update = on_input(thing.update, coarse)
+        return model.generate(IDS, past_key_values=cache, **GREEDY)
+
+    compare(call, "set as update of a Dynamic")
+
+
+def test_a_list_of_processors_with_a_call_of_its_own():
+    class List(LogitsProcessorList):
+        def __call__(self, ids, scores, **more):
+            return super().__call__(ids, scores, **more).index_fill(1, ids[0, -1:], -10.0)
+
+    class Model(LlamaForCausalLM):
+        def _get_logits_processor(self, *arguments, **more):
+            return List(super()._get_logits_processor(*arguments, **more))
+
+    def call(model):
+        model.__class__ = Model
+        return model.generate(IDS, **GREEDY)
+
+    expected = call(llama())
+    model = llama()
+    model.__class__ = Model
+    tr.accelerate(model)
+    assert torch.equal(model.generate(IDS, **GREEDY), expected)
+
+
+# State that is shared
+
+
+def _favour(scores: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Favour a token by numbers of the model."""
+    return scores.index_fill(1, (states.abs().sum() * 1000).long().remainder(scores.shape[-1])[None], 20.0)
+
+
+def by_hidden_states(model):
+    """As nearest neighbours by hidden states do."""
+    memory = SimpleNamespace()
+    model.model.norm.register_forward_hook(lambda module, inputs, output: setattr(memory, "last", output[:, -1]))
+    return {"logits_processor": [lambda ids, scores: _favour(scores, memory.last)]}
+
+
+class _OfOneObject(LogitsProcessor):
+    def __init__(self, model):
+        model.model.norm.register_forward_hook(self.note)
+
+    def note(self, module, inputs, output):
+        self.last = output[:, -1]
+
+    def __call__(self, ids, scores):
+        return _favour(scores, self.last)
+
+
+def by_one_object(model):
+    return {"logits_processor": [_OfOneObject(model)]}
+
+
+def by_a_variable(model):
+    last = None
+
+    def note(module, inputs, output):
+        nonlocal last
+        last = output[:, -1]
+
+    model.model.norm.register_forward_hook(note)
+    return {"logits_processor": [lambda ids, scores: _favour(scores, last)]}
+
+
+def criterion_by_hidden_states(model):
+    memory = {}
+    model.lm_head.register_forward_hook(lambda module, inputs, output: memory.update(last=output[:, -1]))
+    return {"stopping_criteria": [lambda ids, scores: memory["last"].argmax(-1) % 4 == 0]}
+
+
+def prefix_by_hidden_states(model):
+    memory = {}
+    model.lm_head.register_forward_hook(lambda module, inputs, output: memory.update(last=output[0, -1]))
+    return {"prefix_allowed_tokens_fn": lambda row, ids: memory["last"].topk(5).indices[2:].tolist()}
+
+
+def steering_by_token(model):
+    """The processor decides what the hook does in the next pass."""
+    memory = {"strength": 0.0}
+    vector = torch.randn(32, generator=torch.Generator().manual_seed(3))
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + memory["strength"] * vector)
+
+    def processor(ids, scores):
+        memory["strength"] = float(ids[0, -1] % 2)
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
+def steering_by_streamer(model):
+    memory = SimpleNamespace(strength=0.0)
+    vector = torch.randn(32, generator=torch.Generator().manual_seed(3))
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + memory.strength * vector)
+
+    class Streamer:
+        def put(self, value):
+            memory.strength = float(value.flatten()[-1] % 2)
+
+        def end(self):
+            pass
+
+    return {"streamer": Streamer()}
+
+
+def a_weight(model):
+    def processor(ids, scores):
+        with torch.no_grad():
+            model.lm_head.weight[int(ids[0, -1])] *= 0.5
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
+def an_attribute(model):
+    def processor(ids, scores):
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 1.0 if ids[0, -1] % 2 else 0.2
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
+def a_hook_that_goes(model):
+    handle = model.model.norm.register_forward_hook(lambda module, inputs, output: output.flip(-1))
+
+    def criterion(ids, scores):
+        if ids.shape[1] == 16:
+            handle.remove()
+        return torch.zeros(1, dtype=torch.bool)
+
+    return {"stopping_criteria": [criterion]}
+
+
+def length_of_the_cache(model):
+    cache = DynamicCache(config=model.config)
+    return {
+        "past_key_values": cache,
+        "stopping_criteria": [lambda ids, scores: torch.tensor([cache.get_seq_length() >= 20])],
+    }
+
+
+def keys_of_the_cache(model):
+    cache = DynamicCache(config=model.config)
+    return {
+        "past_key_values": cache,
+        "logits_processor": [lambda ids, scores: _favour(scores, cache.layers[0].keys[0, :, -1])],
+    }
+
+
+SHARED = {
+    by_hidden_states: "shares a SimpleNamespace with the forward hook",
+    by_one_object: "_OfOneObject",
+    by_a_variable: "shares the variable last",
+    criterion_by_hidden_states: "shares a dict",
+    prefix_by_hidden_states: "shares a dict",
+    steering_by_token: "shares a dict",
+    steering_by_streamer: "shares a SimpleNamespace",
+    a_weight: "may change the model",
+    an_attribute: "may change the model",
+    a_hook_that_goes: "may change the model",
+    length_of_the_cache: "reads the cache",
+    keys_of_the_cache: "reads the cache",
+}
+
+
+@pytest.mark.parametrize("bring", SHARED)
+def test_code_of_a_call_that_shares_state_with_the_model(bring):
+    def call(model):
+        return model.generate(IDS, **{**GREEDY, **bring(model)})
+
+    wanted = call(llama())
+    model = tr.accelerate(llama())
+    assert torch.equal(call(model), wanted)
+    assert SHARED[bring] in str(model.acceleration.fallback)
+    assert not torch.equal(wanted, llama().generate(IDS, **GREEDY)) or bring is length_of_the_cache
+
+
+class _Application:
+    """What a program holds together, of which its functions use a part."""
+
+    def __init__(self, model):
+        self.model, self.cache, self.cancelled, self.seen = model, DynamicCache(config=model.config), False, []
+
+    def stop(self, ids, scores):
+        return torch.full((len(ids),), self.cancelled)
+
+    def process(self, ids, scores):
+        scores[:, self.model.config.eos_token_id or 3] -= 1
+        return scores
+
+    def put(self, value):
+        self.seen.append(value.tolist())
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize("hook", [None, lambda module, inputs, output: output + 0.1])
+def test_other_code_of_a_call_is_accelerated(hook):
+    def call(model):
+        application = _Application(model)
+        more = {"stopping_criteria": [application.stop], "past_key_values": application.cache}
+        if hook is None:
+            more["logits_processor"] = [application.process]
+        else:
+            model.model.norm.register_forward_hook(hook)
+        return model.generate(IDS, **more, **GREEDY)
+
+    wanted = call(llama())
+    model = tr.accelerate(llama())
+    assert torch.equal(call(model), wanted)
+    assert model.acceleration.fallback is None
+
+
+# Calls that end in an error
+
+
+class InterruptedCallError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2, 5, 9])
+@pytest.mark.parametrize("by", ["logits_processor", "stopping_criteria"])
+def test_the_cache_of_a_call_that_an_error_ends_can_be_used_again(by, after):
+    """It holds what plain decoding would have left, and no drafts."""
+    full = llama().generate(IDS, **GREEDY)
+
+    def states(model):
+        cache, count = DynamicCache(config=model.config), 0
+
+        def raises(ids, scores):
+            nonlocal count
+            count += 1
+            if count == after:
+                raise InterruptedCallError
+            return scores if by == "logits_processor" else torch.zeros(1, dtype=torch.bool)
+
+        with pytest.raises(InterruptedCallError):
+            model.generate(IDS, past_key_values=cache, **{by: [raises]}, **GREEDY)
+        found = [cache.get_seq_length(), *(layer.keys.clone() for layer in cache.layers)]
+        return [*found, model.generate(full[:, :-4], past_key_values=cache, **GREEDY)]
+
+    wanted = states(llama())
+    model = tr.accelerate(llama())
+    model.generate(IDS, **GREEDY)  # the drafter knows the text
+    torch.testing.assert_close(states(model), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_module_that_is_compiled_ahead():
+    model = llama()
+    model.model.layers[0].mlp = torch.jit.trace(model.model.layers[0].mlp, torch.randn(1, 3, 32))
+    wanted = model.generate(IDS, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
