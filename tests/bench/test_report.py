@@ -187,6 +187,10 @@ def test_the_gain_of_a_job_is_split_and_looping_prompts_do_not_count():
     shares = tables.share_table(comparison).frame.set_index("job")
     assert list(shares.loc["chat"]) == ["2.00", "1.33", "2.00"]
     assert list(shares) == ["label of plain", "drafts of label of cold:recycling", "drafts of label of recycling, warm"]
+    forced = [one | {"method": f"forced:{one['method']}"} for one in rows if one["method"] in ("plain", "recycling")]
+    (both,) = summarize(rows + forced).main
+    heads = ["label of plain", "label of plain", "drafts of label of cold:recycling", "drafts of label of recycling"]
+    assert list(tables.share_table(both).frame)[1:] == heads, "of a free and a forced method the forced one"
     picture = job_plot(summarize(rows))
     (axes,) = picture.drawing.axes
     assert [round(bar.get_width(), 2) for bar in axes.patches] == [2.0, 2.0] * 2

@@ -343,14 +343,16 @@ def job_table(comparison: Comparison) -> Table:
 
 
 def share_table(comparison: Comparison) -> Table | None:
-    """Return what the loop without drafts gains over the baseline, and what drafts add to it, by category; None where
-    plain decoding or drafts were not measured.
+    """Return what the loop without drafts gains over the baseline, and what drafts add to it, by category; of methods
+    that were also forced only with the baseline's output. None where plain decoding or drafts were not measured.
     """
     plain = [method for method in comparison.labels if method.removeprefix(FORCED) == REPLAY_BASELINE]
     drafted = [
         method
         for method in comparison.labels
-        if _bare(method).partition(":")[0] == "recycling" and _is_drafted(comparison, method)
+        if _bare(method).partition(":")[0] == "recycling"
+        and _is_drafted(comparison, method)
+        and f"{FORCED}{method}" not in comparison.labels
     ]
     if not plain or not drafted:
         return None
