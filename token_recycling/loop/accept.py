@@ -84,8 +84,8 @@ class TreeSteps:
         """
         self._drafts, self._logits, self._k = drafts, logits, k
         self._longest = max(draft.depth for draft in drafts) + 1
-        found = torch.cat(longest_path(trees, choices, self._longest), dim=1).to(torch.int32)
-        parts = [found, *packed_candidates(logits, k)] if k else [found]
+        paths = torch.cat(longest_path(trees, choices, self._longest), dim=1).to(torch.int32)
+        parts = [paths, *packed_candidates(logits, k)] if k else [paths]
         numbers = torch.cat([part.reshape(len(logits), -1) for part in parts], dim=1)
         self._numbers = numbers.cpu().numpy()
 
@@ -153,16 +153,16 @@ def accept_siblings(
     sampled_from: Sequence[torch.Tensor],
     generator: torch.Generator | None = None,
 ) -> tuple[int | None, torch.Tensor]:
-    """The place of the first accepted one of `tokens`, or None, and what is then left of the `target` distribution.
+    """The index of the first accepted one of `tokens`, or None, and what is then left of the `target` distribution.
 
     All distributions are (vocabulary,). `tokens[i]` was sampled from `sampled_from[i]` without the tokens before it.
     With p what is left and q the latter, renormalised, it is accepted with probability min(1, p/q); else p becomes
     max(0, p - q), renormalised. Raises ValueError for a token that could not have been sampled.
     """
     left = target
-    for place, token in enumerate(tokens):
-        source = sampled_from[place].to(dtype=left.dtype, device=left.device, copy=True)
-        source[list(tokens[:place])] = 0
+    for index, token in enumerate(tokens):
+        source = sampled_from[index].to(dtype=left.dtype, device=left.device, copy=True)
+        source[list(tokens[:index])] = 0
         source /= source.sum()
         if not source[token] > 0:
             raise ValueError(
@@ -173,9 +173,9 @@ def accept_siblings(
         total = excess.sum()
         # Without excess both distributions are equal up to rounding.
         if not total > 0:
-            return place, left
+            return index, left
         if bool(torch.rand((), device=left.device, generator=generator) * source[token] < left[token]):
-            return place, left
+            return index, left
         left = excess / total
     return None, left
 

@@ -99,7 +99,7 @@ class Batch:
         sequences = [request.sequence.tokens for request in self.requests]
         cached = [request.cached for request in self.requests]
         if most is not None:
-            sequences = [sequence[: held + most + 1] for sequence, held in zip(sequences, cached, strict=True)]
+            sequences = [sequence[: count + most + 1] for sequence, count in zip(sequences, cached, strict=True)]
         states = self.runner.prefill(sequences, cached, self._states)
         if states is not None and most is not None:
             self._states_read += states
@@ -272,7 +272,7 @@ class Batch:
 
     def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
-        order = places_left(self.requests, finished)
+        order = rows_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
         self.runner.leave(order, self.longest - 1)
 
@@ -320,8 +320,8 @@ def requests_of(
     """
     timed = target.processes < 2 and not drafter.traits.begins_anew
     return [
-        Request(sequence, selector, drafter, stats, held, hints, timed)
-        for sequence, selector, held in zip(sequences, selectors, cached, strict=True)
+        Request(sequence, selector, drafter, stats, count, hints, timed)
+        for sequence, selector, count in zip(sequences, selectors, cached, strict=True)
     ]
 
 
@@ -363,12 +363,12 @@ def decode(
                 batch.leave_ended()
 
 
-def places_left(requests: list[Request], finished: Collection[Request]) -> list[int]:
-    """Return which request takes each place once those in `finished` leave: the last one fills the gap."""
+def rows_left(requests: list[Request], finished: Collection[Request]) -> list[int]:
+    """Return which request takes each row once those in `finished` leave: the last one fills the gap."""
     order = list(range(len(requests)))
-    for place in reversed(range(len(requests))):
-        if requests[place] in finished:
-            order[place] = order[-1]
+    for row in reversed(range(len(requests))):
+        if requests[row] in finished:
+            order[row] = order[-1]
             order.pop()
     return order
 

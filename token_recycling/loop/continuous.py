@@ -62,8 +62,10 @@ class _Joining:
     def uncached(self) -> int:
         """Return the tokens to prefill: neither cached nor in the prefix cache."""
         request, prefixes = self.request, self.request.hints.prefixes
-        held = request.cached if prefixes is None or request.cached else prefixes.known(request.sequence.on_host)
-        return request.sequence.length - 1 - held
+        cached = request.cached
+        if prefixes is not None and not cached:
+            cached = prefixes.known(request.sequence.on_host)
+        return request.sequence.length - 1 - cached
 
     def is_given_up(self) -> bool:
         """Whether it failed or was cancelled."""
@@ -258,10 +260,10 @@ class RunningBatch:
         batch.clock.stats = spent = Stats(batch.requests[0].stats.synchronize)
         batch.clock.restart()
         _step(batch, [self._callbacks[request] for request in batch.requests])
-        for place, request in enumerate(batch.requests):
+        for row, request in enumerate(batch.requests):
             request.stats.spend(spent)
             if not request.active:
-                _keep_sequence(batch, place)
+                _keep_sequence(batch, row)
 
     def _drop(self) -> list[Request]:
         """Remove the requests that have ended, and return them."""

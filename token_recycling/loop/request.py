@@ -157,7 +157,7 @@ class TokenSelector:
         """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
         keeps = keep_scores or keep_logits
-        self.at_every_node = self.greedy or (not keeps and all(holds_at_nodes(one) for one in processors))
+        self.at_every_node = self.greedy or (not keeps and all(map(holds_at_nodes, processors)))
         """Whether the choice can be made at all nodes of a tree at once."""
         self._left: list[Callable[[], None]] = []
         """For each length of the path that `every_node` sampled: sets the generator to its state after so many tokens.

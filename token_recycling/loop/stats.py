@@ -215,8 +215,8 @@ def _nested(counts: Counter[tuple[int, int]]) -> dict[int, dict[int, int]]:
 def _summed(counts: Counter[tuple[int, int]], by: int) -> Counter[int]:
     """Counts by depth and rank, added up by depth (0) or rank (1)."""
     summed: Counter[int] = Counter()
-    for place, count in counts.items():
-        summed[place[by]] += count
+    for depth_and_rank, count in counts.items():
+        summed[depth_and_rank[by]] += count
     return summed
 
 

@@ -381,10 +381,10 @@ class TreeLayer(DynamicLayer):
         """Keep these sequences alone, in this order, of up to `slots` slots; a sequence may only move to the row of one
         that goes.
         """
-        for place, row in enumerate(rows):
-            if place != row:
+        for row, source in enumerate(rows):
+            if row != source:
                 for buffer in self.buffers:
-                    buffer[:, place, :, : self.columns] = buffer[:, row, :, : self.columns]
+                    buffer[:, row, :, : self.columns] = buffer[:, source, :, : self.columns]
         self.starts, self.rows = [self.starts[row] for row in rows], len(rows)
         self.columns = min(self.columns, slots - min(self.starts))
         self.length = slots
@@ -778,11 +778,11 @@ def take_over(cache: Cache) -> None:
         cache.layer_class_to_replicate = OffloadedTreeLayer if cache.offloading else TreeLayer
     for index, layer in enumerate(cache.layers):
         if type(layer) in (*_OTHERS, LinearAttentionLayer, DummyLayer) or attends_to_blocks(layer):
-            made = _tree_layer(layer, cache.offloading)
-            if made is not None and layer.is_initialized and layer.keys is not None:
+            replacement = _tree_layer(layer, cache.offloading)
+            if replacement is not None and layer.is_initialized and layer.keys is not None:
                 _wait_for_copies(cache)
-                _fill(made, layer)
-            cache.layers[index] = layer if made is None else made
+                _fill(replacement, layer)
+            cache.layers[index] = layer if replacement is None else replacement
     take_over_states(cache)
     if not _attends(cache):
         cache.layers.append(TokenCount())
@@ -802,15 +802,15 @@ def _tree_layer(layer: Any, offloaded: bool) -> TreeLayer | None:
     return OffloadedTreeLayer(window) if offloaded else TreeLayer(window)
 
 
-def _fill(made: TreeLayer, layer: Any) -> None:
+def _fill(replacement: TreeLayer, layer: Any) -> None:
     """Give a layer the slots of the one that it replaces."""
-    dropped = layer.cumulative_length - layer.keys.shape[2] if made.window else 0
-    made.load(layer.keys, layer.values, dropped)
-    made.device = layer.device  # the states of an offloaded layer lie elsewhere
-    if isinstance(made, BlockTreeLayer):
-        made.update_index(layer.idx_keys)
-    elif isinstance(made, IndexedTreeLayer) and layer.indexer_keys is not None:
-        made.update_indexer(layer.indexer_keys)
+    dropped = layer.cumulative_length - layer.keys.shape[2] if replacement.window else 0
+    replacement.load(layer.keys, layer.values, dropped)
+    replacement.device = layer.device  # the states of an offloaded layer lie elsewhere
+    if isinstance(replacement, BlockTreeLayer):
+        replacement.update_index(layer.idx_keys)
+    elif isinstance(replacement, IndexedTreeLayer) and layer.indexer_keys is not None:
+        replacement.update_indexer(layer.indexer_keys)
 
 
 def keep_all(cache: Cache) -> None:

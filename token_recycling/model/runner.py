@@ -127,12 +127,12 @@ class EagerRunner:
             return None
         with layer_states(self.target.model, states) as passes:
             prefill(self.target, sequences, self.cache, cached, self._reading)
-        uncached = [len(sequence) - 1 - held for sequence, held in zip(sequences, cached, strict=True)]
+        uncached = [len(sequence) - 1 - n for sequence, n in zip(sequences, cached, strict=True)]
         # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
         if not passes or sum(read.shape[1] for read in passes) != max(uncached):
             return None
         read = torch.cat(passes, dim=1).to(self.target.device)
-        return [read[row, :count] for row, count in enumerate(uncached)]
+        return [read[row, :n] for row, n in enumerate(uncached)]
 
     def forward(
         self,

@@ -164,9 +164,9 @@ class Target:
         """
         if self.prepacked is None or self.prepacked.fixed:
             return self
-        found = copy.copy(self)
-        found.prepacked = None
-        return found
+        unmeasured = copy.copy(self)
+        unmeasured.prepacked = None
+        return unmeasured
 
     @contextlib.contextmanager
     def _experts_of_decoding(self) -> Iterator[None]:
@@ -288,20 +288,20 @@ class TreeInputs:
         """The parents of the last draft, a sequence length, and the mask of such drafts for it."""
 
     def of(
-        self, drafts: Sequence[Draft], lengths: Sequence[int], held: int, active: Collection[int] | None = None
+        self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int, active: Collection[int] | None = None
     ) -> dict[str, Any]:
         """Inputs of a pass over one draft for each sequence, filled up to the largest. The root of each follows
-        `lengths[row]` tokens, the first ones of the `held` slots of the cache. Rows of a batch that are not `active`
+        `lengths[row]` tokens, the first ones of the `cached` slots of the cache. Rows of a batch that are not `active`
         attend to nothing; by default all are.
         """
         if len(drafts) > 1:
             visible = [length if active is None or row in active else 0 for row, length in enumerate(lengths)]
-            return self._of_batch(drafts, visible, held)
+            return self._of_batch(drafts, visible, cached)
         (draft,) = drafts
         inputs: dict[str, Any] = {
             "input_ids": self._sent(draft.tokens)[None],
-            "attention_mask": self._mask(draft.parents, held),
-            "position_ids": (self._sent(draft.depths) + held)[None],
+            "attention_mask": self._mask(draft.parents, cached),
+            "position_ids": (self._sent(draft.depths) + cached)[None],
         }
         if self._info.recurrent and len(draft) > 1:
             inputs["parents"] = [draft.parents.tolist()]
@@ -331,15 +331,15 @@ class TreeInputs:
             "frame": frame,
         }
 
-    def of_prompt(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
-        """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `held` slots of the cache,
+    def of_prompt(self, unread: torch.Tensor, draft: Draft, cached: int) -> dict[str, Any]:
+        """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `cached` slots of the cache,
         and over a draft that follows them: m + n rows.
         """
         m = len(unread)
         depths = torch.cat([torch.arange(m, device=self._device), self._sent(draft.depths) + m])
         seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
         seen[m:, m:] = self._sent(shapes.ancestors(draft.parents))
-        return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), seen, depths, held)
+        return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), seen, depths, cached)
 
     def of_layer(
         self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
@@ -360,17 +360,17 @@ class TreeInputs:
             inputs["key_positions"] = torch.cat([before, depths[:-n] + length])[None]
         return inputs
 
-    def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
+    def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int) -> dict[str, Any]:
         device, n = self._device, max(map(len, drafts))
         ids = torch.zeros(len(drafts), n, dtype=torch.long, device=device)
         positions = torch.tensor(lengths, device=device)[:, None].repeat(1, n)
-        visible = (torch.arange(held + n, device=device) < positions[:, :1])[:, None].repeat(1, n, 1)
+        visible = (torch.arange(cached + n, device=device) < positions[:, :1])[:, None].repeat(1, n, 1)
         for row, draft in enumerate(drafts):
             nodes = len(draft)
             ids[row, :nodes] = self._sent(draft.tokens)
             positions[row, :nodes] += self._sent(draft.depths)
-            visible[row, :nodes, held : held + nodes] |= self._sent(shapes.ancestors(draft.parents))
-        keys = torch.cat([torch.arange(held, device=device).expand(len(drafts), held), positions], dim=1)
+            visible[row, :nodes, cached : cached + nodes] |= self._sent(shapes.ancestors(draft.parents))
+        keys = torch.cat([torch.arange(cached, device=device).expand(len(drafts), cached), positions], dim=1)
         mask = masks(self._info.layers, visible[:, None], positions, keys, self._dtype)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         if self._info.recurrent:
@@ -391,14 +391,14 @@ class TreeInputs:
         if chunked or self._device.type != "cpu":  # accelerators take no mask that begins anywhere
             return self._masks(ancestors, depths, length)
         key = parents.tobytes()
-        known, room, widest = self._widest  # replaced as one, since several threads may draft with one model
-        if known != key or room < length:
+        last_key, columns, widest = self._widest  # replaced as one, since several threads may draft with one model
+        if last_key != key or columns < length:
             # Room to grow only for a shape that comes again: many drafters make one for every step.
-            room = -(-(2 * length if known == key else length) // _MASK_GRAIN) * _MASK_GRAIN
+            columns = -(-(2 * length if last_key == key else length) // _MASK_GRAIN) * _MASK_GRAIN
             with torch.inference_mode(False), torch.no_grad():  # kept for later calls, outside of it too
-                widest = self._masks(ancestors, depths, room)
-            self._widest = key, room, widest
-        return _columns(widest, room - length, length + n)
+                widest = self._masks(ancestors, depths, columns)
+            self._widest = key, columns, widest
+        return _columns(widest, columns - length, length + n)
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -454,16 +454,16 @@ def masks(
     tokens. Positions are (batch or 1, n) and (batch or 1, length + n). Layers of one reach share a mask; a single one
     is returned alone.
     """
-    made: dict[Reach, torch.Tensor] = {}
+    by_reach: dict[Reach, torch.Tensor] = {}
     for reach in layers.values():
-        if reach not in made:
+        if reach not in by_reach:
             within = reach.of(query_positions, key_positions)
             seen = visible if within is None else visible & within
-            made[reach] = _zeros(seen.shape, dtype, seen.device)
-            made[reach].masked_fill_(~seen, torch.finfo(dtype).min)
-    if len(made) == 1:
-        return next(iter(made.values()))
-    return {kind: made[reach] for kind, reach in layers.items()}
+            by_reach[reach] = _zeros(seen.shape, dtype, seen.device)
+            by_reach[reach].masked_fill_(~seen, torch.finfo(dtype).min)
+    if len(by_reach) == 1:
+        return next(iter(by_reach.values()))
+    return {kind: by_reach[reach] for kind, reach in layers.items()}
 
 
 def within_windows(mask: Masks, layers: Mapping[str, Reach], layer: TreeLayer) -> Masks:

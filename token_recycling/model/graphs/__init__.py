@@ -87,16 +87,16 @@ def captured_or_eager(
     from .support import passes_or_reason, why_not
 
     reason = why_not(cache, reproducible)
-    found = reason if reason is not None else passes_or_reason(target)
-    if isinstance(found, str):
-        target.kept.say_once(f"forward passes are not captured as CUDA graphs: {found}")
-    if isinstance(found, str) or not found.take(suspends):
+    passes = reason if reason is not None else passes_or_reason(target)
+    if isinstance(passes, str):
+        target.kept.say_once(f"forward passes are not captured as CUDA graphs: {passes}")
+    if isinstance(passes, str) or not passes.take(suspends):
         yield EagerRunners()
         return
     try:
-        yield found
+        yield passes
     finally:
-        found.give_back()
+        passes.give_back()
 
 
 def capture_common(
@@ -111,10 +111,10 @@ def capture_common(
     elif backend is captured_where_possible and target.device.type == "cuda":
         from .support import passes_or_reason
 
-        found = passes_or_reason(target)
-        if isinstance(found, str):
+        result = passes_or_reason(target)
+        if isinstance(result, str):
             return  # the first call says so
-        passes = found
+        passes = result
     else:
         return
     if reproducible or not passes.take():

@@ -132,9 +132,9 @@ class CapturedPasses:
         now on. They are copied if the cache holds something; else their prompts are read into these slots, and there is
         no second copy.
         """
-        given, own = (windowed_layer(one.cache) for one in (cache, self.slots))
-        if (given is None) != (own is None):
-            self.slots = self._empty(target, drops=given is not None)
+        drops, own = windowed_layer(cache.cache) is not None, windowed_layer(self.slots.cache) is not None
+        if drops != own:
+            self.slots = self._empty(target, drops)
         self.slots.cache.reset()
         self.reserve(len(lengths), min(longest + ROWS[-1], 2 * max(lengths) + _AHEAD))
         if cache.cache.get_seq_length():
@@ -157,14 +157,10 @@ class CapturedPasses:
             capacity = max(slots, self.capacity)
         self.batch, self.capacity = batch, capacity
 
-    def join(self, target: Target, other: TreeCache, sequences: int, held: int) -> None:
-        """Add the sequence of another cache, whose tokens have the first `held` slots, behind `sequences` others."""
-        self.reserve(sequences + 1, held if held <= self.capacity else 2 * max(held, self.capacity))
-        self.slots.take(other, sequences, [held])
-
-    def move(self, order: Sequence[int], slots: int) -> None:
-        """Let sequences take other places: that in `order[place]` moves to `place`, which no later one needs."""
-        self.slots.select(order, slots)
+    def join(self, target: Target, other: TreeCache, sequences: int, cached: int) -> None:
+        """Add the sequence of another cache, whose tokens have the first `cached` slots, behind `sequences` others."""
+        self.reserve(sequences + 1, cached if cached <= self.capacity else 2 * max(cached, self.capacity))
+        self.slots.take(other, sequences, [cached])
 
     @lasting()
     def write(self, cache: Cache, lengths: Sequence[int]) -> None:
@@ -240,7 +236,9 @@ class CapturedPasses:
             for rows in _COMMON_ROWS
             if batch * rows <= max(_COMMON_NODES, _COMMON_ROWS[1] * batch)
         ]
-        missing = [one for one in common if Shape(*one, band_of(1 + one[1]), states) not in self._graphs]
+        missing = [
+            (batch, rows) for batch, rows in common if Shape(batch, rows, band_of(1 + rows), states) not in self._graphs
+        ]
         bar = tqdm(missing, desc="Capturing CUDA graphs", unit="graph", leave=False, disable=None if missing else True)
         for batch, rows in bar:
             draft = Draft(torch.zeros(rows, dtype=torch.long), shapes.star(rows))
@@ -291,10 +289,10 @@ class GraphRunner:
         states: States | None = None,
     ) -> Pass:
         target, lengths = self._eager.target, [len(sequence) - 1 for sequence in sequences]
-        held = self.cache.get_seq_length()
-        if self._given is None and (not held or held >= max(lengths)):
+        cached = self.cache.get_seq_length()
+        if self._given is None and (not cached or cached >= max(lengths)):
             self._move(sequences)
-        if held < max(lengths):
+        if cached < max(lengths):
             return self._eager.forward(drafts, sequences, active, states)
         layers = () if states is None else tuple(states(target.config.num_hidden_layers))
         self._eager.prepared()

@@ -135,13 +135,13 @@ def _tried_out(target: Target) -> CapturedPasses | str:
     cache = target.new_cache()
     sequence = torch.arange(1, _TRIED, device=target.device) % target.embedded
     prefill(target, [sequence], cache)
-    kept, name, held = TreeCache(cache), type(target.model).__name__, len(sequence) - 1
+    slots, name, cached = TreeCache(cache), type(target.model).__name__, len(sequence) - 1
     if not takes_frames(cache):
         return f"the cache of {name} holds more than keys and values (as of sparse attention)"
     passes = CapturedPasses(target)
-    passes.begin(target, kept, [held], held + 2 * len(_TREE))
+    passes.begin(target, slots, [cached], cached + 2 * len(_TREE))
     try:
-        deviation = _deviation(target, passes, kept, held, int(sequence[-1]))
+        deviation = _deviation(target, passes, slots, cached, int(sequence[-1]))
     except RuntimeError as error:
         return f"the forward pass of {name} cannot be captured: {error}"
     if deviation > _ALIKE[target.dtype.itemsize]:
@@ -152,19 +152,19 @@ def _tried_out(target: Target) -> CapturedPasses | str:
     return passes
 
 
-def _deviation(target: Target, passes: CapturedPasses, kept: TreeCache, held: int, root: int) -> float:
+def _deviation(target: Target, passes: CapturedPasses, slots: TreeCache, cached: int, root: int) -> float:
     """The largest difference between the logits of small trees in captured and eager passes, as a share of the largest
     logit. The second tree sees the slots that were kept of the first.
     """
     worst, path = 0.0, [0, 2, 3]
     for _ in range(2):
         draft = Draft(torch.arange(root, root + len(_TREE)) % target.embedded, _TREE)
-        wanted = target.forward(target.inputs.of([draft], [held], held), kept.cache)[0].float()
-        logits = passes.forward(target, [draft], [held]).logits[0, : len(_TREE)].float()
+        wanted = target.forward(target.inputs.of([draft], [cached], cached), slots.cache)[0].float()
+        logits = passes.forward(target, [draft], [cached]).logits[0, : len(_TREE)].float()
         worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
-        kept.keep(held, [held], [path])
-        passes.slots.keep([held], [held], [path])
-        held, root = held + len(path), root + len(_TREE)
+        slots.keep(cached, [cached], [path])
+        passes.slots.keep([cached], [cached], [path])
+        cached, root = cached + len(path), root + len(_TREE)
     return worst
 
 
