@@ -268,12 +268,13 @@ class Batch:
         (request,) = other.requests
         self.runner.join(other._eager, len(self.requests), request.sequence.length - 1)
         self.requests.append(request)
-        self._states = self._states or other._states
+        self._states = _states_of(self.requests)
 
     def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
         order = rows_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
+        self._states = _states_of(self.requests)
         self.runner.leave(order, self.longest - 1)
 
     def leave_ended(self) -> None:

@@ -178,6 +178,7 @@ class Pacer:
         `measures`: whether times are learned; otherwise drafts depend on tokens alone.
         """
         self.sequences, self._band = sequences, band(length)
+        """Sequences that share a pass, and the length bucket of the longest of them."""
         self._curve_of, self._agreed, self._measures = curve_of, agreed, measures
         self._curve: OnlineCurve | None = None
         """None until a draft is sized by cost."""

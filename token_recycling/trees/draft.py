@@ -80,8 +80,9 @@ class Draft:
         known = None if probabilities is None else _on_host(probabilities, np.float32)[order]
         if known is not None:
             known[0] = 1
-        sources = {int(places[node]): source for node, source in (sampled_from or {}).items()}
-        return cls(_on_host(tokens, np.int64)[order], places[np.asarray(parents)[order]], known, sources or None)
+        if sampled_from:
+            sampled_from = {int(places[node]): source for node, source in sampled_from.items()}
+        return cls(_on_host(tokens, np.int64)[order], places[np.asarray(parents)[order]], known, sampled_from or None)
 
     def __len__(self) -> int:
         """Number of nodes, the root included."""
