@@ -67,6 +67,18 @@ class _Joining:
             cached = prefixes.known(request.sequence.on_host)
         return request.sequence.length - 1 - cached
 
+    def take_prefix(self) -> None:
+        """Begin with what the prefix cache holds; others may have cached the beginning of the request meanwhile."""
+        request, prefixes = self.request, self.request.hints.prefixes
+        if prefixes is None or request.cached:
+            return
+        try:
+            cache, request.cached = prefixes.take(request.sequence.on_host)
+            self.batch.use(cache)
+            request.stats.cached_tokens += request.cached
+        except Exception as error:
+            request.fail(error)
+
     def is_given_up(self) -> bool:
         """Whether it failed or was cancelled."""
         if self.batch.reading is not None:
@@ -179,42 +191,41 @@ class RunningBatch:
         """Prefill a piece of the waiting prompts, make first steps, and return the requests that end with them."""
         left, ended = self._piece, []
         while left > 0 and (joining := self._next(left)) is not None:
-            batch, request, began = joining.batch, joining.request, time.perf_counter()
-            if request.hints.prefixes is not None and not request.cached:  # others may have cached its beginning
-                try:
-                    cache, request.cached = request.hints.prefixes.take(request.sequence.on_host)
-                    batch.use(cache)
-                    request.stats.cached_tokens += request.cached
-                except Exception as error:
-                    request.fail(error)
-            uncached, most = (
-                request.sequence.length - 1 - request.cached,
-                piece_of(self.target, request.cached, len(self.requests) > 1),
-            )
+            request, began = joining.request, time.perf_counter()
             self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
-            going_on = False
-            if request.error is None:
-                self._pacer.share(1, request.sequence.length)
-                try:
-                    going_on = uncached > most and self.target.info.reads_on
-                    if going_on:
-                        batch.clock.restart()
-                        batch.read(most)
-                        batch.clock.lap("forward")
-                    else:
-                        self._first_step(joining)
-                except Exception as error:
-                    request.error, going_on = error, False
-            if uncached > most and self._callbacks:
+            joining.take_prefix()
+            uncached = request.sequence.length - 1 - request.cached
+            piece = piece_of(self.target, request.cached, len(self.requests) > 1)
+            is_left = self._read(joining, uncached, piece)
+            if uncached > piece and self._callbacks:
                 synchronize(self.target.device)
                 self._owed = time.perf_counter() - began
-            left = 0 if going_on else left - max(1, uncached)
-            if not going_on:
+            left = 0 if is_left else left - max(1, uncached)
+            if not is_left:
                 self._joining.remove(joining)
                 if not request.active:
                     request.finish()
                     ended.append(request)
         return ended
+
+    def _read(self, joining: _Joining, uncached: int, piece: int) -> bool:
+        """Read a piece of a prompt, or all of its `uncached` tokens and make the first step; return whether some of it
+        is left.
+        """
+        batch, request = joining.batch, joining.request
+        if request.error is not None:
+            return False
+        self._pacer.share(1, request.sequence.length)
+        try:
+            if uncached <= piece or not self.target.info.reads_on:
+                self._first_step(joining)
+                return False
+            batch.clock.restart()
+            batch.read(piece)
+            batch.clock.lap("forward")
+        except Exception as error:
+            request.error = error
+        return request.error is None
 
     def _next(self, left: int) -> _Joining | None:
         """Return the prompt to prefill next, where `left` tokens may be read before the next step: the shortest, or
