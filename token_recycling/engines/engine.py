@@ -87,7 +87,12 @@ class EngineOptions(Options):
 
 
 class StepCosts:
-    """The cost of steps by their tokens, learned or fixed, and how far drafts keep what they promise."""
+    """The cost of steps by their tokens, learned or fixed, and how far drafts keep what they promise.
+
+    It is apart from the `Pacer` of the loop, with which it shares the cost curve and the rule of what pays
+    (`costs.budget`). The loop makes passes itself: it times drafting and verifying apart, and can leave drafting out.
+    An engine shows whole steps, of which several tokens may take less time than one.
+    """
 
     def __init__(self, seconds: np.ndarray, learns: bool = True) -> None:
         """`seconds` (n,) float64: of steps over 1, 2, ... tokens, until they are measured; fixed unless `learns`."""

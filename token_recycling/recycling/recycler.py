@@ -32,10 +32,12 @@ _NO_MASK = np.zeros(0, np.int32)
 _NO_TOKENS = np.zeros(0, np.int64)
 _NO_OUTCOME, _NOT_READ, _NO_DRAFT, _NO_PARENT = 0, -1, -1, -1
 """Arguments of `advance` where there is nothing to count, to read, to draft, or a token to add."""
-_UNFINISHED = 16
+_UNFINISHED = 64
 """Tokens per piece added to the history where the end of a sequence is not announced."""
-_PIECE, _LEAD = 32, 8
-"""Tokens per piece of a sequence, and how many of them are repeated at the start of the next piece."""
+_PIECE, _LEAD = 32, 16
+"""Tokens per piece of a sequence, and how many of them are repeated at the start of the next piece: so many that a
+match is of the longest kind there.
+"""
 _LOWER = 0.9
 """Share of the gain that paid in the last batch from which on nodes are added at once."""
 

@@ -24,7 +24,7 @@ Array = np.ndarray | torch.Tensor | Sequence[int] | Sequence[float]
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Draft:
+class Draft(shapes.Shaped):
     """The nodes to verify, n parallel arrays on the host in order of depth: node 0 is the root, the newest token of the
     sequence. Lists and tensors are converted. Raises ValueError for parents that are no tree in order of depth.
     """
@@ -83,20 +83,6 @@ class Draft:
         if sampled_from:
             sampled_from = {int(places[node]): source for node, source in sampled_from.items()}
         return cls(_on_host(tokens, np.int64)[order], places[np.asarray(parents)[order]], known, sampled_from or None)
-
-    def __len__(self) -> int:
-        """Number of nodes, the root included."""
-        return len(self.tokens)
-
-    @property
-    def depths(self) -> np.ndarray:
-        """(n,) int64: 0 for the root."""
-        return shapes.depths(self.parents)
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest node."""
-        return int(self.depths[-1])
 
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:

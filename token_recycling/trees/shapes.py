@@ -19,6 +19,27 @@ _KEPT = 512
 """Shapes whose depths, ancestors and children are kept."""
 
 
+class Shaped:
+    """Base of what has nodes in such a shape: a draft, and a template of drafts."""
+
+    parents: np.ndarray
+    """(n,) int64: -1 for the root."""
+
+    def __len__(self) -> int:
+        """Number of nodes, the root included."""
+        return len(self.parents)
+
+    @property
+    def depths(self) -> np.ndarray:
+        """(n,) int64: 0 for the root."""
+        return depths(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return int(self.depths[-1])
+
+
 def depths(parents: np.ndarray) -> np.ndarray:
     """Return the depth (n,) int64 of every node, 0 for the root. Raises ValueError unless `parents` is a shape."""
     return _depths(parents.tobytes())

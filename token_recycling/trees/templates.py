@@ -25,7 +25,7 @@ _MOST = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
+class Template(shapes.Shaped):
     """The shape of drafts that are filled with candidates: parents (n,) int64 as in `Draft`, and the rank (n,) int64 of
     each node among the candidates after its parent, 0 the best one. Raises ValueError for arrays that are no tree.
     """
@@ -39,10 +39,6 @@ class Template:
         if len(self.parents) != len(self.ranks):
             raise ValueError(f"parents and ranks must be equally many, got {len(self.parents)} and {len(self.ranks)}")
         shapes.depths(self.parents)
-
-    def __len__(self) -> int:
-        """Number of nodes, the root included."""
-        return len(self.parents)
 
     def __repr__(self) -> str:
         layers = np.bincount(self.depths)[1:]
@@ -66,16 +62,6 @@ class Template:
             parents.append(index[path[:-1]])
             ranks.append(path[-1])
         return cls(np.array(parents), np.array(ranks))
-
-    @property
-    def depths(self) -> np.ndarray:
-        """(n,) int64: 0 for the root."""
-        return shapes.depths(self.parents)
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest node."""
-        return int(self.depths[-1])
 
     @property
     def breadth(self) -> int:
