@@ -122,6 +122,13 @@ def test_a_model_that_rounds_otherwise_for_several_tokens_is_named(path, caplog,
     assert ("flash_attn=True" in caplog.text) is not flash
 
 
+@pytest.mark.parametrize(("kind", "exact"), [("ALL_F32", False), ("MOSTLY_F16", False), ("MOSTLY_Q4_1", True)])
+def test_types_of_weights_that_are_not_exact_are_named(model, kind, exact, tmp_path, caplog):
+    number = gguf.LlamaFileType[kind]
+    accelerate(made(_file(model, tmp_path / "typed.gguf", add_file_type=int(number)), flash_attn=True))
+    assert (f"general.file_type {int(number)}" in caplog.text) is not exact
+
+
 def test_sampling_with_a_seed_says_the_same_as_without_drafts(path):
     alone, (llama, _) = made(path), recycled(path)
     sizes = passes(llama)

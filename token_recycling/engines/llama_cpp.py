@@ -11,8 +11,9 @@ The second token of a forward pass may cost as much as the first, and each furth
 on a CPU), or next to nothing (on a GPU). So costs are learned from all forward passes, drafting and learning included,
 and nothing is drafted where it does not pay.
 
-Without flash attention llama.cpp's CPU kernels round a forward pass over several tokens differently from one over a
-single token, so that outputs differ from those without drafts at near-ties. `accelerate` warns of it.
+Without flash attention, and with weights of other types than Q4_0, Q4_1, Q5_1 and Q8_0, llama.cpp's CPU kernels round a
+forward pass over several tokens differently from one over a single token, so that outputs differ from those without
+drafts at near-ties. `accelerate` warns of it.
 
 Cost per step: a top-k over the new logits, and some microseconds per drafted token. Where drafting has stopped, every
 fourth step is learned from, which leaves 1% of a step of 14 milliseconds.
@@ -49,6 +50,8 @@ _SECOND, _FURTHER, _PASS = 1.2, 0.5, 0.02
 token.
 """
 
+_EXACT = {2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 9: "Q5_1"}
+"""Types of weights, by their number in a GGUF file, whose logits do not depend on how many tokens a pass has."""
 _STOPPED, _EVERY = 32, 4
 """Steps without a draft after which drafting has stopped; which of them are learned from then."""
 
@@ -161,6 +164,15 @@ def _check(llama: llama_cpp.Llama, num_pred_tokens: int) -> None:
         logger.warning(
             "flash attention is off, so llama.cpp rounds forward passes over several tokens differently from those "
             "over one: outputs may differ from those without drafts at near-ties; make the Llama with flash_attn=True"
+        )
+    weights = llama.metadata.get("general.file_type")
+    if weights is not None and int(weights) not in _EXACT:
+        logger.warning(
+            "llama.cpp rounds forward passes over several tokens differently from those over one with the weights of "
+            "this file (general.file_type %s): outputs may differ from those without drafts at near-ties; on a CPU "
+            "files of %s are exact",
+            weights,
+            ", ".join(_EXACT.values()),
         )
 
 
