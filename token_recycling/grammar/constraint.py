@@ -16,7 +16,6 @@ from transformers import LogitsProcessor
 
 from ..costs.budget import NO_COSTS
 from ..trees.draft import Draft, Step
-from .adapters import state_of
 from .grow import Candidates, GrammarStatistics, grow, states_of
 from .state import State
 
@@ -101,5 +100,9 @@ def constraint_of(
     `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens. `timed`: whether a
     clock may decide that drafts no longer follow a slow grammar. `statistics`: those that other sequences share.
     """
-    state = state_of(processors, padded, timed) if processors else None
+    if not processors:
+        return None
+    from .adapters import state_of
+
+    state = state_of(processors, padded, timed)
     return None if state is None else Constraint(state, length, statistics)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..model.prefixes import Prefixes
+if TYPE_CHECKING:
+    from ..model.prefixes import Prefixes
 
 
 @dataclass(frozen=True, eq=False)

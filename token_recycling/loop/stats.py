@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from .._util import display
 from .._util.compiled import compiling
 from .._util.device import synchronize
 from ..trees.draft import Step
@@ -163,6 +162,8 @@ class Stats:
 
     def _repr_html_(self) -> str:
         """In a notebook: the figures, and where tokens and time came from."""
+        from .._util import display
+
         if not self.steps:
             return display.figures("nothing decoded yet", [self.drafter], {})._repr_html_()
         rate = f"{self.tokens_per_second:,.0f} tokens/s of decoding, " if self.decode_seconds else ""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .._util import display
-from .._util.text_stream import Decodes
 from .._util.topk import top_candidates
 from ..costs.budget import Budget
 from . import shapes
 
 if TYPE_CHECKING:
+    from .._util.display import Html
+    from .._util.text_stream import Decodes
     from ..grammar.state import State
 
 Array = np.ndarray | torch.Tensor | Sequence[int] | Sequence[float]
@@ -285,8 +285,10 @@ class Step:
         ends = self.draft.carrying(self.tokens)
         return [node for node, lineage in enumerate(self.draft.lineages) if not any(end in lineage for end in ends)]
 
-    def shown(self, tokenizer: Decodes | None = None) -> display.Html:
+    def shown(self, tokenizer: Decodes | None = None) -> Html:
         """Show the draft tree and the accepted path in a notebook; token ids without a tokenizer."""
+        from .._util import display
+
         names = [
             str(token) if tokenizer is None else display.visible(tokenizer.decode([token]))
             for token in [*self.draft.tokens.tolist(), self.tokens[-1]]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from .._util import display
 from . import shapes
 from .best_first import best_first
 
@@ -75,6 +74,8 @@ class Template(shapes.Shaped):
 
     def _repr_html_(self) -> str:
         """In a notebook: every node with its rank."""
+        from .._util import display
+
         return display.tree(self.parents.tolist(), ["root", *map(str, self.ranks[1:])])._repr_html_()
 
 
