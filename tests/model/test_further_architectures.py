@@ -31,7 +31,7 @@ REASONS = {
     "minimax": "cannot roll back rejected tokens",
     "moshi": "does not follow the mask or the positions",
     "openai-gpt": "takes no KV cache",
-    "qwen4_exp_text": "whose index chooses among keys",
+    "qwen4_exp_text": "n-gram embeddings",
     "recurrent_gemma": "cannot roll back rejected tokens",
     "reformer": "takes no KV cache",
     "rwkv": "cannot roll back rejected tokens",

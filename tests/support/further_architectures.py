@@ -208,7 +208,6 @@ FURTHER_REFUSED = [
 ]
 
 UNMEASURED = {
-    "refused, as qwen4_exp_text is, which is a part of it": "qwen4_exp",
     "built by transformers only with the package timm": "gemma3n",
     "exact or refused by its self-test, as its configuration says how loops share a cache": "dory",
 }

@@ -36,6 +36,15 @@ _INSIDE: dict[str, Any] = {
 }
 """Around a text decoder: what reads pictures."""
 
+_INDEXED = {
+    **_HYBRID,
+    **_DELTA,
+    **MOE,
+    **sizes(
+        "hc_lowrank=4 indexer_n_heads=2 indexer_kv_heads=1 indexer_head_dim=8 indexer_budget=16 indexer_compress_ratio=2"
+    ),
+}
+
 RECURRENT = [
     Case("qwen3_next", config={**_HYBRID, **_DELTA, **MOE}),
     Case("qwen3_5_text", config={**_HYBRID, **_DELTA}),
@@ -53,6 +62,8 @@ RECURRENT = [
         config={**_HYBRID, **_EXPERTS, "q_lora_rank": LEFT_OUT, "linear_num_heads": 4, "linear_head_dim": 8},
     ),
     Case("bailing_hybrid", config={**_EXPERTS, "num_hidden_layers": 4, "layer_group_size": 2, "head_dim": 8}),
+    Case("qwen4_exp_text", "16 keys a query", _INDEXED),
+    Case("qwen4_exp", "16 keys a query", {**_INSIDE, "text_config": {**BASE, **_INDEXED}}),
     Case("lfm2", config=_CONVOLUTION),
     Case("lfm2_moe", config={**_CONVOLUTION, **MOE, "num_dense_layers": 1}),
     Case("lfm3", "window of 8", {"layer_types": ["conv", "sliding_attention", "full_attention"], **_WINDOW}),
@@ -101,14 +112,14 @@ RECURRENT = [
 RECURRENT_REFUSED = [
     Case(
         "qwen4_exp_text",
-        config={
-            **_HYBRID,
-            **_DELTA,
-            **MOE,
+        "with n-gram embeddings",
+        {
+            **_INDEXED,
             **sizes(
-                "hc_lowrank=4 indexer_n_heads=2 indexer_kv_heads=1 indexer_head_dim=8 indexer_budget=16 "
-                "indexer_compress_ratio=2"
+                "heads_per_ngram=2 ple_embed_dim=8 ngram_vocab_size_base=50 make_ngram_vocab_size_divisible_by=4 "
+                "split_ngram_parts=1 eos_token_id=1"
             ),
+            "ple_layer_ids": [1],
         },
     ),
     Case("minimax", config={**_HYBRID, **MOE}),

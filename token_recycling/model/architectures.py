@@ -28,7 +28,7 @@ xglm xlm-roberta xlm-roberta-xl xmod youtu
 
 _STATEFUL = """
 bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkling_text jamba kimi_linear lara_mini lfm2
-lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2 zaya
+lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text zamba zamba2 zaya
 """
 _READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 """Families whose layers, given several tokens at once, begin as if nothing had been read."""
@@ -147,8 +147,12 @@ EXCEPTIONS: dict[str, Exceptional] = {
 """Families that masks and positions alone do not make exact."""
 
 
-def index_border(config: PretrainedConfig) -> Border:
-    """Return the length from which on sparse attention chooses among keys by an index."""
+def index_border(config: PretrainedConfig) -> Border | None:
+    """Return the length from which on sparse attention chooses among keys by an index; None where the index looks at
+    the tokens of each query's path alone, in order.
+    """
+    if hasattr(config, "indexer_compress_ratio"):
+        return None
     # Scores of keys are cut off at 0, so that many are equal, and which of them are chosen follows from how many slots
     # a pass has: only a pass over the very slots that `generate` has there chooses alike.
     why = "its index chooses among equal keys by their slots"

@@ -233,11 +233,9 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
         )
     if others:
         return f"{name} has layers that keep neither one slot per token nor a state: {', '.join(others)}"
-    stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
-    if stateful and any(hasattr(layer, "indexer_keys") for layer in cached):
+    if getattr(config, "ple_layer_ids", None):
         return (
-            f"{name} has recurrent layers next to attention whose index chooses among keys: with drafts it was found "
-            "to choose other keys than without, once the sequence exceeds the index's budget"
+            f"{name} has n-gram embeddings, whose convolution reads all nodes of a draft as if they were one sequence"
         )
     return None
 

@@ -447,6 +447,24 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
     """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
 
     indexer_keys: torch.Tensor | None
+    _paddings: Sequence[int] = ()
+    """Slots before each sequence that are padding, once it was handed back; else none."""
+
+    @property
+    def indexer_position_ids(self) -> torch.Tensor | None:
+        """(3, batch, slots) positions of the slots, which some models read; None while there are none."""
+        keys = self.keys
+        if keys is None or not self.columns:
+            return None
+        positions = torch.arange(self.columns, device=keys.device)
+        paddings = torch.tensor(self._paddings or [0] * len(keys), device=keys.device)
+        return (positions - paddings[:, None]).clamp(min=0).expand(3, -1, -1)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: torch.Tensor | None) -> None:
+        """Models append those of a pass here, drafted nodes included, and never remove one: slots say which are left,
+        since each sequence is in the slots from 0 on, in order.
+        """
 
     @lasting()
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
@@ -470,6 +488,7 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
         touched = max(self.columns, max(lengths))
         super().shift(distances, lengths)
+        self._paddings = [max(0, distance) for distance in distances]
         if self.indexer_keys is not None:
             self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, touched - self.indexer_keys.shape[1]))
             for row, distance in enumerate(distances):
@@ -492,6 +511,7 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
 
     def _pick(self, rows: torch.Tensor) -> None:
         super()._pick(rows)
+        self._paddings = []
         if self.indexer_keys is not None:
             self.indexer_keys = self.indexer_keys[rows.to(self.indexer_keys.device)]
 
