@@ -41,7 +41,8 @@ _INDEXED = {
     **_DELTA,
     **MOE,
     **sizes(
-        "hc_lowrank=4 indexer_n_heads=2 indexer_kv_heads=1 indexer_head_dim=8 indexer_budget=16 indexer_compress_ratio=2"
+        "hc_lowrank=4 indexer_n_heads=2 indexer_kv_heads=1 indexer_head_dim=8 indexer_budget=16 "
+        "indexer_compress_ratio=2"
     ),
 }
 

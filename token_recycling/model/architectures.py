@@ -28,7 +28,8 @@ xglm xlm-roberta xlm-roberta-xl xmod youtu
 
 _STATEFUL = """
 bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkling_text jamba kimi_linear lara_mini lfm2
-lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text zamba zamba2 zaya
+lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text zamba
+zamba2 zaya
 """
 _READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 """Families whose layers, given several tokens at once, begin as if nothing had been read."""

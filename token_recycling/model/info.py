@@ -234,9 +234,7 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
     if others:
         return f"{name} has layers that keep neither one slot per token nor a state: {', '.join(others)}"
     if getattr(config, "ple_layer_ids", None):
-        return (
-            f"{name} has n-gram embeddings, whose convolution reads all nodes of a draft as if they were one sequence"
-        )
+        return f"{name} has n-gram embeddings, whose convolution would read the nodes of a draft as one sequence"
     return None
 
 
