@@ -13,7 +13,7 @@ from support.recurrent_architectures import RECURRENT
 from support.releases import skip_before
 
 from token_recycling.model import prefixes
-from token_recycling.model.kv_cache import slots, take_over
+from token_recycling.model.kv_cache import TreeCache, slots, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.prefixes import PrefixCache, default_budget
 from token_recycling.model.support import ready
@@ -175,6 +175,27 @@ def test_beginnings_beyond_windows_are_whole():
         assert n == end - 1
         wanted = after(target, text[:end])
         torch.testing.assert_close(after(target, text[:end], again), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_why_windows_drop_no_slots_of_prefixes():
+    """A prompt may branch off at any token, and needs the window before it: without those slots nothing is kept."""
+    target = ready(model_of(named("mistral", "window of 8")))
+    text = torch.arange(60) % 50
+    whole, windowed = PrefixCache(target, 10**8), PrefixCache(target, 10**8)
+    cache, _ = whole.take(text, "")
+    prefill(target, [torch.cat([text, text[-1:]])], cache)
+    whole.keep(text, cache, "")
+    short = target.new_cache()
+    prefill(target, [text], short)
+    TreeCache(short).settle([59])
+    windowed.keep(text[:59], short, "")
+    assert len(windowed) == 0
+    branch = torch.cat([text[:20], text[:5] + 1])
+    (dropped,) = TreeCache(short).starts
+    assert dropped > 20 - 8, "what the first token of the branch sees is gone"
+    cache, n = whole.take(branch, "")
+    assert n == 20
+    torch.testing.assert_close(after(target, branch, cache), after(target, branch), atol=1e-4, rtol=1e-4)
 
 
 def test_a_row_of_a_batch_is_kept_alone(target):

@@ -142,7 +142,8 @@ _FURTHER = """
 ### Further families
 """
 _NOTES = """
-During an accelerated call, layers with a sliding window drop slots in blocks; with a prefix cache they keep all.
+During an accelerated call, layers with a sliding window drop slots in blocks; with a prefix cache they keep all, since
+a later prompt may branch off at any token and then needs the window before it.
 
 ## Length limits
 
