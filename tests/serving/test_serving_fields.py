@@ -36,6 +36,24 @@ def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, pa
     assert sorted(warned) == sorted(hints)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "tool", "choice"),
+    [
+        (*("/v1/chat/completions", ASKED["/v1/chat/completions"][2]), {"function": {"name": "look"}}, "none"),
+        (*("/v1/responses", ASKED["/v1/responses"][2]), {"type": "function", "name": "look"}, "none"),
+        (*("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}), {"name": "look"}, {"type": "none"}),
+    ],
+    ids=["chat", "responses", "messages"],
+)
+def test_tools_of_another_type_are_skipped_with_a_warning(server, caplog, monkeypatch, path, body, tool, choice):
+    monkeypatch.setattr(protocol, "_warned", set())
+    others = [{"type": "search_2099", "name": "search"}, {"type": "shell"}]
+    answer = server.post(path, {**body, "tools": [others[0], tool, others[1]], "tool_choice": choice})
+    assert answer.status_code == 200, answer.text
+    warned = [record.args[0] for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == ["a tool of type search_2099", "a tool of type shell"]
+
+
 def test_names_of_ignored_fields_do_not_fill_the_log(server, caplog, monkeypatch):
     """Clients choose them: they are escaped, cut, and limited in number."""
     monkeypatch.setattr(protocol, "_warned", set())
