@@ -16,7 +16,11 @@ from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.info import model_info
-from token_recycling.model.remembered import kept_of, remembered
+from token_recycling.model.remembered import kept_of
+
+
+def remembered(model, what, make, values_matter=True):
+    return kept_of(model).get(what, make, values_matter)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import token_recycling as tr
 from token_recycling.model.prefill import prefill
-from token_recycling.model.remembered import remembered
+from token_recycling.model.remembered import kept_of
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 
@@ -131,6 +131,10 @@ def test_what_has_no_sdpa_attends_as_its_own_eager(registered):
 
 
 # What is remembered, and taking turns
+
+
+def remembered(model, what, make):
+    return kept_of(model).get(what, make)
 
 
 def test_one_thread_makes_what_several_want(model):

@@ -27,7 +27,6 @@ from transformers import PreTrainedModel
 
 from .._util.files import replacing
 from ..model.loading import tokenizer_beside
-from ..model.remembered import remembered
 from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.suffix_index import BREAK, IndexArrays, append, longest_match, warm_up
@@ -203,7 +202,7 @@ class Rest(Drafter):
                 f"{store.path}: ids must be below {target.embedded}, the target's vocabulary, got "
                 f"{store.vocab_size - 1}; build a datastore with --model of this target"
             )
-        theirs = remembered(target.model, "tokenizer", lambda: tokenizer_of(target.model), values_matter=False)
+        theirs = target.kept.get("tokenizer", lambda: tokenizer_of(target.model), values_matter=False)
         self._checked = bool(store.tokenizer and theirs)
         if self._checked and store.tokenizer != theirs:
             raise DatastoreError(

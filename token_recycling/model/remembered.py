@@ -34,31 +34,12 @@ T = TypeVar("T")
 # In this process
 
 
-class _Turns:
-    """A re-entrant lock that any thread may give back, since a generator may be closed by another than began it."""
-
-    def __init__(self) -> None:
-        self._given_back = threading.Condition()
-        self._owner, self._depth = 0, 0
-
-    def __enter__(self) -> None:
-        thread = threading.get_ident()
-        with self._given_back:
-            self._given_back.wait_for(lambda: not self._depth or self._owner == thread)
-            self._owner, self._depth = thread, self._depth + 1
-
-    def __exit__(self, *raised: object) -> None:
-        with self._given_back:
-            self._depth -= 1
-            self._given_back.notify_all()
-
-
 class Kept:
     """Results about a model, for as long as it is as it was."""
 
     def __init__(self, model: PreTrainedModel, of_form: dict[Hashable, Any]) -> None:
         """`of_form`: those that do not depend on the numbers in its weights."""
-        self._fingerprint, self._turns = Fingerprint(model).watch(), turns(model)
+        self._fingerprint, self._lock = Fingerprint(model).watch(), lock_of(model)
         self.code = self._fingerprint.code
         """The code in the model when it was compared last."""
         self._results: dict[bool, dict[Hashable, Any]] = {True: {}, False: of_form}
@@ -86,7 +67,7 @@ class Kept:
         """
         results = self._results[values_matter]
         if what not in results:
-            with self._turns:
+            with self._lock:
                 if what not in results:
                     with lasting():
                         results[what] = make()
@@ -109,14 +90,14 @@ class Kept:
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
-_all_turns: WeakKeyDictionary[PreTrainedModel, _Turns] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 _looking = threading.RLock()
 
 
-def turns(model: PreTrainedModel) -> _Turns:
-    """Per-model lock."""
+def lock_of(model: PreTrainedModel) -> threading.RLock:
+    """Return the lock of a model, whatever its state."""
     with _looking:
-        return _all_turns.setdefault(model, _Turns())
+        return _locks.setdefault(model, threading.RLock())
 
 
 def kept_of(model: PreTrainedModel) -> Kept:
@@ -130,14 +111,6 @@ def kept_of(model: PreTrainedModel) -> Kept:
         if (made := _kept.get(model)) is found or made is None:  # no other thread has looked again meanwhile
             made = _kept[model] = Kept(model, found.of_form if found is not None and same_form else {})
     return made
-
-
-def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], values_matter: bool = True) -> T:
-    """Return what `make()` gave the first time since the model's weights changed.
-
-    With `values_matter=False` new numbers in the same tensors, as after a training step, change nothing.
-    """
-    return kept_of(model).get(what, make, values_matter)
 
 
 @contextmanager

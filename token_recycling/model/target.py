@@ -47,7 +47,7 @@ from .inspection import (
 from .kv_cache import Frame, TreeLayer, count, framed, window_band, window_start, windowed_layer
 from .prepacking import PREPACKED, drop
 from .recurrence import Mixer, mixers_among, node_by_node
-from .remembered import kept_of, shape_of, turns
+from .remembered import kept_of, lock_of, shape_of
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
 """Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""
@@ -190,7 +190,7 @@ class Target:
         model.
         """
         border = self.info.border
-        return turns(self.model) if border is not None and border.changes_model else contextlib.nullcontext()
+        return lock_of(self.model) if border is not None and border.changes_model else contextlib.nullcontext()
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
