@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -88,7 +89,7 @@ def licences(sources: list[Source]) -> dict[str, str]:
     stated = {"python standard library": "PSF-2.0"}
     for top, distributions in sorted(metadata.packages_distributions().items()):
         if top in tops:
-            info = metadata.metadata(distributions[0])
+            info: Any = metadata.metadata(distributions[0])  # an email.message.Message, more than its type says
             classifiers = [c.split(" :: ")[-1] for c in info.get_all("Classifier", []) if c.startswith("License")]
             first_line = (info.get("License") or "").strip().split("\n")[0]
             stated[distributions[0]] = (

@@ -78,7 +78,7 @@ def modules() -> list[Path]:
 
 def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return first and last position (line, column) of all annotations, and of blocks for type checkers."""
-    nodes: list[ast.AST] = []
+    nodes: list[ast.expr | ast.stmt] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
             nodes.append(node.annotation)
@@ -86,7 +86,10 @@ def annotated_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]
             nodes.append(node.returns)
         elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             nodes.append(node)
-    return [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in nodes]
+    return [
+        ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))  # parsed nodes have both
+        for node in nodes
+    ]
 
 
 def sample(number: int) -> Iterator[Mutant]:
@@ -259,11 +262,13 @@ def tests_of(module: str, block: int, known: dict[str, Any], within: float, firs
     """Return the tests that run a block, as many as took `within` seconds: those among `first`, then those with the
     largest share of their blocks in this module.
     """
-    seconds, blocks, own = known["seconds"], known["tests"].get(module, {}), Counter()
+    seconds, blocks = known["seconds"], known["tests"].get(module, {})
+    own: Counter[str] = Counter()
     for names in blocks.values():
         own.update(names)
     tests = blocks.get(str(block), own if block == 0 else ())
-    chosen, total = [], 0.0
+    chosen: list[str] = []
+    total = 0.0
     for test in sorted(tests, key=lambda test: (test not in first, -own[test] / known["blocks"][test], test)):
         total += seconds[test]
         if total > within and chosen:

@@ -24,6 +24,7 @@ from .commands.serve import serve
 from .commands.train import train
 from .commands.warm import warm
 from .console import OneDrafter, OneLineErrors
+from .options import flattened
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -46,6 +47,6 @@ def main(
 
 
 for command in (generate, chat, compare, serve, bench, report, check, warm, matrix, drafters):
-    app.command(cls=OneDrafter)(command)
+    app.command(cls=OneDrafter)(flattened(command))
 app.add_typer(datastore, name="datastore")
 app.add_typer(train, name="train")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +27,7 @@ def checked_drafter(spec: str) -> str:
     return spec
 
 
+_loading = partial(typer.Option, rich_help_panel="Model")
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, .gguf file, or name on the hub.")]
 Drafting = Annotated[
     str,
@@ -38,20 +42,20 @@ Drafting = Annotated[
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Type of the weights; default float32 on a CPU, else auto, the file's."),
+    _loading(help="Type of the weights; default float32 on a CPU, else auto, the file's."),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default the accelerator if there is one.")]
+Device = Annotated[str | None, _loading(help="cpu, cuda, cuda:1, ...; default the accelerator if there is one.")]
 DeviceMap = Annotated[
     str | None,
-    typer.Option(
+    _loading(
         metavar="MAP",
         help="Distribute the model over several devices: auto, balanced, sequential or a device; needs accelerate.",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default torch's choice.")]
+Threads = Annotated[int | None, _loading(min=1, help="CPU threads; default torch's choice.")]
 Prepack = Annotated[
     bool | None,
-    typer.Option(
+    _loading(
         help="Prepack CPU weights (doubles weight memory); default where the copy takes a quarter of memory at most."
     ),
 ]
@@ -76,23 +80,105 @@ FastOption = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """How a command loads its model."""
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters that are dataclasses are one option for each of their fields: Typer has no
+    groups of options. The defaults are those of the parameter's own default, else of the class.
+    """
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group = parameter.annotation
+        if not (isinstance(group, type) and is_dataclass(group)):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = group
+        options = inspect.signature(group, eval_str=True).parameters.values()
+        defaults = parameter.default
+        parameters += [
+            option.replace(
+                kind=inspect.Parameter.KEYWORD_ONLY,
+                default=option.default if defaults is parameter.empty else getattr(defaults, option.name),
+            )
+            for option in options
+        ]
 
-    name: str
-    """Folder, .gguf file, or name on the hub."""
-    dtype: str | None = None
-    device: str | None = None
-    device_map: str | None = None
-    threads: int | None = None
-    prepack: bool | None = None
-    reproducible: bool = False
+    def called(**values: Any) -> None:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """A model, and where and how it is computed."""
+
+    model: Model
+    dtype: DType = None
+    device: Device = None
+    threads: Threads = None
 
     def load(self) -> Loaded:
         """Load model and tokenizer; raises ValueError or OSError for what cannot be loaded."""
         from ..model import loading
 
+        return loading.load(self.model, self.dtype, self.device, self.threads)
+
+
+@dataclass(frozen=True)
+class ModelOptions(DeviceOptions):
+    """The options of commands that decode."""
+
+    device_map: DeviceMap = None
+    prepack: Prepack = None
+
+    def load(self, reproducible: bool = False) -> Loaded:
+        from ..model import loading
+
         return loading.load(
-            self.name, self.dtype, self.device, self.threads, self.prepack, self.reproducible, self.device_map
+            self.model, self.dtype, self.device, self.threads, self.prepack, reproducible, self.device_map
         )
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How outputs are drafted and how long they may be."""
+
+    drafter: Drafting = "recycling"
+    max_new_tokens: MaxNewTokens = 256
+    fast: FastOption = "auto"
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen."""
+
+    temperature: Temperature = 0
+    top_p: TopP = None
+    top_k: TopK = None
+    seed: Seed = None
+    reproducible: Reproducible = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return sampling arguments of `model.generate`. Settings without an option, such as a repetition penalty, stay
+        those of the model's own configuration, as in `model.generate` itself.
+        """
+        if not self.temperature:
+            if (self.top_p, self.top_k, self.seed) != (None, None, None):
+                raise ValueError("--top-p, --top-k and --seed need --temperature > 0, got 0, which is greedy decoding")
+            return {}
+        if self.seed is not None:
+            import torch
+
+            torch.manual_seed(self.seed)
+        return {
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_k": self.top_k or 0,
+        }

@@ -1,11 +1,11 @@
-"""Shared by the commands that decode: load drafter and model, encode prompts, sampling arguments."""
+"""Shared by the commands that decode: load drafter and model, encode prompts."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._util.prompts import Prompt
 from ..model import loading
@@ -23,13 +23,13 @@ def note_template() -> None:
     console.note("prompts go through the tokenizer's chat template; --raw gives them as they are")
 
 
-def drafter_and_model(drafter: str, model: ModelOptions) -> tuple[Drafter, loading.Loaded]:
+def drafter_and_model(drafter: str, model: ModelOptions, reproducible: bool = False) -> tuple[Drafter, loading.Loaded]:
     """Make the drafter and load the model; quick checks come first."""
-    with loading_shown(model.name):
+    with loading_shown(model.model):
         from ..drafters._registry import make_drafter
 
-        made = make_drafter(drafter, reproducible=model.reproducible)
-        loaded = model.load()
+        made = make_drafter(drafter, reproducible=reproducible)
+        loaded = model.load(reproducible)
     note_dtype(model.dtype, loaded)
     return made, loaded
 
@@ -75,23 +75,3 @@ def described(loaded: loading.Loaded, name: str) -> str:
     model = loaded.model
     threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
     return f"{Path(name).name}, {str(model.dtype).removeprefix('torch.')}, {model.device}{threads}"
-
-
-def sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
-    """Return sampling arguments of `model.generate`. Settings without an option, such as a repetition penalty, stay
-    those of the model's own configuration, as in `model.generate` itself.
-    """
-    if not temperature:
-        if (top_p, top_k, seed) != (None, None, None):
-            raise ValueError("--top-p, --top-k and --seed need --temperature > 0, got 0, which is greedy decoding")
-        return {}
-    if seed is not None:
-        import torch
-
-        torch.manual_seed(seed)
-    return {
-        "do_sample": True,
-        "temperature": temperature,
-        "top_p": 1.0 if top_p is None else top_p,
-        "top_k": 0 if top_k is None else top_k,
-    }

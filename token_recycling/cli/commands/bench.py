@@ -15,7 +15,7 @@ from ...bench import missing_libraries, require_extra
 from ...bench.data import OWN_METHODS, runs_of
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, DType, Json, Model, Prepack, Threads, completed_drafters
+from ..options import Chat, DeviceOptions, Json, Prepack, completed_drafters
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -29,7 +29,7 @@ def completed_methods(typed: str) -> list[str]:
 
 
 def bench(
-    model: Model,
+    model: DeviceOptions,
     scenario: Annotated[
         Path | None, typer.Option(help="YAML file of runs with the options below; those given here count first.")
     ] = None,
@@ -68,9 +68,6 @@ def bench(
         Path | None, typer.Option(help="Folder of results; default results/MODEL. A run that stopped is resumed.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the rows of an earlier run in the folder.")] = False,
-    dtype: DType = None,
-    device: Device = None,
-    threads: Threads = None,
     prepack: Prepack = None,
     chat: Chat = None,
     as_json: Json = False,
@@ -82,16 +79,24 @@ def bench(
     given = {
         **{name: tuple(value) if value else None for name, value in repeated.items()},
         **{"limit": limit, "repeats": repeats, "max_new_tokens": max_new_tokens, "replay": replay},
-        **{"temperature": temperature, "dtype": dtype, "threads": threads, "prepack": prepack, "chat": chat},
+        **{
+            "temperature": temperature,
+            "dtype": model.dtype,
+            "threads": model.threads,
+            "prepack": prepack,
+            "chat": chat,
+        },
     }
     runs = runs_of(scenario, given)
-    loading.check_source(model)
-    folder = output or Path("results") / Path(loading.title(model)).name
-    with running.loading_shown(model):
+    loading.check_source(model.model)
+    folder = output or Path("results") / Path(loading.title(model.model)).name
+    with running.loading_shown(model.model):
         from ...bench.measure import Session
 
         # In reverse, so that the first run finds its model loaded.
-        sessions = [Session(model, runs[name], folder / name, device, fresh) for name in reversed(runs)][::-1]
+        sessions = [Session(model.model, runs[name], folder / name, model.device, fresh) for name in reversed(runs)][
+            ::-1
+        ]
     if missing := missing_libraries():
         console.note(f"writing the report {missing}")
     for text in dict.fromkeys(note for one in sessions for note in one.notes):

@@ -11,23 +11,7 @@ import typer
 from rich.console import Console
 
 from .. import console, running
-from ..options import (
-    Device,
-    DeviceMap,
-    Drafting,
-    DType,
-    FastOption,
-    MaxNewTokens,
-    Model,
-    ModelOptions,
-    Prepack,
-    Reproducible,
-    Seed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-)
+from ..options import DecodingOptions, ModelOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from ...hf.conversation import Conversation, Turn
@@ -42,32 +26,19 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next."""
 
 
 def chat(
-    model: Model,
+    model: ModelOptions,
     system: Annotated[str | None, typer.Option(help="System message; default the template's own.")] = None,
-    drafter: Drafting = "recycling",
-    max_new_tokens: MaxNewTokens = 512,
-    temperature: Temperature = 0,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    seed: Seed = None,
-    reproducible: Reproducible = False,
-    dtype: DType = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    threads: Threads = None,
-    prepack: Prepack = None,
-    fast: FastOption = "auto",
+    decoding: DecodingOptions = DecodingOptions(max_new_tokens=512),
+    sampling: SamplingOptions = SamplingOptions(),
 ) -> None:
     """Hold a conversation: every line of input is a turn, and answers stream. /help shows its commands."""
-    sampling = running.sampling(temperature, top_p, top_k, seed)
-    made, loaded = running.drafter_and_model(
-        drafter, ModelOptions(model, dtype, device, device_map, threads, prepack, reproducible)
-    )
+    choosing = sampling.arguments()
+    made, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
     from ...hf.conversation import Conversation
     from ...model.graphs import FAST
 
-    arguments = {"fast": FAST[fast], "max_new_tokens": max_new_tokens, "do_sample": False, **sampling}
-    conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, prepack=prepack, **arguments)
+    arguments = {"fast": FAST[decoding.fast], "max_new_tokens": decoding.max_new_tokens, "do_sample": False, **choosing}
+    conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, prepack=model.prepack, **arguments)
     on_terminal, failed = is_terminal(), False
     if on_terminal:
         print("/help shows the commands, Ctrl-D ends")

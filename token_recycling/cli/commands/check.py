@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Device, DType, Json, Model, Threads
+from ..options import DeviceOptions, Json
 
 if TYPE_CHECKING:
     from ...model.info import ModelInfo
@@ -18,18 +18,15 @@ _UNTRIED = "experimental, on CUDA only; this check does not run it"
 
 
 def check(
-    model: Model,
+    model: DeviceOptions,
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Load the weights, and compare a tree with linear decoding.")
     ] = False,
-    dtype: DType = None,
-    device: Device = None,
-    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Say whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
-    with running.loading_shown(model, weights=self_test):
-        support = _support_of(model, self_test, dtype, device, threads)
+    with running.loading_shown(model.model, weights=self_test):
+        support = _support_of(model, self_test)
     if as_json:
         console.print_json(support.as_dict())
     else:
@@ -38,7 +35,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _support_of(name: str, self_test: bool, dtype: str | None, device: str | None, threads: int | None) -> ModelInfo:
+def _support_of(model: DeviceOptions, self_test: bool) -> ModelInfo:
     """Return whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
@@ -46,13 +43,14 @@ def _support_of(name: str, self_test: bool, dtype: str | None, device: str | Non
     from ...model.check import check as checked
     from ...model.info import ModelInfo
 
-    config = loading.load_configuration(name)
+    config = loading.load_configuration(model.model)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "one that AutoModelForCausalLM does not know"
         reason = f"the model must be a decoder-only model that generates text, got {kind}"
         return ModelInfo((config.architectures or [config.model_type])[0], config.model_type, reason)
     if self_test:
-        return checked(loading.load_model(name, dtype, device, threads), self_test=True)
+        weights = loading.load_model(model.model, model.dtype, model.device, model.threads)
+        return checked(weights, self_test=True)
     with torch.device("meta"):
         return checked(AutoModelForCausalLM.from_config(config))
 

@@ -12,24 +12,11 @@ from rich.console import Console
 from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
-from ..options import (
-    Chat,
-    Device,
-    DeviceMap,
-    Drafting,
-    DType,
-    FastOption,
-    Json,
-    MaxNewTokens,
-    Model,
-    ModelOptions,
-    Prepack,
-    Threads,
-)
+from ..options import Chat, DecodingOptions, Json, ModelOptions
 
 
 def compare(
-    model: Model,
+    model: ModelOptions,
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[PROMPTS]...", help="Texts to continue; - is standard input.")
     ] = None,
@@ -38,14 +25,7 @@ def compare(
         typer.Option(help="File with a prompt, or folder of such files; - is standard input; may be repeated."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take the first N prompts only.")] = None,
-    drafter: Drafting = "recycling",
-    max_new_tokens: MaxNewTokens = 128,
-    dtype: DType = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    threads: Threads = None,
-    prepack: Prepack = None,
-    fast: FastOption = "auto",
+    decoding: DecodingOptions = DecodingOptions(max_new_tokens=128),
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
@@ -54,8 +34,8 @@ def compare(
     differs.
     """
     given = read_prompts(texts or [], prompts or [])[:limit]
-    options = ModelOptions(model, dtype, device, device_map, threads, prepack)
-    _, loaded = running.drafter_and_model(drafter, options)
+    drafter, max_new_tokens = decoding.drafter, decoding.max_new_tokens
+    _, loaded = running.drafter_and_model(drafter, model)
     running.encoded(loaded, given, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
@@ -64,7 +44,9 @@ def compare(
 
     through_template = loading.uses_chat(loaded, chat)
     with console.working("warming up"):
-        measured = comparison.Comparison(loaded, drafter, given, max_new_tokens, through_template, fast=FAST[fast])
+        measured = comparison.Comparison(
+            loaded, drafter, given, max_new_tokens, through_template, fast=FAST[decoding.fast]
+        )
     if measured.no_lookup is not None:
         console.note(f"transformers' prompt lookup fails with this model: {measured.no_lookup}")
     out, compared, rows = Console(), [], []
@@ -77,10 +59,10 @@ def compare(
                 if number == 1:
                     comparison.print_legend(out, one.stats.drafter)
                 comparison.print_prompt(out, f"{number} of {len(given)}", one, pieces(loaded.tokenizer, one.steps))
-    summary = {"model": running.described(loaded, model), **comparison.summary(compared)}
-    if dtype is None and comparison.may_try_bfloat16(loaded.model):
+    summary = {"model": running.described(loaded, model.model), **comparison.summary(compared)}
+    if model.dtype is None and comparison.may_try_bfloat16(loaded.model):
         with console.working("trying bfloat16"):
-            other = replace(options, dtype="bfloat16").load()
+            other = replace(model, dtype="bfloat16").load()
             some = given[: comparison.BFLOAT16_PROMPTS]
             ours = [comparison.ACCELERATED]
             bfloat16 = comparison.Comparison(other, drafter, some, max_new_tokens, through_template, ours)

@@ -12,29 +12,11 @@ from rich.console import Console
 from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
-from ..options import (
-    Chat,
-    Device,
-    DeviceMap,
-    Drafting,
-    DType,
-    FastOption,
-    Json,
-    MaxNewTokens,
-    Model,
-    ModelOptions,
-    Prepack,
-    Reproducible,
-    Seed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-)
+from ..options import Chat, DecodingOptions, Json, ModelOptions, SamplingOptions
 
 
 def generate(
-    model: Model,
+    model: ModelOptions,
     prompt: Annotated[
         str | None,
         typer.Argument(help="Text to continue, or - for standard input; default --file, else standard input."),
@@ -42,40 +24,27 @@ def generate(
     file: Annotated[Path | None, typer.Option(help="File with the prompt; - is standard input.")] = None,
     matrix: Annotated[Path | None, typer.Option(help="Matrix file: loaded if there, saved at the end.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics, to standard error.")] = False,
-    drafter: Drafting = "recycling",
-    max_new_tokens: MaxNewTokens = 256,
-    temperature: Temperature = 0,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    seed: Seed = None,
-    reproducible: Reproducible = False,
+    decoding: DecodingOptions = DecodingOptions(),
+    sampling: SamplingOptions = SamplingOptions(),
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
-    dtype: DType = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    threads: Threads = None,
-    prepack: Prepack = None,
-    fast: FastOption = "auto",
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt and stream the output; Ctrl-C keeps what was learned."""
-    sampling = running.sampling(temperature, top_p, top_k, seed)
+    choosing = sampling.arguments()
     if file is not None and file.is_dir():
         raise ValueError(
             f"--file must be a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
-    if reproducible and matrix is not None:
+    if sampling.reproducible and matrix is not None:
         raise ValueError("--reproducible and --matrix cannot be combined: the contents of a matrix change the drafts")
     given = read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
-    made, loaded = running.drafter_and_model(
-        drafter, ModelOptions(model, dtype, device, device_map, threads, prepack, reproducible)
-    )
+    made, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
-    arguments = loading.arguments(loaded, ids, max_new_tokens, **sampling, **stops)
+    arguments = loading.arguments(loaded, ids, decoding.max_new_tokens, **choosing, **stops)
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
     from ...hf.accelerate import accelerated
@@ -92,7 +61,7 @@ def generate(
 
     recorder = StepRecorder(show)
     interrupted = False
-    with waiting, accelerated(loaded.model, made, fast=FAST[fast]) as acceleration:
+    with waiting, accelerated(loaded.model, made, fast=FAST[decoding.fast]) as acceleration:
         waiting.enter_context(console.working(f"reading the prompt, {ids.shape[1]} tokens"))
         acceleration.stats.synchronize = stats or as_json
         try:
@@ -109,7 +78,7 @@ def generate(
         print(text.flush())
         if stats:
             console.print_stats(Console(stderr=True), acceleration.stats, loaded.model.device)
-    if len(recorder.tokens) == arguments["max_new_tokens"] < max_new_tokens:
+    if len(recorder.tokens) == arguments["max_new_tokens"] < decoding.max_new_tokens:
         console.note(f"the text ends where the model's context of {loaded.context} tokens does")
     if interrupted:
         raise typer.Exit(130)

@@ -7,10 +7,11 @@ import contextlib
 import os
 import signal
 import socket
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -18,34 +19,38 @@ from ...model import loading
 from ...serving.keys import parse_keys
 from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings
 from .. import console, running
-from ..options import (
-    Device,
-    DeviceMap,
-    Drafting,
-    DType,
-    Model,
-    ModelOptions,
-    Prepack,
-    Threads,
-    completed_drafters,
-)
+from ..options import Drafting, ModelOptions, completed_drafters
 
 if TYPE_CHECKING:
     from ...serving.engine import Engine
     from ...serving.http_server import HttpServer
 
-_DECLARED = {field.name: field.metadata for field in fields(Settings)}
+_DECLARED = {field.name: field for field in fields(Settings) if "help" in field.metadata}
+_OF_SEVERAL = ("name", "offers", "isolation", "keys", "allow_hosts", "allow_origins")
+"""Settings that are stated in another form on the command line: as lists, or left out."""
 
 
 def _option(setting: str, flag: str = "", **more: Any) -> Any:
     """Return the option for a field of `Settings`, which declares its help, its bounds and how it is shown."""
-    return typer.Option(flag or f"--{setting.replace('_', '-')}", **_DECLARED[setting], **more)
+    declared: Mapping[str, Any] = _DECLARED[setting].metadata
+    return typer.Option(flag or f"--{setting.replace('_', '-')}", **declared, **more)
+
+
+ServerOptions = make_dataclass(
+    "ServerOptions",
+    [
+        (name, Annotated[kind, _option(name)], _DECLARED[name].default)
+        for name, kind in get_type_hints(Settings).items()
+        if name in _DECLARED and name not in _OF_SEVERAL
+    ],
+    frozen=True,
+)
+"""The fields of `Settings` that are options as they are."""
 
 
 def serve(
-    model: Model,
-    host: Annotated[str, _option("host")] = Settings.host,
-    port: Annotated[int, _option("port")] = Settings.port,
+    model: ModelOptions,
+    server: ServerOptions,  # type: ignore[valid-type]
     name: Annotated[list[str] | None, _option("name")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="File with a chat template instead of the model's.")
@@ -53,9 +58,6 @@ def serve(
     drafter: Drafting = Settings.drafter,
     offer: Annotated[list[str] | None, _option("offers", "--offer", autocompletion=completed_drafters)] = None,
     isolation: Annotated[Isolation | None, _option("isolation")] = None,
-    matrix: Annotated[Path | None, _option("matrix")] = Settings.matrix,
-    save_every: Annotated[float, _option("save_every")] = Settings.save_every,
-    reproducible: Annotated[bool, _option("reproducible")] = Settings.reproducible,
     api_key: Annotated[list[str] | None, _option("keys", "--api-key")] = None,
     api_key_file: Annotated[
         Path | None,
@@ -68,60 +70,23 @@ def serve(
     ] = None,
     allow_host: Annotated[list[str] | None, _option("allow_hosts", "--allow-host")] = None,
     allow_origin: Annotated[list[str] | None, _option("allow_origins", "--allow-origin")] = None,
-    tls_certificate: Annotated[Path | None, _option("tls_certificate")] = Settings.tls_certificate,
-    tls_key: Annotated[Path | None, _option("tls_key")] = Settings.tls_key,
-    max_prompt_tokens: Annotated[int | None, _option("max_prompt_tokens")] = Settings.max_prompt_tokens,
-    max_new_tokens: Annotated[int | None, _option("max_new_tokens")] = Settings.max_new_tokens,
-    concurrency: Annotated[int | None, _option("concurrency")] = Settings.concurrency,
-    cache: Annotated[float | None, _option("cache")] = Settings.cache,
-    max_requests: Annotated[int, _option("max_requests")] = Settings.max_requests,
-    max_requests_per_key: Annotated[int | None, _option("max_requests_per_key")] = Settings.max_requests_per_key,
-    max_body: Annotated[float, _option("max_body")] = Settings.max_body,
-    timeout: Annotated[float | None, _option("timeout")] = Settings.timeout,
-    max_connections: Annotated[int, _option("max_connections")] = Settings.max_connections,
-    grace: Annotated[float, _option("grace")] = Settings.grace,
-    fast: Annotated[Literal["auto", "on", "off"], _option("fast")] = Settings.fast,
-    log_format: Annotated[Literal["text", "json"], _option("log_format")] = Settings.log_format,
-    dtype: DType = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    threads: Threads = None,
-    prepack: Prepack = None,
 ) -> None:
     """Serve a model by the APIs of OpenAI (completions, chat, responses) and Anthropic (messages); Ctrl-C stops it."""
-    loading.check_source(model)
-    options = ModelOptions(model, dtype, device, device_map, threads, prepack, reproducible)
+    loading.check_source(model.model)
     settings = Settings(
-        host=host,
-        port=port,
-        name=name[0] if name else loading.title(model),
+        **vars(server),
+        name=name[0] if name else loading.title(model.model),
         aliases=tuple(name[1:]) if name else (),
         drafter=drafter,
         offers=_offers(drafter, offer),
         isolation=isolation,  # type: ignore[arg-type]  # None: as the other settings suggest
-        matrix=matrix,
-        save_every=save_every,
-        reproducible=reproducible,
         keys=parse_keys(api_key or [], api_key_file),
         allow_hosts=tuple(allow_host or ()),
         allow_origins=tuple(allow_origin or ()),
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        max_prompt_tokens=max_prompt_tokens,
-        max_new_tokens=max_new_tokens,
-        concurrency=concurrency,
-        cache=cache,
-        max_requests=max_requests,
-        max_requests_per_key=max_requests_per_key,
-        max_body=max_body,
-        timeout=timeout,
-        max_connections=max_connections,
-        grace=grace,
-        fast=fast,
-        log_format=log_format,
     )
+    host = settings.host
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
-    with contextlib.closing(_bound(host, port)) as listener:
+    with contextlib.closing(_bound(host, settings.port)) as listener:
         from ...serving import check_installed
 
         check_installed()
@@ -130,13 +95,16 @@ def serve(
         from ...serving.http_server import HttpServer
         from ...serving.prompt import why_prompted_tools
 
-        with running.loading_shown(model):
-            loaded = options.load()
-        running.note_dtype(dtype, loaded)
+        with running.loading_shown(model.model):
+            loaded = model.load(settings.reproducible)
+        running.note_dtype(model.dtype, loaded)
         if template is not None:
             loaded.tokenizer.chat_template = template
         engine = Engine(loaded, settings)
-        scheme, shown_host = "http" if tls_certificate is None else "https", f"[{host}]" if ":" in host else host
+        scheme, shown_host = (
+            "http" if settings.tls_certificate is None else "https",
+            f"[{host}]" if ":" in host else host,
+        )
         address = f"{scheme}://{shown_host}:{listener.getsockname()[1]}"
         console.note(f"isolation {settings.isolation.value}, {settings.isolation_reason}")
         with console.working("completing a warm-up request, so that no client waits for one-time costs"):

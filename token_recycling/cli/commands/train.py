@@ -17,7 +17,7 @@ from ..._util.prompts import bytes_of, text_files
 from ...model import loading
 from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun
 from .. import console, running
-from ..options import Device, DType, Json, Model, ModelOptions, Threads
+from ..options import DeviceOptions, Json, flattened
 
 if TYPE_CHECKING:
     from ...training.continuations import Continuations
@@ -31,38 +31,41 @@ Files = Annotated[
     list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
 ]
 Output = Annotated[Path, typer.Option(help="Folder to write to; an interrupted run goes on from what is there.")]
-Texts = Annotated[int, typer.Option(min=2, help="Most outputs to generate.")]
-PromptTokens = Annotated[int, typer.Option(min=1, help="Prompt tokens of each output, from FILES.")]
-TextTokens = Annotated[int, typer.Option(min=2, help="Most new tokens of an output.")]
-TextTemperature = Annotated[float, typer.Option(min=0, help="Sampling temperature of the outputs; 0 is greedy.")]
-Steps = Annotated[int, typer.Option(min=1, help="Batches to train on.")]
-Batch = Annotated[int, typer.Option(min=1, help="Outputs per batch.")]
-Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
-HeldOut = Annotated[float, typer.Option(help="Share of the texts that the part is measured on.")]
 
 Prepared = tuple[Training, Callable[[TrainingRun], Trained]]
 """The options of a training, and the function that does the work."""
 
 
 @dataclass(frozen=True)
-class _Inputs:
-    """What the three trainings share."""
+class TrainingOptions:
+    """The options of all trainings: the texts, the steps, and what is measured on."""
 
-    model: ModelOptions
-    files: Sequence[Path]
-    output: Path
-    texts: TextOptions
-    schedule: Schedule
-    held_out: float
-    as_json: bool
-    draft: str | None = None
-    """The draft model, if the part belongs to one."""
+    texts: Annotated[int, typer.Option(min=2, help="Most outputs to generate.")] = 3000
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of each output, from FILES.")] = 64
+    text_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens of an output.")] = 128
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of the outputs; 0 is greedy.")] = 0.0
+    steps: Annotated[int, typer.Option(min=1, help="Batches to train on.")] = 1000
+    batch: Annotated[int, typer.Option(min=1, help="Outputs per batch.")] = 4
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3
+    held_out: Annotated[float, typer.Option(help="Share of the texts that the part is measured on.")] = 0.0625
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
+    as_json: Json = False
+
+    @property
+    def outputs(self) -> TextOptions:
+        """How the target's outputs are generated."""
+        return TextOptions(self.texts, self.prompt_tokens, self.text_tokens, self.temperature, self.seed)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps of the training."""
+        return Schedule(self.steps, self.rate)
 
 
 @train.command()
+@flattened
 def eagle(
-    model: Model,
+    model: DeviceOptions,
     files: Files,
     output: Output,
     version: Annotated[
@@ -75,36 +78,23 @@ def eagle(
     unrolled: Annotated[
         int, typer.Option(min=0, help="Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.")
     ] = 0,
-    texts: Texts = 3000,
-    prompt_tokens: PromptTokens = 64,
-    text_tokens: TextTokens = 128,
-    temperature: TextTemperature = 0.0,
-    steps: Steps = 1000,
-    batch: Batch = 4,
-    rate: Rate = 1e-3,
-    held_out: HeldOut = 0.0625,
-    seed: Seed = 0,
-    dtype: DType = None,
-    device: Device = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    training: TrainingOptions = TrainingOptions(rate=1e-3),
 ) -> None:
     """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
 
     def prepared() -> Prepared:
         from ...training.eagle import EagleTraining, train
 
-        training = EagleTraining(version, vocabulary, intermediate, unrolled, batch=batch, seed=seed)
-        return training, partial(train, training)
+        head = EagleTraining(version, vocabulary, intermediate, unrolled, batch=training.batch, seed=training.seed)
+        return head, partial(train, head)
 
-    options = ModelOptions(model, dtype, device, threads=threads)
-    written = TextOptions(texts, prompt_tokens, text_tokens, temperature, seed)
-    _run(prepared, _Inputs(options, files, output, written, Schedule(steps, rate), held_out, as_json))
+    _run(prepared, model, files, output, training)
 
 
 @train.command()
+@flattened
 def medusa(
-    model: Model,
+    model: DeviceOptions,
     files: Files,
     output: Output,
     heads: Annotated[int, typer.Option(min=1, help="Heads, each of which predicts one more token ahead.")] = 4,
@@ -112,36 +102,23 @@ def medusa(
     own_output: Annotated[
         bool, typer.Option("--own-output", help="An output layer for each head, as in the paper: large.")
     ] = False,
-    texts: Texts = 3000,
-    prompt_tokens: PromptTokens = 64,
-    text_tokens: TextTokens = 128,
-    temperature: TextTemperature = 0.0,
-    steps: Steps = 1000,
-    batch: Batch = 2,
-    rate: Rate = 3e-3,
-    held_out: HeldOut = 0.0625,
-    seed: Seed = 0,
-    dtype: DType = None,
-    device: Device = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    training: TrainingOptions = TrainingOptions(batch=2),
 ) -> None:
     """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
 
     def prepared() -> Prepared:
         from ...training.medusa import MedusaTraining, train
 
-        training = MedusaTraining(heads, blocks, own_output, batch=batch, seed=seed)
-        return training, partial(train, training)
+        medusa = MedusaTraining(heads, blocks, own_output, batch=training.batch, seed=training.seed)
+        return medusa, partial(train, medusa)
 
-    options = ModelOptions(model, dtype, device, threads=threads)
-    written = TextOptions(texts, prompt_tokens, text_tokens, temperature, seed)
-    _run(prepared, _Inputs(options, files, output, written, Schedule(steps, rate), held_out, as_json))
+    _run(prepared, model, files, output, training)
 
 
 @train.command()
+@flattened
 def specdec_pp(
-    model: Model,
+    model: DeviceOptions,
     files: Files,
     draft: Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")],
     output: Annotated[
@@ -159,19 +136,7 @@ def specdec_pp(
     draft_temperature: Annotated[
         float, typer.Option(min=0, help="Sampling temperature of the draft model; 0: for greedy decoding.")
     ] = 1.0,
-    texts: Texts = 3000,
-    prompt_tokens: PromptTokens = 64,
-    text_tokens: TextTokens = 128,
-    temperature: TextTemperature = 1.0,
-    steps: Steps = 500,
-    batch: Batch = 16,
-    rate: Rate = 3e-3,
-    held_out: HeldOut = 0.0625,
-    seed: Seed = 0,
-    dtype: DType = None,
-    device: Device = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    training: TrainingOptions = TrainingOptions(temperature=1.0, steps=500, batch=16),
 ) -> None:
     """Trains a head that predicts rejections on the target's continuations of pieces of FILES; use the draft model with
     it as --drafter specdec_pp:model=FOLDER.
@@ -180,21 +145,27 @@ def specdec_pp(
     def prepared() -> Prepared:
         from ...training.specdec_pp import SpecDecTraining, train
 
-        training = SpecDecTraining(depth, rejection_weight, target_share, draft_temperature, batch, seed)
-        return training, partial(train, training)
+        head = SpecDecTraining(depth, rejection_weight, target_share, draft_temperature, training.batch, training.seed)
+        return head, partial(train, head)
 
-    options = ModelOptions(model, dtype, device, threads=threads)
-    written = TextOptions(texts, prompt_tokens, text_tokens, temperature, seed)
-    folder = output or _beside(draft)
-    _run(prepared, _Inputs(options, files, folder, written, Schedule(steps, rate), held_out, as_json, draft))
+    _run(prepared, model, files, output or _beside(draft), training, draft)
 
 
-def _run(prepared: Callable[[], Prepared], inputs: _Inputs) -> None:
-    """Run a training from the user's files to the saved part; quick checks come first."""
-    if not 0 < inputs.held_out < 1:
-        raise ValueError(f"--held-out must be > 0 and < 1, got {inputs.held_out}")
-    files = text_files(inputs.files)
-    models = [inputs.model.name] if inputs.draft is None else [inputs.model.name, inputs.draft]
+def _run(
+    prepared: Callable[[], Prepared],
+    model: DeviceOptions,
+    files: Sequence[Path],
+    output: Path,
+    options: TrainingOptions,
+    draft: str | None = None,
+) -> None:
+    """Run a training from the user's files to the saved part, which may belong to a draft model; quick checks come
+    first.
+    """
+    if not 0 < options.held_out < 1:
+        raise ValueError(f"--held-out must be > 0 and < 1, got {options.held_out}")
+    found = text_files(files)
+    models = [model.model] if draft is None else [model.model, draft]
     for name in models:
         loading.check_source(name)
     with running.loading_shown(*models):
@@ -202,38 +173,38 @@ def _run(prepared: Callable[[], Prepared], inputs: _Inputs) -> None:
         from ...model.target import Target
 
         training, method = prepared()
-        loaded = inputs.model.load()
+        loaded = model.load()
         target = Target(loaded.model)
-        drafting = None if inputs.draft is None else paired(inputs.draft, target)
-    work = inputs.output / _WORK
-    learned_from, measured_on = _texts(loaded, files, work / _TEXTS, inputs.texts).split(inputs.held_out)
+        drafting = None if draft is None else paired(draft, target)
+    work = output / _WORK
+    learned_from, measured_on = _texts(loaded, found, work / _TEXTS, options.outputs).split(options.held_out)
     facts = {
         "trained_texts": len(learned_from),
         "held_out_texts": len(measured_on),
         "trained_tokens": sum(map(len, learned_from.texts)) - sum(learned_from.prompt_lengths),
-        **asdict(inputs.texts),
+        **asdict(options.outputs),
         **asdict(training),
-        **asdict(inputs.schedule),
-        **({} if inputs.draft is None else {"target": inputs.model.name}),
+        **asdict(options.schedule),
+        **({} if draft is None else {"target": model.model}),
     }
     run = TrainingRun(
         target,
         drafting,
         learned_from,
         measured_on,
-        inputs.schedule,
+        options.schedule,
         work / _CHECKPOINT,
-        inputs.output,
+        output,
         facts,
         console.reaching,
     )
     trained = method(run)
     if trained.calibration:
-        _plot(inputs.output, trained)
-    if inputs.as_json:
-        console.print_json({"folder": str(inputs.output), **trained.measured, "training": facts})
+        _plot(output, trained)
+    if options.as_json:
+        console.print_json({"folder": str(output), **trained.measured, "training": facts})
     else:
-        _show(inputs.output, trained)
+        _show(output, trained)
 
 
 def _beside(draft: str) -> Path:

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from .. import console, running
-from ..options import Device, DeviceMap, Drafting, DType, Json, Model, ModelOptions, Threads
+from ..options import Drafting, Json, ModelOptions
 
 
 def warm(
-    model: Model,
+    model: ModelOptions,
     minutes: Annotated[float, typer.Option(help="Minutes of generation.")] = 1.0,
     output: Annotated[
         Path | None, typer.Option(help="Matrix file to write; default: where recycling:warmed=true finds it.")
@@ -20,10 +20,6 @@ def warm(
     drafter: Drafting = "recycling",
     history: Annotated[bool, typer.Option("--history", help="Keep the outputs in the history too.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the outputs.")] = 0,
-    dtype: DType = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Let the model generate text without a prompt, and save what a drafter learns from it."""
@@ -31,7 +27,7 @@ def warm(
         raise ValueError(f"--minutes must be > 0, got {minutes}")
     if output is not None and output.is_dir():
         raise ValueError(f"--output must be a file, got the folder {output}")
-    made, loaded = running.drafter_and_model(drafter, ModelOptions(model, dtype, device, device_map, threads))
+    made, loaded = running.drafter_and_model(drafter, model)
 
     from ...hf.warm import warm as warmed
 
