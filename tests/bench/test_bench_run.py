@@ -7,9 +7,10 @@ import pytest
 import torch
 from support import benching
 
-from token_recycling.bench import measure
-from token_recycling.bench.measure import Item, decode_item, divergence_of
+from token_recycling.bench import session
+from token_recycling.bench.measure import decode_item, divergence_of
 from token_recycling.bench.methods import Drafted, Outcome, parse
+from token_recycling.bench.plan import Item
 from token_recycling.bench.store import row
 
 SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")
@@ -51,11 +52,11 @@ def test_a_models_own_way_of_choosing_is_left_out():
     config = where.model.generation_config
     config.update(repetition_penalty=5.0, no_repeat_ngram_size=2, do_sample=True, temperature=0.6, eos_token_id=[3])
     assert decoded() != wanted
-    said = measure.without_own_choices(where.model)
+    said = session.without_own_choices(where.model)
     assert said == ["do_sample=True", "no_repeat_ngram_size=2", "repetition_penalty=5.0", "temperature=0.6"]
     assert decoded() == wanted
     assert where.model.generation_config.eos_token_id == [3]
-    assert measure.without_own_choices(where.model) == []
+    assert session.without_own_choices(where.model) == []
 
 
 class Stop(BaseException):

@@ -6,9 +6,9 @@ import pytest
 from support import benching
 from support.pages_of_docs import ROOT
 
-from token_recycling.bench import measure
 from token_recycling.bench.data import SOURCES, RunOptions, load, runs_of
 from token_recycling.bench.methods import parse
+from token_recycling.bench.plan import plan
 from token_recycling.bench.summary import summarize
 from token_recycling.bench.tables import job_page, job_plot, job_table
 
@@ -58,7 +58,7 @@ def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
     specs = ["generate", "cold:recycling:tree=8", "recycling:tree=8"]
     options = RunOptions((str(tmp_path / "jobs.jsonl"),), methods=tuple(specs), warm_up=1, replay=False)
     questions = load(options.data)
-    made = measure.plan(options, questions)
+    made = plan(options, questions)
     phases = []
     found = benching.run(where, made, tmp_path / "out", phases.append)
     assert {one.method.spec for one in phases if one.phase == "learning"} == {"recycling:tree=8"}
@@ -78,4 +78,4 @@ def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
 def test_a_warm_up_that_leaves_nothing_to_measure_is_refused():
     options = RunOptions(("texts",), methods=("generate",), warm_up=9)
     with pytest.raises(ValueError, match="9 of 2"):
-        measure.plan(options, benching.questions()[:2])
+        plan(options, benching.questions()[:2])

@@ -10,7 +10,7 @@ from support.commandline import PROMPT, run, run_json
 from transformers import RwkvConfig, T5Config
 
 from token_recycling import AdjacencyMatrix, Template, __version__, drafter_names, fingerprint
-from token_recycling.bench import measure, methods
+from token_recycling.bench import methods, session
 from token_recycling.bench.data import OWN_METHODS
 from token_recycling.model import prepacking
 
@@ -118,7 +118,7 @@ LAYINGS += [("generate", ("--no-prepack",), []), ("generate", ("--reproducible",
 @pytest.mark.parametrize(("command", "given", "fixed"), LAYINGS)
 def test_weights_are_laid_out_once_for_a_command(command, given, fixed, tiny_model_dir, tmp_path, monkeypatch):
     made = []
-    measure._loaded.cache_clear()  # an earlier test of this process may have loaded the model
+    session._loaded.cache_clear()  # an earlier test of this process may have loaded the model
 
     class Counted(prepacking.Prepacked):
         def __init__(self, modules, fixed=False):

@@ -12,11 +12,13 @@ import torch
 from support import tiny
 from transformers import PreTrainedModel
 
-from token_recycling.bench import measure as measuring
+from token_recycling.bench import plan as planning
 from token_recycling.bench.data import Question, RunOptions
 from token_recycling.bench.environment import environment
-from token_recycling.bench.measure import BenchmarkPlan, Hook, measure
+from token_recycling.bench.measure import Hook, measure
 from token_recycling.bench.methods import BenchmarkConfig, Call, Outcome, parse
+from token_recycling.bench.plan import BenchmarkPlan
+from token_recycling.bench.session import settings
 from token_recycling.bench.store import Store, delete_rows
 from token_recycling.model.target import Target
 
@@ -41,7 +43,7 @@ def plan(
 ) -> BenchmarkPlan:
     """What `token-recycling bench` would measure."""
     options = RunOptions(("texts",), None, tuple(methods), replay=replay, batches=tuple(sizes))
-    return measuring.plan(options, asked)
+    return planning.plan(options, asked)
 
 
 def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +81,7 @@ def run(
     here = environment(where.model, "tiny")
     if fresh:
         delete_rows(folder)
-    store = Store(folder, measuring.settings(where, [], plan, here), plan.keys())
+    store = Store(folder, settings(where, [], plan, here), plan.keys())
     measure(where, plan, store, here, hook)
     return rows(folder)
 

@@ -96,6 +96,11 @@ class Trained:
     """Weight of rejections in the loss of these predictions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
-    """Base of the options of trainings."""
+    """Options of all trainings; each adds its own, and may have another size of batch."""
+
+    batch: int = 4
+    """Outputs per batch."""
+    seed: int = 0
+    """Random seed."""

@@ -32,7 +32,7 @@ from .declaration import Trained, Training, TrainingRun
 from .loop import Shuffled, Task, fit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EagleTraining(Training):
     """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
 
@@ -46,10 +46,6 @@ class EagleTraining(Training):
     """Passes over its own outputs, each a token deeper; 0: as published, 1 or 7."""
     decay: float = 0.8
     """Weight of the loss of a pass, to the power of its number."""
-    batch: int = 4
-    """Outputs per batch."""
-    seed: int = 0
-    """Random seed."""
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):

@@ -24,7 +24,7 @@ from .declaration import Trained, Training, TrainingRun
 from .loop import Shuffled, Task, fit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MedusaTraining(Training):
     """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
 
@@ -37,9 +37,6 @@ class MedusaTraining(Training):
     decay: float = 0.8
     """Weight of a head's loss: this to the power of its number."""
     batch: int = 2
-    """Outputs per batch."""
-    seed: int = 0
-    """Random seed."""
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]

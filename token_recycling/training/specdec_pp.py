@@ -26,7 +26,7 @@ from .declaration import Trained, Training, TrainingRun
 from .loop import Shuffled, Task, fit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpecDecTraining(Training):
     """Trains a head that predicts rejections on the target's continuations of pieces of FILES; use the draft model with
     it as --drafter specdec_pp:model=FOLDER.
@@ -41,9 +41,6 @@ class SpecDecTraining(Training):
     draft_temperature: float = 1.0
     """Sampling temperature of the draft model; 0: for greedy decoding."""
     batch: int = 16
-    """Outputs per batch."""
-    seed: int = 0
-    """Random seed."""
 
     def __post_init__(self) -> None:
         if self.depth < 0 or self.draft_temperature < 0:

@@ -20,7 +20,8 @@ from ..options import Chat, DeviceOptions, Json, Prepack, completed_drafters
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
-    from ...bench.measure import BenchmarkPlan, Event
+    from ...bench.measure import Event
+    from ...bench.plan import BenchmarkPlan
 
 
 def completed_methods(typed: str) -> list[str]:
@@ -91,7 +92,7 @@ def bench(
     loading.check_source(model.model)
     folder = output or Path("results") / Path(loading.title(model.model)).name
     with running.loading_shown(model.model):
-        from ...bench.measure import Session
+        from ...bench.session import Session
 
         # In reverse, so that the first run finds its model loaded.
         sessions = [Session(model.model, runs[name], folder / name, model.device, fresh) for name in reversed(runs)][

@@ -85,7 +85,14 @@ def eagle(
     def prepared() -> Prepared:
         from ...training.eagle import EagleTraining, train
 
-        head = EagleTraining(version, vocabulary, intermediate, unrolled, batch=training.batch, seed=training.seed)
+        head = EagleTraining(
+            version=version,
+            vocabulary=vocabulary,
+            intermediate=intermediate,
+            unrolled=unrolled,
+            batch=training.batch,
+            seed=training.seed,
+        )
         return head, partial(train, head)
 
     _run(prepared, model, files, output, training)
@@ -109,7 +116,9 @@ def medusa(
     def prepared() -> Prepared:
         from ...training.medusa import MedusaTraining, train
 
-        medusa = MedusaTraining(heads, blocks, own_output, batch=training.batch, seed=training.seed)
+        medusa = MedusaTraining(
+            heads=heads, blocks=blocks, own_output=own_output, batch=training.batch, seed=training.seed
+        )
         return medusa, partial(train, medusa)
 
     _run(prepared, model, files, output, training)
@@ -145,7 +154,14 @@ def specdec_pp(
     def prepared() -> Prepared:
         from ...training.specdec_pp import SpecDecTraining, train
 
-        head = SpecDecTraining(depth, rejection_weight, target_share, draft_temperature, training.batch, training.seed)
+        head = SpecDecTraining(
+            depth=depth,
+            rejection_weight=rejection_weight,
+            target_share=target_share,
+            draft_temperature=draft_temperature,
+            batch=training.batch,
+            seed=training.seed,
+        )
         return head, partial(train, head)
 
     _run(prepared, model, files, output or _beside(draft), training, draft)
