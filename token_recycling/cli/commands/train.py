@@ -180,7 +180,7 @@ def _run(
     """
     if not 0 < options.held_out < 1:
         raise ValueError(f"--held-out must be > 0 and < 1, got {options.held_out}")
-    found = text_files(files)
+    schedule, found = options.schedule, text_files(files)
     models = [model.model] if draft is None else [model.model, draft]
     for name in models:
         loading.check_source(name)
@@ -200,7 +200,7 @@ def _run(
         "trained_tokens": sum(map(len, learned_from.texts)) - sum(learned_from.prompt_lengths),
         **asdict(options.outputs),
         **asdict(training),
-        **asdict(options.schedule),
+        **asdict(schedule),
         **({} if draft is None else {"target": model.model}),
     }
     run = TrainingRun(
@@ -208,7 +208,7 @@ def _run(
         drafting,
         learned_from,
         measured_on,
-        options.schedule,
+        schedule,
         work / _CHECKPOINT,
         output,
         facts,
