@@ -201,6 +201,29 @@ def test_what_fails_for_one_text_ends_that_text_alone(wrong):
         assert texts.said[row] == alone(LLAMA, own, 20)
 
 
+@pytest.mark.parametrize("after", [7, 9, 12])
+def test_what_a_text_left_that_failed_within_a_step_is_no_beginning_of_others(after):
+    """Beside a longer text, so that there are slots for its last tokens, with something else in them."""
+    model = tiny.llama(seed=3, context=1.0, vocab_size=architectures.VOCABULARY)
+    texts = Texts(model)
+    prefixes = PrefixCache(texts.batch.target, 10**8).of("")
+    texts.join(tiny.prompt(0, 90), 400, "plain")
+    texts.step()
+    for seed in range(4):
+        ids = tiny.prompt(seed, 5)
+        said = torch.cat([ids[0], torch.tensor(alone(model, ids, 40))])
+        criterion = lambda ids, scores, **_: False if ids.shape[1] < 5 + after else failing()  # noqa: E731
+        failed = texts.join(ids, 40, Oracle([said]), criteria=[criterion], hints=Hints(prefixes))
+        while failed in texts.batch.requests:
+            texts.step()
+        assert isinstance(failed.error, GoneError)
+        longer = torch.cat([failed.sequence.padded, ids[:, :2]], dim=1)
+        again = texts.join(longer, 12, hints=Hints(prefixes))
+        while again in texts.batch.requests:
+            texts.step()
+        assert texts.said[again] == alone(model, longer, 12)
+
+
 def test_a_text_draws_its_own_random_numbers():
     """And none of the program's."""
     texts, ids = Texts(LLAMA), tiny.prompt(0, 5)
