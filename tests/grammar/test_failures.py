@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import numpy as np
@@ -176,7 +175,7 @@ def test_no_clock_decides_in_one_of_several_processes(model, monkeypatch, proces
     initialise = Request.__post_init__
     monkeypatch.setattr(Request, "__post_init__", lambda self: (timed.append(self.timed), initialise(self))[1])
     target = Target(model)
-    target.info = dataclasses.replace(target.info, processes=processes)
+    target.processes = processes
     monkeypatch.setattr("token_recycling.hf.stream.ready", lambda _: target)
     list(tr.stream(model, PROMPT, "prompt_lookup", max_new_tokens=2))
     assert timed == [processes == 1]
