@@ -255,3 +255,10 @@ def test_a_class_that_was_swapped_away_is_left(model):
     model.__class__ = Repeating
     assert type(tr.decelerate(model)) is Repeating
     assert not hasattr(model, "acceleration")
+
+
+@pytest.mark.parametrize("options", [{"reproducible": "no"}, {"reproducible": 1}, {"prepack": "no"}, {"prepack": 0}])
+def test_switches_are_true_or_false(options):
+    (name,) = options
+    with pytest.raises(TypeError, match=f"{name} must be True"):
+        tr.accelerate(tiny.llama(), **options)

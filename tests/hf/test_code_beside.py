@@ -4,10 +4,14 @@ share state with it. Output is that of plain `generate`.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 from support import tiny
@@ -286,6 +290,50 @@ def an_attribute(model):
     return {"logits_processor": [processor]}
 
 
+def a_weight_alone(model):
+    weight = model.lm_head.weight.data
+
+    def processor(ids, scores):
+        weight[int(ids[0, -1])] *= 0.5
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
+def a_part(model):
+    children, others = model.model.layers[0].__dict__["_modules"], [model.model.layers[place].mlp for place in (0, 1)]
+
+    def processor(ids, scores):
+        children["mlp"] = others[int(ids[0, -1]) % 2]
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
+def an_attribute_by_reference(model):
+    reference = weakref.ref(model)
+
+    def processor(ids, scores):
+        reference().model.layers[0].self_attn.scaling = 2.0 if ids[0, -1] % 2 else 0.0
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
+def the_environment(model):
+    vector = torch.randn(32, generator=torch.Generator().manual_seed(3))
+    os.environ["STRENGTH"] = "0"
+    model.model.norm.register_forward_hook(
+        lambda module, inputs, output: output + float(os.environ["STRENGTH"]) * vector
+    )
+
+    def processor(ids, scores):
+        os.environ["STRENGTH"] = str(int(ids[0, -1]) % 2)
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
 def a_hook_that_goes(model):
     handle = model.model.norm.register_forward_hook(lambda module, inputs, output: output.flip(-1))
 
@@ -323,6 +371,10 @@ SHARED = {
     steering_by_streamer: "shares a SimpleNamespace",
     a_weight: "may change the model",
     an_attribute: "may change the model",
+    a_weight_alone: "may change the model",
+    a_part: "may change the model",
+    an_attribute_by_reference: "may change the model",
+    the_environment: "shares os.environ",
     a_hook_that_goes: "may change the model",
     length_of_the_cache: "reads the cache",
     keys_of_the_cache: "reads the cache",
@@ -339,6 +391,39 @@ def test_code_of_a_call_that_shares_state_with_the_model(bring):
     assert torch.equal(call(model), wanted)
     assert SHARED[bring] in str(model.acceleration.fallback)
     assert not torch.equal(wanted, llama().generate(IDS, **GREEDY)) or bring is length_of_the_cache
+
+
+def test_adapters_that_a_processor_switches():
+    def call(accelerate):
+        torch.manual_seed(3)
+        layers = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+        model = peft.get_peft_model(llama(), peft.LoraConfig(r=4, **layers)).eval()
+        base = accelerate(model.get_base_model())
+
+        def processor(ids, scores):
+            (model.base_model.disable_adapter_layers if ids[0, -1] % 2 else model.base_model.enable_adapter_layers)()
+            return scores
+
+        return base, model.generate(input_ids=IDS, logits_processor=[processor], **GREEDY)
+
+    _, wanted = call(lambda model: model)
+    model, ours = call(tr.accelerate)
+    assert torch.equal(ours, wanted)
+    assert "may change the model" in str(model.acceleration.fallback)
+
+
+def test_a_stream_refuses_them():
+    model = llama()
+    for bring in (by_hidden_states, a_weight):
+        with pytest.raises(tr.UnsupportedModelError, match=r"processor|lambda"):
+            tr.stream(model, IDS, **bring(model))
+
+
+def test_a_queue_is_as_before_the_trial():
+    model, queue = tr.accelerate(llama()), Queue()
+    model.model.norm.register_forward_hook(lambda module, inputs, output: queue.put(output.shape[1]))
+    model.generate(IDS, **GREEDY)
+    assert 0 < queue.qsize() <= GREEDY["max_new_tokens"]
 
 
 class _Application:

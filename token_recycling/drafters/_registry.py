@@ -100,6 +100,8 @@ def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = F
     """
     from ._base import Drafter
 
+    if not isinstance(reproducible, bool):
+        raise TypeError(f"reproducible must be True or False, got {reproducible!r}")
     if reproducible:
         from ._reproducible import Reproducible
 

@@ -20,7 +20,7 @@ from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import slots, why_not_cache
 from ..model.prefill import checked_prompt
-from ..model.support import ready, why_not_code
+from ..model.support import ready, why_not_beside, why_not_code
 from ..trees.draft import Step
 
 
@@ -58,7 +58,12 @@ def stream(
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
     cache = target.new_cache() if past_key_values is None else past_key_values
-    reason = why_not_code(target, 1) or why_not_cache(cache) or target.info.why_not_read_on(slots(cache), len(prompt))
+    reason = (
+        why_not_code(target, 1)
+        or why_not_cache(cache)
+        or target.info.why_not_read_on(slots(cache), len(prompt))
+        or why_not_beside(target, [*(logits_processor or []), *(stopping_criteria or [])], past_key_values)
+    )
     if reason is not None:
         raise UnsupportedModelError(reason)
     check_cached(slots(cache), len(prompt))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from queue import Queue, SimpleQueue
 from threading import Event
@@ -24,7 +25,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from .fingerprint import parts_of
+from .fingerprint import parts_of, place
 from .foreign import Foreign
 from .homes import is_own, name_of
 from .reach import HOLDERS, Reach, reach_of
@@ -83,15 +84,25 @@ def why_not(target: Target, foreign: Sequence[Foreign], beside: Sequence[Any], c
         name, reach = name_of(code), reach_of(code, named=True)
         if watched & reach.objects.keys():
             return f"{name} reads the cache, which holds drafts between the steps of an accelerated call"
-        holds_model = bool(parts & reach.objects.keys())
+        holds_model = any(_holds(thing, parts) for thing in reach.objects.values())
         if holds_model and of_model:
             return f"{name} may read what {of_model[0][0].what} leaves in the model"
-        if (holds_model and _changes_model(reach, target)) or _removes_hooks(reach):
+        if (holds_model and _changes_model(reach, target)) or _removes_hooks(reach) or _writes_weights(reach, target):
             return f"{name} may change the model between forward passes"
         for piece, other in of_model:
             if shared := _shared(reach, other):
                 return f"{name} shares {shared} with {piece.what}, which sees other passes than those of generate"
     return None
+
+
+def _holds(thing: Any, parts: Collection[int]) -> bool:
+    """Whether an object is a module of the model, wraps one, as peft does, or has one, as a pipeline does."""
+    if isinstance(thing, weakref.ref):
+        thing = thing()
+    if isinstance(thing, torch.nn.Module):
+        return id(thing) in parts or any(id(module) in parts for module in thing.modules())
+    attributes = getattr(thing, "__dict__", None) if is_own(type(thing).__module__) else None
+    return isinstance(attributes, dict) and any(id(value) in parts for value in list(attributes.values()))
 
 
 def _changes_model(reach: Reach, target: Target) -> bool:
@@ -112,6 +123,18 @@ def _attributes_of(part: torch.nn.Module) -> set[str]:
     return {*vars(part), *(name for name, _ in (*part.named_children(), *tensors))}
 
 
+def _writes_weights(reach: Reach, target: Target) -> bool:
+    """Whether functions that reach weights, or the dictionaries of modules, may write to them."""
+    if not _stored_in(reach, "STORE_SUBSCR") and not any(map(_in_place, reach.names)):
+        return False
+    weights = {place(weight) for weight in target.model.parameters()} - {0}
+    held = {id(value) for part in parts_of(target.model) for value in vars(part).values() if isinstance(value, dict)}
+    return any(
+        id(thing) in held or (isinstance(thing, torch.Tensor) and place(thing) in weights)
+        for thing in reach.objects.values()
+    )
+
+
 def _removes_hooks(reach: Reach) -> bool:
     return "remove" in reach.names and any(isinstance(thing, RemovableHandle) for thing in reach.objects.values())
 
@@ -129,6 +152,8 @@ def _shared(one: Reach, other: Reach) -> str | None:
                 return thing.__name__
         elif passed_on and not isinstance(thing, FunctionType) and not is_own(kind.__module__):
             return f"a {kind.__name__}"
+    if "environ" in one.names & other.names:
+        return "os.environ"
     (read, written), (also_read, also_written) = _variables_of(one), _variables_of(other)
     variables = (read | written) & (also_read | also_written) & (written | also_written)
     return f"the variable {min(name for _, name in variables)}" if variables else None

@@ -195,6 +195,8 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
     `wanted=None` packs where it is possible, and the weights are no trifle and at most a quarter of memory; `True`
     wherever it is possible, else raises ValueError; `False` drops what is packed. `fixed`: see `Prepacked`.
     """
+    if wanted is not None and not isinstance(wanted, bool):
+        raise TypeError(f"prepack must be True, False or None, got {wanted!r}")
     parts, kept = parts_of(model), kept_of(model)
     if wanted is False:
         _drop(parts, kept)

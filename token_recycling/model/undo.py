@@ -12,6 +12,7 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from queue import Queue
 from types import GeneratorType
 from typing import Any
 
@@ -30,6 +31,7 @@ _MANY = 10_000
 
 _STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    Queue: (lambda queue: [*queue.queue], lambda queue, items: (queue.queue.clear(), queue.queue.extend(items))),
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (
@@ -37,7 +39,7 @@ _STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
         lambda generator, state: setattr(generator.bit_generator, "state", state),
     ),
 }
-"""How the state of a generator of random numbers is read and written."""
+"""How the state of a generator of random numbers, or of a queue, is read and written."""
 
 
 class Saved:
