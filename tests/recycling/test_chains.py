@@ -66,6 +66,19 @@ def test_nodes_that_pay_after_others_that_do_not_are_drafted():
     assert pays
 
 
+@pytest.mark.parametrize("least", [0.05, 0.5, 0.99])
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1]], ids=["together", "alone"])
+def test_what_paid_in_the_last_batch_decides_nothing(texts, least):
+    """It only says from which gain on nodes are added at once."""
+    costs, drafted = 1 + 0.1 * np.arange(100), []
+    for least_gain in (0.0, least):
+        drafting = Drafting()
+        drafting.matrix.least_gain = least_gain
+        drafted.append(drafting(texts, [drafting.recycler() for _ in texts], costs=costs))
+    assert drafted[0] == drafted[1]
+    assert sum(map(len, drafted[0])) > len(texts)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_no_more_is_drafted_than_costs_are_known_of(rows):
     drafting = Drafting()
