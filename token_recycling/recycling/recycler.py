@@ -32,8 +32,6 @@ _NO_MASK = np.zeros(0, np.int32)
 _NO_TOKENS = np.zeros(0, np.int64)
 _NO_OUTCOME, _NOT_READ, _NO_DRAFT, _NO_PARENT = 0, -1, -1, -1
 """Arguments of `advance` where there is nothing to count, to read, to draft, or a token to add."""
-_UNFINISHED = 64
-"""Tokens per piece added to the history where the end of a sequence is not announced."""
 _PIECE, _LEAD = 32, 16
 """Tokens per piece of a sequence, and how many of them are repeated at the start of the next piece: so many that a
 match is of the longest kind there.
@@ -65,7 +63,7 @@ class Recycler:
         that its continuation is found again. `learns`: whether the sequence leaves a trace in the matrix.
         """
         self.matrix, self.nodes, self.learns = matrix, nodes, learns
-        self.recorder = Recorder(matrix.history, prompt, _UNFINISHED) if records_prompt else Recorder(matrix.history)
+        self.recorder = Recorder(matrix.history, prompt if records_prompt else None)
         self._searched = suffix
         self._length, self._last = len(prompt), int(prompt[-1])
         self.recorded = len(prompt)
