@@ -10,7 +10,7 @@ from support.runs import fix_costs
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling.loop import state
+from token_recycling.loop import request
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
 
@@ -90,7 +90,7 @@ def clock(monkeypatch):
     before and once after drafting, and learning.
     """
     looks = []
-    monkeypatch.setattr(state, "now", lambda: (looks.append(1), len(looks) / 20)[1])
+    monkeypatch.setattr(request, "now", lambda: (looks.append(1), len(looks) / 20)[1])
     return looks
 
 
