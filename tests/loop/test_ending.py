@@ -15,8 +15,8 @@ from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.batch import Batch
 from token_recycling.loop.hints import Hints
 from token_recycling.loop.request import Request
-from token_recycling.model.kv_cache import Frame
 from token_recycling.model.pass_times import PassTimes
+from token_recycling.model.tree_layer import Frame
 
 IDS = tiny.prompt(0, 6)
 

@@ -9,8 +9,9 @@ from support.releases import needs
 from transformers import DynamicCache
 
 import token_recycling as tr
-from token_recycling.model.kv_cache import TreeCache, TreeLayer
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.target import Target
+from token_recycling.model.tree_layer import TreeLayer
 
 pytestmark = pytest.mark.core
 

@@ -44,10 +44,11 @@ from .inspection import (
     uncompiled,
     vocabulary_size,
 )
-from .kv_cache import Frame, TreeLayer, count, framed, window_band, window_start, windowed_layer
+from .kv_cache import count, framed, windowed_layer
 from .prepacking import PREPACKED, drop
 from .recurrence import Mixer, mixers_among, node_by_node
 from .remembered import kept_of, lock_of, shape_of
+from .tree_layer import Frame, TreeLayer, window_band, window_start
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
 """Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""

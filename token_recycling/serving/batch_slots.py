@@ -15,10 +15,11 @@ from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import TreeCache, capacity, take_over
+from ..model.kv_cache import TreeCache, take_over
 from ..model.recurrence import bytes_of_states, recurrent_layers
 from ..model.support import ready
 from ..model.target import Target
+from ..model.tree_layer import capacity
 from .settings import Settings
 
 _MAX_SLOTS = 4

@@ -1,0 +1,544 @@
+"""Cache layers that hold the slots of a tree: those of rejected nodes are dropped, those of accepted ones move.
+
+Every layer owns the buffers of its keys and values, with capacity for an eighth more slots than are in use, so that
+earlier slots are seldom copied. Layers with a sliding window or chunks drop the slots that no later token sees, in
+blocks, each sequence of a batch for itself (`window_start`). So memory is that of plain decoding plus an eighth. Layers
+of an offloaded cache have their buffers in host memory: a step copies the slots of one layer after another to the
+device, and only its own nodes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import sub
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers.cache_utils import DynamicLayer
+
+from .compat import DynamicIndexedLayer, LinearAttentionLayer, OwnLayer, left_by_crop
+from .recurrence import take_states
+from .remembered import lasting
+
+_GRAIN = 64
+"""Capacities are multiples of it."""
+_SPARE, _LEAST_SPARE = 8, 128
+"""One part in so many of the slots in use is added to a capacity, and no fewer slots than the latter."""
+_MARGIN = 16
+"""Slots before a window that stay, so that a few tokens can be taken back."""
+WINDOW_NODES = 64
+"""Slots that a layer with a window has for the nodes of a draft, before it needs more."""
+_SMALLEST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 16, 256, 16
+"""Slots are dropped in blocks of a sixteenth of the window, within these limits."""
+
+
+def _block(window: int) -> int:
+    return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, window // _BLOCKS // 8 * 8))
+
+
+def window_start(lengths: Any, window: int) -> Any:
+    """Return the first slot that stays of a sequence of `lengths` tokens, an int or a tensor of them, in a layer whose
+    tokens see the last `window` ones.
+    """
+    block = _block(window)
+    unseen = lengths - window - _MARGIN
+    unseen = unseen.clamp(min=0) if isinstance(unseen, torch.Tensor) else max(0, unseen)
+    return unseen // block * block
+
+
+def window_band(window: int, nodes: int) -> int:
+    """Return the slots that a layer with this window needs for any sequence and `nodes` nodes of a draft."""
+    return _rounded(window + _MARGIN + _block(window) + nodes)
+
+
+def capacity(slots: int) -> int:
+    """Return the slots that a layer without a window may hold room for, with so many in use; captured passes take up to
+    twice `slots`.
+    """
+    return _rounded(slots + max(slots // _SPARE, _LEAST_SPARE))
+
+
+def _rounded(slots: int) -> int:
+    return -(-slots // _GRAIN) * _GRAIN
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """The slots that a forward pass of a fixed shape writes and attends to."""
+
+    slots: torch.Tensor
+    """(batch, n) int64: the slot of every node."""
+    band: int
+    """Slots that attention runs over, from the first one on."""
+    windowed: Frame | None = None
+    """The same in layers that drop slots; None where none does."""
+
+
+class TreeLayer(DynamicLayer):
+    """Keys and values of one layer, in buffers of its own; a `DynamicLayer` for everybody else."""
+
+    frame: Frame | None = None
+    """Frame of the current forward pass, if its shape is fixed."""
+
+    def __init__(self, window: int = 0) -> None:
+        """`window`: how many tokens a token may see, itself included; 0 for all."""
+        self.window = window
+        self.is_sliding = window > 0
+        self.drops = window > 0
+        """Whether slots that left the window are dropped."""
+        self.buffers: list[torch.Tensor] = []
+        """(2, sequences, heads, capacity, size) of keys and values, or (1, ...) of each where they differ in size. None
+        before the first pass.
+        """
+        self.rows = 0
+        """Sequences; the buffers may have capacity for more."""
+        self.length = 0
+        """Slots of the longest sequence, those that were dropped included."""
+        self.columns = 0
+        """Slots of the buffers in use."""
+        self.starts: list[int] = []
+        """By sequence, the slots that were dropped: its slot of this number is in the first column."""
+        self.first_needed = 0
+        """Slots before it are seen by no pass after the next one, in any sequence."""
+        self.reserved = 0, 0
+        """Sequences and columns that the buffers have capacity for from the start."""
+        super().__init__()
+        self.device: torch.device
+
+    def _keys(self) -> torch.Tensor | None:
+        return self.buffers[0][0, : self.rows, :, : self.columns] if self.buffers else None
+
+    def _values(self) -> torch.Tensor | None:
+        return self.buffers[-1][-1, : self.rows, :, : self.columns] if self.buffers else None
+
+    def _no_states(self, states: None) -> None:
+        """The constructor of transformers sets None."""
+        if states is not None:
+            raise AttributeError("keys and values of a TreeLayer are views of its buffers; call update()")
+
+    keys = property(_keys, _no_states)
+    values = property(_values, _no_states)
+
+    # Capacity
+
+    def _empty(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """A buffer like (parts, batch, heads, n, size), for so many sequences and columns."""
+        # Zeros: passes of a fixed shape attend to slots that nothing was written to, masked, and zero times NaN is NaN.
+        parts, _, heads, _, size = like.shape
+        return like.new_zeros(parts, rows, heads, columns, size)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Make buffers for keys and values like these (batch, heads, n, size)."""
+        self.device, self.dtype = key_states.device, key_states.dtype
+        like = [states[None] for states in (key_states, value_states)]
+        if like[0].shape == like[1].shape:
+            like = [like[0].expand(2, -1, -1, -1, -1)]
+        self._make_like(like, len(key_states))
+
+    @lasting()
+    def _make_like(self, like: Sequence[torch.Tensor], rows: int) -> None:
+        reserved, columns = self.reserved
+        self.buffers = [self._empty(buffer, max(rows, reserved), columns) for buffer in like]
+        self.rows, self.starts = rows, [0] * rows
+        self.is_initialized = True
+
+    def reserve(self, rows: int, columns: int, exactly: bool = False) -> bool:
+        """Have capacity for so many sequences and columns, which grows with some to spare unless `exactly` so many are
+        wanted; return whether it grew.
+        """
+        _, have_rows, _, have_columns, _ = self.buffers[-1].shape
+        if rows <= have_rows and columns <= have_columns:
+            return False
+        if columns > have_columns:
+            have_columns = columns if exactly else _rounded(self._with_spare(columns))
+        if rows > have_rows:
+            have_rows = rows if exactly else max(rows, 2 * have_rows)
+        self._grow(have_rows, have_columns)
+        return True
+
+    def expect(self, length: int) -> None:
+        """Before sequences are read: let the capacity for `length` tokens of each be made at once."""
+        if not self.buffers and not self.drops:
+            rows, columns = self.reserved
+            self.reserved = rows, max(columns, _rounded(self._with_spare(length)))
+
+    def _with_spare(self, columns: int) -> int:
+        wanted = columns + max(columns // _SPARE, _LEAST_SPARE)
+        return max(columns, min(wanted, window_band(self.window, WINDOW_NODES))) if self.drops else wanted
+
+    @lasting()
+    def _grow(self, rows: int, columns: int) -> None:
+        """Replace the buffers with larger ones, one after the other; so the capacity is that of the last one."""
+        for index, buffer in enumerate(self.buffers):
+            grown = self._empty(buffer, rows, columns)
+            grown[:, : self.rows, :, : self.columns] = buffer[:, : self.rows, :, : self.columns]
+            self.buffers[index] = grown
+
+    def load(self, keys: torch.Tensor, values: torch.Tensor, dropped: int) -> None:
+        """Hold these slots (batch, heads, n, size), before which so many were dropped; the layer is empty."""
+        self.update(keys, values)
+        self.length, self.starts = self.length + dropped, [dropped] * self.rows
+
+    # Forward passes
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append states (batch, heads, n, size) and return views of all slots, or of those in the frame's band."""
+        rows, n = len(key_states), key_states.shape[2]
+        if not self.buffers:
+            self.lazy_initialization(key_states, value_states)
+        elif not self.length and self.rows != rows:  # emptied, for another number of sequences
+            self.rows, self.starts = 0, [0] * rows
+            self.reserve(rows, 0)
+            self.rows = rows
+        if self.frame is not None:
+            return self._update_frame(self.frame, key_states, value_states)
+        start, end = self.columns, self.columns + n
+        self.length += n
+        _, most_rows, _, most_columns, _ = self.buffers[-1].shape
+        if rows > most_rows or end > most_columns:
+            surplus = self.first_needed - min(self.starts)
+            if self.drops and surplus > 0 and end > most_columns:
+                return self._update_window(key_states, value_states, surplus)
+            self.reserve(rows, end)
+        self.columns = end
+        keys, values = self.buffers[0][0, :rows, :, :end], self.buffers[-1][-1, :rows, :, :end]
+        keys.narrow(2, start, n).copy_(key_states)
+        values.narrow(2, start, n).copy_(value_states)
+        return keys, values
+
+    def _update_window(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, surplus: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append states and return all slots, the first `surplus` of which are not kept after this pass."""
+        keys = torch.cat([self.keys.to(key_states.device), key_states], dim=2)
+        values = torch.cat([self.values.to(value_states.device), value_states], dim=2)
+        rows, columns = len(keys), keys.shape[2] - surplus
+        self.starts = [first + surplus for first in self.starts]
+        self.columns = 0  # nothing is copied into larger buffers
+        self.reserve(rows, columns)
+        self.columns = columns
+        self.buffers[0][0, :rows, :, :columns] = keys[:, :, surplus:]
+        self.buffers[-1][-1, :rows, :, :columns] = values[:, :, surplus:]
+        return keys, values
+
+    def _update_frame(
+        self, frame: Frame, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write states to the slots of a frame and return its band."""
+        own = frame.windowed if self.drops and frame.windowed is not None else frame
+        rows, slots = len(key_states), own.slots[:, None, :, None]
+        self.reserve(rows, own.band)
+        self.length, self.columns = frame.band, own.band
+        keys, values = self.buffers[0][0, :rows, :, : own.band], self.buffers[-1][-1, :rows, :, : own.band]
+        keys.scatter_(2, slots.expand_as(key_states), key_states)
+        values.scatter_(2, slots.expand_as(value_states), value_states)
+        return keys, values
+
+    # Slots
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The slots that the next pass attends to, and how many were dropped before them."""
+        return self.columns + query_length, self.length - self.columns
+
+    def cut(self, slots: int) -> None:
+        """Forget all slots from number `slots` on."""
+        if slots == 0:
+            self.reset()
+            return
+        first = max(self.starts, default=0)
+        if self.window and first > max(0, slots - self.window + 1) and slots < self.length:
+            raise ValueError(
+                f"the cache can go back by up to {_MARGIN} tokens, got {self.length - slots}: layers with a window of "
+                f"{self.window} tokens have dropped earlier ones; begin with an empty cache"
+            )
+        self.columns -= self.length - slots
+        self.length = slots
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        """Keep the first `lengths[row]` slots of each sequence, and drop those before its window."""
+        if self.rows != len(lengths):  # a frame was filled up with sequences that there are not
+            self.rows, self.starts = len(lengths), (self.starts + [0] * len(lengths))[: len(lengths)]
+        if self.drops:
+            self._drop(lengths)
+        self.length = max(lengths)
+        self.columns = max(map(sub, lengths, self.starts))
+
+    def _drop(self, lengths: Sequence[int]) -> None:
+        """Drop the slots before the window of each sequence, which has the first `lengths[row]` ones."""
+        for row, (length, start, before) in enumerate(zip(lengths, self._starts(lengths), self.starts, strict=True)):
+            if start > before:
+                for buffer in self.buffers:
+                    slots = buffer[:, row]
+                    slots[:, :, : length - start] = slots[:, :, start - before : length - before].clone()
+                self.starts[row] = start
+
+    def _starts(self, lengths: Sequence[int]) -> list[int]:
+        """The slots that sequences of these lengths have dropped."""
+        return [window_start(length, self.window) if self.drops else 0 for length in lengths]
+
+    def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
+        """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
+        `lengths[row]`.
+        """
+        starts = self._starts(lengths)
+        columns = max(map(sub, lengths, starts))
+        touched = max(self.columns, columns)
+        self.reserve(self.rows, touched)
+        for buffer in self.buffers:
+            buffer[:, : self.rows, :, self.columns : touched] = 0
+            for row, distance in enumerate(distances):
+                roll(buffer[:, row, :, :touched], distance + self.starts[row] - starts[row])
+        self.starts, self.length, self.columns = starts, max(lengths), columns
+
+    def take(self, other: TreeLayer, first: int, lengths: Sequence[int]) -> None:
+        """Write, as the sequences from number `first` on, the first `lengths[row]` slots of another layer's, and zeros
+        behind; they count after `admit`.
+        """
+        starts = self._starts(lengths)
+        columns = max(map(sub, lengths, starts))
+        if not self.buffers:
+            self.device, self.dtype = other.device, other.dtype
+            self._make_like(other.buffers, 0)
+        used = max(columns, self.columns) if first else columns
+        self.reserve(first + len(lengths), used)
+        for own, given in zip(self.buffers, other.buffers, strict=True):
+            own[:, :first, :, self.columns : used] = 0
+            for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+                slots, dropped = own[:, first + row], other.starts[row]
+                begin, end = max(0, dropped - start), length - start
+                slots[:, :, :begin] = 0  # which no later token sees
+                slots[:, :, begin:end] = given[:, row, :, start + begin - dropped : length - dropped]
+                slots[:, :, end:used] = 0
+
+    def admit(self, first: int, lengths: Sequence[int]) -> None:
+        """Count the sequences that `take` has written."""
+        starts = self._starts(lengths)
+        columns = max(map(sub, lengths, starts))
+        self.starts = [*self.starts[:first], *starts]
+        self.rows = len(self.starts)
+        self.length = max(max(lengths), self.length if first else 0)
+        self.columns = max(columns, self.columns if first else 0)
+
+    def move(self, row: int, columns: torch.Tensor, first: int) -> None:
+        """Copy some columns of one sequence to those from number `first` on."""
+        for buffer in self.buffers:
+            slots = buffer[:, row]
+            slots.narrow(2, first, len(columns)).copy_(slots.index_select(2, columns))
+
+    def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
+        """Views of some slots of one sequence; see `Slots`."""
+        return [part[row, :, first:last] for buffer in self.buffers for part in buffer]
+
+    def append(self, states: Sequence[torch.Tensor]) -> None:
+        """Append slots of the only sequence, as `slice` returns them."""
+        self.update(states[0][None], states[1][None])
+
+    def select(self, rows: Sequence[int], slots: int) -> None:
+        """Keep these sequences alone, in this order, of up to `slots` slots; a sequence may only move to the row of one
+        that goes.
+        """
+        for row, source in enumerate(rows):
+            if row != source:
+                for buffer in self.buffers:
+                    buffer[:, row, :, : self.columns] = buffer[:, source, :, : self.columns]
+        self.starts, self.rows = [self.starts[row] for row in rows], len(rows)
+        self.columns = min(self.columns, slots - min(self.starts))
+        self.length = slots
+
+    # What transformers does with a cache
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` slots, as in transformers."""
+        if self.buffers:
+            self.cut(left_by_crop(tokens_to_remove, self.length))
+
+    def reset(self) -> None:
+        self.length = self.columns = self.first_needed = 0
+        self.starts = [0] * self.rows
+
+    def _pick(self, rows: torch.Tensor) -> None:
+        """Let the sequences be those of these numbers."""
+        for index, buffer in enumerate(self.buffers):
+            self.buffers[index] = buffer[:, rows.to(buffer.device)]
+        self.starts, self.rows = [self.starts[row] for row in rows.tolist()], len(rows)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        if self.length:
+            self._pick(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.length:
+            self._pick(torch.arange(self.rows).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.length:
+            self._pick(torch.arange(self.rows, device=indices.device)[indices])
+
+
+class OffloadedTreeLayer(TreeLayer):
+    """A layer whose slots lie in the memory of the host, and on the device only while it attends to them."""
+
+    def _empty(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        # The heads of a slot lie side by side, so that the slots of one sequence are one piece to copy to the device.
+        parts, _, heads, _, size = like.shape
+        pinned = torch.cuda.is_available()
+        return torch.empty(parts, rows, columns, heads, size, dtype=like.dtype, pin_memory=pinned).transpose(2, 3)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in a `TreeLayer`; return copies of all slots on the device."""
+        keys, values = super().update(key_states, value_states)
+        # The host waits for this copy, as for that of the new slots, so that nothing is read before it is there.
+        return keys.to(self.device), values.to(self.device)
+
+    def offload(self) -> None:
+        """Nothing: every new slot was copied to the host at once."""
+
+    def prefetch(self) -> None:
+        """Nothing: one layer at a time is on the device."""
+
+
+class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
+    """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
+
+    indexer_keys: torch.Tensor | None
+    _paddings: Sequence[int] = ()
+    """Slots before each sequence that are padding, once it was handed back; else none."""
+
+    @property
+    def indexer_position_ids(self) -> torch.Tensor | None:
+        """(3, batch, slots) positions of the slots, which some models read; None while there are none."""
+        keys = self.keys
+        if keys is None or not self.columns:
+            return None
+        positions = torch.arange(self.columns, device=keys.device)
+        paddings = torch.tensor(self._paddings or [0] * len(keys), device=keys.device)
+        return (positions - paddings[:, None]).clamp(min=0).expand(3, -1, -1)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: torch.Tensor | None) -> None:
+        """Models append those of a pass here, drafted nodes included, and never remove one: slots say which are left,
+        since each sequence is in the slots from 0 on, in order.
+        """
+
+    @lasting()
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """As in transformers."""
+        return super().update_indexer(indexer_key_states)
+
+    def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
+        states = super().slice(row, first, last)
+        return states if self.indexer_keys is None else [*states, self.indexer_keys[row, first:last]]
+
+    def append(self, states: Sequence[torch.Tensor]) -> None:
+        super().append(states)
+        for keys in states[2:]:
+            self.update_indexer(keys[None])
+
+    def move(self, row: int, columns: torch.Tensor, first: int) -> None:
+        super().move(row, columns, first)
+        if self.indexer_keys is not None:
+            self.indexer_keys[row, first : first + len(columns)] = self.indexer_keys[row, columns]
+
+    def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
+        touched = max(self.columns, max(lengths))
+        super().shift(distances, lengths)
+        self._paddings = [max(0, distance) for distance in distances]
+        if self.indexer_keys is not None:
+            self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, touched - self.indexer_keys.shape[1]))
+            for row, distance in enumerate(distances):
+                roll(self.indexer_keys[row], distance)
+            self.indexer_keys = self.indexer_keys[:, : self.length]
+
+    def settle(self, lengths: Sequence[int]) -> None:
+        super().settle(lengths)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, : self.length]
+
+    def cut(self, slots: int) -> None:
+        super().cut(slots)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, : self.length]
+
+    def reset(self) -> None:
+        super().reset()
+        self.indexer_keys, self.is_indexer_initialized = None, False
+
+    def _pick(self, rows: torch.Tensor) -> None:
+        super()._pick(rows)
+        self._paddings = []
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[rows.to(self.indexer_keys.device)]
+
+
+class BlockTreeLayer(IndexedTreeLayer):
+    """A layer of MiniMax M3, which attends to blocks of keys, and chooses them by one index key (1, size) a slot."""
+
+    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
+        """Append index keys (batch, 1, n, size) and return those of all slots, as in transformers."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
+
+
+class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
+    """A layer with attention and a recurrent state."""
+
+    def __init__(self, window: int, states: LinearAttentionLayer) -> None:
+        """`states` is the layer that held them."""
+        TreeLayer.__init__(self, window)
+        take_states(self, states)
+
+    def lazy_initialization(self, *keys: torch.Tensor, **states: Any) -> None:
+        """Initialize keys and values, or a state."""
+        if keys:
+            TreeLayer.lazy_initialization(self, *keys)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **states)
+
+    def reset(self) -> None:
+        TreeLayer.reset(self)
+        LinearAttentionLayer.reset(self)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        TreeLayer.reorder_cache(self, beam_idx)
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+
+
+class TokenCount(OwnLayer):
+    """Counts tokens for a model whose layers all keep states and no slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Nothing."""
+
+    def update(self, *states: Any, **others: Any) -> Any:
+        raise NotImplementedError
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.length = 0
+
+
+def roll(states: torch.Tensor, distance: int) -> None:
+    """Move states (..., slots, size) in place; zeros come in from the left."""
+    if distance:
+        states.copy_(states.roll(distance, dims=-2))
+        states[..., : max(0, distance), :] = 0
