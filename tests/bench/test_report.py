@@ -224,7 +224,7 @@ def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
     runs = {"float32": runs["float32"], "bfloat16": runs["bfloat16"]}
     table = tables.method_table(runs)
     assert list(table.frame) == ["method", "float32, 95% CI", "slowest job", "fastest job", "bfloat16"]
-    assert table.note == "Without tools: outputs of a method are wrong there."
+    assert table.note.endswith(" prompts, without tools: outputs of a method are wrong there.")
     assert table.frame["float32, 95% CI"].tolist()[::2] == ["4.00 (4.00 to 4.00)", "0.50 (0.50 to 0.50)"]
     table.frame["float32, 95% CI"] = table.frame["float32, 95% CI"].str.partition(" ")[0]
     assert table.frame.to_numpy().tolist() == [
@@ -234,6 +234,9 @@ def test_methods_are_compared_on_the_prompts_of_jobs_that_all_decode_right():
     ]
     named = tables.method_table(runs, {"recycling": "**ours**", "unmeasured": "another"})
     assert named.frame["method"].tolist() == ["**ours**"]
+    without = tables.method_table(runs, without=["code"])
+    assert ", without code, without tools: " in without.note
+    assert "code" not in str(without.frame)
     assert tables.method_table({}) is None
 
 

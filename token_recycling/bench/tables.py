@@ -6,7 +6,7 @@ job are in docs/benchmarks.md, and are the picture of the README.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -447,25 +447,29 @@ def conditions(comparison: Comparison) -> str:
     )
 
 
-def method_table(runs: Mapping[str, Comparison], names: Mapping[str, str] | None = None) -> Table | None:
+def method_table(
+    runs: Mapping[str, Comparison], names: Mapping[str, str] | None = None, without: Collection[str] = ()
+) -> Table | None:
     """Return a line for each method of the first run, the fastest first: its speedup over all prompts, that of its
     slowest and of its fastest job, and its speedup in the other runs.
 
     `runs` are comparisons by the head of their columns; `names` are words for methods, and leave out those without.
-    All cells are of the same prompts: jobs in which an output of any method is wrong do not count, as the note says. In
-    another run the figure is of the method that decodes the tokens of the baseline, if there is one. None without runs.
+    All cells are of the same prompts: the jobs `without` do not count, nor those in which an output of any method is
+    wrong, as the note says. In another run the figure is of the method that decodes the tokens of the baseline, if
+    there is one. None without runs.
     """
     if not runs:
         return None
     first, *others = runs.values()
     wrong = {job for run in runs.values() for method in run.labels for job in _wrong(run, method)}
-    jobs = [job for job in first.categories if job not in wrong]
+    jobs = [job for job in first.categories if job not in wrong and job not in without]
     head, *heads = runs
-    lines = []
+    lines, prompts = [], 0
     for method in first.labels if names is None else names:
         pairs = _pairs_of_jobs(first, method, jobs)
         if method == first.baseline or pairs.empty:
             continue
+        prompts = max(prompts, pairs["prompt"].nunique())
         by_job = {heading(job): float(speedup_of(own[TERMS].sum())) for job, own in pairs.groupby("category")}
         cells = [_with_interval(pairs)]
         for job in (min(by_job, key=by_job.__getitem__), max(by_job, key=by_job.__getitem__)):
@@ -477,9 +481,12 @@ def method_table(runs: Mapping[str, Comparison], names: Mapping[str, str] | None
         lines.append((float(speedup_of(pairs[TERMS].sum())), [name, *cells]))
     columns = ["method", f"{head}, 95% CI", "slowest job", "fastest job", *heads]
     lines.sort(key=lambda line: -line[0])
-    left_out = ", ".join(heading(job) for job in first.categories if job in wrong)
-    note = f"Without {left_out}: outputs of a method are wrong there." if left_out else ""
-    return Table("Side by side", pd.DataFrame([cells for _, cells in lines], columns=columns), note)
+    note = f"{prompts} prompts"
+    if left_out := [heading(job) for job in first.categories if job in without]:
+        note += f", without {', '.join(left_out)}"
+    if left_out := [heading(job) for job in first.categories if job in wrong]:
+        note += f", without {', '.join(left_out)}: outputs of a method are wrong there"
+    return Table("Side by side", pd.DataFrame([cells for _, cells in lines], columns=columns), f"{note}.")
 
 
 def _pairs_of_jobs(comparison: Comparison, method: str, jobs: Sequence[str]) -> pd.DataFrame:
