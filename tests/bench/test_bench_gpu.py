@@ -120,7 +120,8 @@ def test_a_stage_that_is_out_of_memory_is_tried_in_the_next_size(tmp_path):
 def test_a_stage_that_takes_too_long_is_interrupted_and_not_done(tmp_path):
     begun, stopped = tmp_path / "begun", tmp_path / "stopped"
     code = f"""
-import pathlib, time
+import pathlib, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in what it runs in the background
 try:
     pathlib.Path({str(begun)!r}).touch()
     time.sleep(60)
