@@ -63,7 +63,7 @@ bench: setup build/library.datastore ## the real model on benchmarks/scenarios/S
 	$(BENCH)
 
 bench-quick: SCENARIO = quick
-bench-quick: setup ## the README's picture and table, and the tables by job, 35 minutes on two quiet cores, into build/bench/quick; resumes
+bench-quick: setup ## the README's picture and table, and the tables by job, 38 minutes on two quiet cores, into build/bench/quick; resumes
 	$(BENCH)
 
 bench-gpu: setup ## everything that is measured on a CUDA device, into docs/results/gpu; resumes; DRY=1: tiny, on the CPU
