@@ -11,7 +11,7 @@ import pydantic
 import pytest
 from support import tiny
 from support.serving import serving
-from support.speaking import chatty, speaking_llama
+from support.speaking import chatty, ending_llama
 
 HELLO = [{"role": "user", "content": "hello"}]
 PARAMETERS = {
@@ -29,8 +29,7 @@ class Place(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def server():
-    model = speaking_llama()
-    model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+    model = ending_llama()
     with serving(model, chatty(tiny.tokenizer())) as running:
         yield running
 

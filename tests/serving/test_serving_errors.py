@@ -9,7 +9,7 @@ import pytest
 from support import tiny
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import chatty, speaking_llama
+from support.speaking import chatty, ending_llama, speaking_llama
 from transformers import PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
@@ -31,10 +31,7 @@ WAYS = [(path, stream) for path in ASKED for stream in (False, True) if path != 
 
 @pytest.fixture(scope="module")
 def model():
-    """One that can end a text, so that outputs may have a form."""
-    made = speaking_llama()
-    made.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
-    return made
+    return ending_llama()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import threading
 from support import tiny
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import chatty, speaking_llama
+from support.speaking import chatty, ending_llama
 
 SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
@@ -15,8 +15,7 @@ BODY = {"messages": [{"role": "user", "content": "a"}], "tools": HELD, "response
 
 
 def test_a_stream_enters_few_modules_and_two_generators(monkeypatch):
-    model = speaking_llama()
-    model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+    model = ending_llama()
     entered, generators, decoding = set(), set(), threading.Event()
 
     def note(frame, event, argument):

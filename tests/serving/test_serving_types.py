@@ -7,7 +7,7 @@ import pytest
 from support import tiny
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import chatty, speaking_llama
+from support.speaking import chatty, ending_llama
 
 USER, SYSTEM = {"role": "user", "content": "a"}, {"role": "system", "content": [{"type": "text", "text": "a"}]}
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
@@ -103,8 +103,7 @@ CASES = [(path, place) for path, body in BODIES.items() for place in places(body
 @pytest.fixture(scope="module")
 def client():
     """Of a model that can end a text, so that outputs may have a form."""
-    model = speaking_llama()
-    model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+    model = ending_llama()
     with serving(model, chatty(tiny.tokenizer())) as server, httpx2.Client(base_url=server.url, timeout=300) as opened:
         yield opened
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.serving import PROMPT, serving
-from support.speaking import chatty, speaking_llama
+from support.speaking import chatty, ending_llama
 
 PROMPTS = [[PROMPT], [PROMPT, "import os"], [PROMPT, PROMPT, "while True:"]]
 SHAPED = {
@@ -25,10 +25,7 @@ SAMPLED = {"temperature": 1.2, "seed": 11, "max_tokens": 12}
 
 @pytest.fixture(scope="module")
 def model():
-    """That can end an output, so that outputs may have a form."""
-    made = speaking_llama()
-    made.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
-    return made
+    return ending_llama()
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,13 @@ def speaking_llama() -> LlamaForCausalLM:
     return model
 
 
+def ending_llama() -> LlamaForCausalLM:
+    """One that can end an output, so that outputs may have a form."""
+    model = speaking_llama()
+    model.generation_config.eos_token_id = tiny.tokenizer().eos_token_id
+    return model
+
+
 def chatty(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     tokenizer.chat_template = TEMPLATE
     return tokenizer

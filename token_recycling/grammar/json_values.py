@@ -83,7 +83,7 @@ def at_pointer(document: Any, place: str) -> Any:
     """Return what stands at a place; None if there is nothing."""
     value = document
     for part in place.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
+        name = unescaped(part)
         if isinstance(value, dict) and name in value:
             value = value[name]
         elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
@@ -96,6 +96,11 @@ def at_pointer(document: Any, place: str) -> Any:
 def escaped(name: str) -> str:
     """Return a name as a JSON pointer writes it."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(part: str) -> str:
+    """Return the name that a part of a JSON pointer stands for."""
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def shown(value: Any) -> str:

@@ -22,7 +22,7 @@ from urllib.parse import urldefrag
 
 from .disjoint import MAX_COMPARISONS, Comparison
 from .formats import FORMATS, INTEGERS
-from .json_values import TYPES, Schema, at_pointer, escaped, is_number, rounded, shown, strings, unwritable
+from .json_values import TYPES, Schema, at_pointer, escaped, is_number, rounded, shown, strings, unescaped, unwritable
 from .patterns import WRITABLE, may_name_control_characters, translated
 from .references import References, is_resource
 
@@ -44,7 +44,7 @@ class Unenforced(NamedTuple):
     @property
     def keyword(self) -> str:
         """Return its name."""
-        return self.place.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+        return unescaped(self.place.rpartition("/")[2])
 
     def __str__(self) -> str:
         return f"{self.place}: {self.why}"
