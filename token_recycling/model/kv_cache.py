@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -86,30 +86,21 @@ def takes_frames(cache: Cache) -> bool:
     return all(type(layer) is TreeLayer for layer in holders) and len({layer.device for layer in holders}) == 1
 
 
-class _Move(NamedTuple):
-    """Accepted nodes of one sequence that are not right behind it yet."""
-
-    row: int
-    columns: torch.Tensor
-    """(n,) int64: where they are."""
-    first: int
-    """The column that the first of them goes to, the others right behind it."""
-
-
-def _moves(layer: TreeLayer, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted) -> list[_Move]:
-    """Return the moves after a pass, for this layer and all that have dropped as many slots; see `TreeCache.keep`."""
+def _moves(
+    layer: TreeLayer, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted
+) -> tuple[torch.Tensor, ...]:
+    """Return the moves after a pass, for this layer and all that have dropped as many slots, (n,) int64 each: the row
+    of every slot that moves, its column, and the one that it goes to. Nothing where all are in place; see
+    `TreeCache.keep`.
+    """
     moves = []
     for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
         dropped = layer.starts[row]
         root = roots - (layer.length - layer.columns) if isinstance(roots, int) else roots[row] - dropped
-        first, stay = length - dropped, 0
-        # A slot only moves left: the first nodes may be in place already, no later one is.
-        while stay < len(nodes) and root + nodes[stay] == first + stay:
-            stay += 1
-        if stay < len(nodes):
-            columns = torch.tensor([root + node for node in nodes[stay:]], device=layer.buffers[0].device)
-            moves.append(_Move(row, columns, first + stay))
-    return moves
+        for column, node in enumerate(nodes, start=length - dropped):
+            if root + node != column:
+                moves.append((row, root + node, column))
+    return torch.tensor(moves, device=layer.buffers[0].device).unbind(1) if moves else ()
 
 
 class TreeCache:
@@ -131,14 +122,14 @@ class TreeCache:
         if self._recurrent:
             keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
             count_tokens(self.cache, max(kept))
-        moves: dict[Hashable, list[_Move]] = {}
+        moves: dict[Hashable, tuple[torch.Tensor, ...]] = {}
         """By what they depend on, which most layers share."""
         for layer in tree_layers(self.cache):
             key = layer.length - layer.columns, *layer.starts, layer.buffers[0].device
             if key not in moves:
                 moves[key] = _moves(layer, roots, lengths, accepted)
-            for move in moves[key]:
-                layer.move(*move)
+            if moves[key]:
+                layer.move(*moves[key])
             layer.settle(kept)
 
     def settle(self, lengths: Sequence[int]) -> None:

@@ -326,11 +326,10 @@ class TreeLayer(DynamicLayer):
         self.length = max(max(lengths), self.length if first else 0)
         self.columns = max(columns, self.columns if first else 0)
 
-    def move(self, row: int, columns: torch.Tensor, first: int) -> None:
-        """Copy some columns of one sequence to those from number `first` on."""
+    def move(self, rows: torch.Tensor, columns: torch.Tensor, to: torch.Tensor) -> None:
+        """Copy slots (n,) of sequences to other columns (n,) of theirs, all at once."""
         for buffer in self.buffers:
-            slots = buffer[:, row]
-            slots.narrow(2, first, len(columns)).copy_(slots.index_select(2, columns))
+            buffer[:, rows, :, to] = buffer[:, rows, :, columns]
 
     def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
         """Views of some slots of one sequence; see `Slots`."""
@@ -443,10 +442,10 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         for keys in states[2:]:
             self.update_indexer(keys[None])
 
-    def move(self, row: int, columns: torch.Tensor, first: int) -> None:
-        super().move(row, columns, first)
+    def move(self, rows: torch.Tensor, columns: torch.Tensor, to: torch.Tensor) -> None:
+        super().move(rows, columns, to)
         if self.indexer_keys is not None:
-            self.indexer_keys[row, first : first + len(columns)] = self.indexer_keys[row, columns]
+            self.indexer_keys[rows, to] = self.indexer_keys[rows, columns]
 
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
         touched = max(self.columns, max(lengths))
