@@ -160,11 +160,11 @@ def test_runs_take_turns_where_passes_change_the_model(case):
     entered, border = threading.Event(), target.info.border
 
     def enter():
-        with Target(target.model).alone():
+        with Target(target.model).turns()():
             entered.set()
 
     with ThreadPoolExecutor(1) as pool:
-        with target.alone(), target.alone():
+        with target.turns()(), target.turns()():
             waiting = pool.submit(enter)
             assert entered.wait(0.1 if border.changes_model else 20) != border.changes_model
         waiting.result(20)

@@ -21,7 +21,6 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
-from ..model.frequencies import turns_of
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading
 from ..model.remembered import lasting
@@ -336,7 +335,7 @@ def decode(
     the forward passes behind the prompts; other threads' calls wait for a step where a pass changes the model.
     """
     run, fixed, stats = run or Run(), requests[0].traits.begins_anew, requests[0].stats
-    turn = turns_of(target)
+    turn = target.turns()
     with backend(target, cache, fixed) as runners, ExitStack() as ending:
         target = target.unmeasured() if fixed else target
         longest = max(request.sequence.length for request in requests)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import torch
@@ -149,28 +150,38 @@ def _repeated(mask: torch.Tensor, times: int, made: list[tuple[torch.Tensor, int
     return made[-1][2]
 
 
-def _take_over(name: str) -> None:
-    """Put ours in place of what is registered for a name, where it does not stand there yet, or no longer."""
+def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozenset[str]:
+    """Put ours in place of what is registered for the names by which a model's passes find their attention, see
+    `attending`; return these names.
+    """
+    configured = attention_name(config)
+    if configured == attention and not (grouped and configured == "sdpa"):
+        return frozenset()
+    names = frozenset({configured, attention} - {"eager"})
     with _registering:
-        before = AttentionInterface().get(name)
-        if before is not None and not isinstance(before, _Attention):
-            AttentionInterface.register(name, _Attention(name, before))
-        makes_masks = AttentionMaskInterface().get(name)
-        if name != "sdpa" and not isinstance(makes_masks, _Masks):
-            AttentionMaskInterface.register(name, _Masks(makes_masks))
+        for name in names:
+            before = AttentionInterface().get(name)
+            if before is not None and not isinstance(before, _Attention):
+                AttentionInterface.register(name, _Attention(name, before))
+            makes_masks = AttentionMaskInterface().get(name)
+            if name != "sdpa" and not isinstance(makes_masks, _Masks):
+                AttentionMaskInterface.register(name, _Masks(makes_masks))
+    return names
+
+
+def stands_in(names: frozenset[str]) -> bool:
+    """Whether ours is still registered for these names, rather than what another library has put there since."""
+    functions, makers = AttentionInterface(), AttentionMaskInterface()
+    return all(isinstance(functions.get(name), (_Attention, NoneType)) for name in names) and all(
+        isinstance(makers.get(name), _Masks) for name in names - {"sdpa"}
+    )
 
 
 @contextmanager
 def attending(config: PretrainedConfig, attention: str, grouped: bool = False) -> Iterator[None]:
     """For the length of the block, this thread's passes of a model with this configuration attend with `attention`,
-    sdpa or eager; `grouped` sdpa does so without copies of shared heads.
+    sdpa or eager; `grouped` sdpa does so without copies of shared heads. `stand_in` was called for them.
     """
-    configured = attention_name(config)
-    if configured == attention and not (grouped and configured == "sdpa"):
-        yield
-        return
-    for name in {configured, attention} - {"eager"}:
-        _take_over(name)
     token = _current.set(_Pass(config, attention, grouped))
     try:
         yield

@@ -37,9 +37,9 @@ T = TypeVar("T")
 class Kept:
     """Results about a model, for as long as it is as it was."""
 
-    def __init__(self, model: PreTrainedModel, of_form: dict[Hashable, Any]) -> None:
-        """`of_form`: those that do not depend on the numbers in its weights."""
-        self._fingerprint, self._lock = Fingerprint(model).watch(), lock_of(model)
+    def __init__(self, model: PreTrainedModel, of_form: dict[Hashable, Any], lock: threading.RLock) -> None:
+        """`of_form`: those that do not depend on the numbers in its weights; `lock`: the model's, in whatever state."""
+        self._fingerprint, self.lock = Fingerprint(model).watch(), lock
         self.code = self._fingerprint.code
         """The code in the model when it was compared last."""
         self._results: dict[bool, dict[Hashable, Any]] = {True: {}, False: of_form}
@@ -67,7 +67,7 @@ class Kept:
         """
         results = self._results[values_matter]
         if what not in results:
-            with self._lock:
+            with self.lock:
                 if what not in results:
                     with lasting():
                         results[what] = make()
@@ -90,14 +90,7 @@ class Kept:
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
-_locks: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 _looking = threading.RLock()
-
-
-def lock_of(model: PreTrainedModel) -> threading.RLock:
-    """Return the lock of a model, whatever its state."""
-    with _looking:
-        return _locks.setdefault(model, threading.RLock())
 
 
 def kept_of(model: PreTrainedModel) -> Kept:
@@ -109,7 +102,8 @@ def kept_of(model: PreTrainedModel) -> Kept:
         return found
     with _looking:
         if (made := _kept.get(model)) is found or made is None:  # no other thread has looked again meanwhile
-            made = _kept[model] = Kept(model, found.of_form if found is not None and same_form else {})
+            of_form = found.of_form if found is not None and same_form else {}
+            made = _kept[model] = Kept(model, of_form, threading.RLock() if found is None else found.lock)
     return made
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees
 from .architectures import KeyBias, Reach
-from .attention import attending, biased_by_position
+from .attention import attending, biased_by_position, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
 from .fingerprint import parts_of
 from .info import ModelInfo, UnsupportedModelError, model_info
@@ -47,7 +47,7 @@ from .inspection import (
 from .kv_cache import count, framed, windowed_layer
 from .prepacking import PREPACKED, drop
 from .recurrence import Mixer, mixers_among, node_by_node
-from .remembered import kept_of, lock_of, shape_of
+from .remembered import kept_of, shape_of
 from .tree_layer import Frame, TreeLayer, window_band, window_start
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
@@ -104,6 +104,8 @@ class Target:
         self.model, self.device, self.dtype = model, device, model.dtype
         self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
         """The configuration of the text decoder."""
+        self._attention_names = stand_in(self.config, info.attention, info.named_attention)
+        """Names of the attention functions that ours stand in for."""
         self.eager = uncompiled(model)
         """The model that forward passes call: torch would recompile for every new shape of a tree."""
         self.inputs = TreeInputs(info, self.device, self.dtype)
@@ -149,7 +151,7 @@ class Target:
     def is_current(self) -> bool:
         """Whether the model is as it was when it was made ready."""
         kept = kept_of(self.model)
-        return kept is self.kept and kept.recall(PREPACKED) is self.prepacked
+        return kept is self.kept and kept.recall(PREPACKED) is self.prepacked and stands_in(self._attention_names)
 
     def check_weights(self) -> None:
         """Let go of packed weights that are no longer the model's; before every sequence, for what torch does not
@@ -186,12 +188,14 @@ class Target:
         finally:
             self.model.set_experts_implementation(chosen)
 
-    def alone(self) -> contextlib.AbstractContextManager[Any]:
-        """For the length of the block, keep other threads out of such blocks of this model, if its passes change the
-        model.
-        """
+    def turns(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Return what a call enters for the length of each step: nothing unless its forward passes change the model."""
         border = self.info.border
-        return lock_of(self.model) if border is not None and border.changes_model else contextlib.nullcontext()
+        if border is None or not border.changes_model:
+            return contextlib.nullcontext
+        from .frequencies import Frequencies
+
+        return Frequencies(self.model, self.kept.lock).turn
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
