@@ -14,9 +14,8 @@ import token_recycling as tr
 from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TreeCache, slots, stop_counting, take_over
 from token_recycling.model.prefill import read_prompts
-from token_recycling.model.recurrence import Mixer, keep_states, node_by_node, recurrent_layers
+from token_recycling.model.recurrence import Mixer, TokenCount, keep_states, node_by_node, recurrent_layers
 from token_recycling.model.target import Target
-from token_recycling.model.tree_layer import TokenCount
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.shapes import lineages
 from token_recycling.trees.templates import Template, chain

@@ -48,7 +48,7 @@ from .fingerprint import parts_of
 from .foreign import is_compiled
 from .inspection import arguments_of
 from .kv_cache import attends_to_blocks, can_be_taken
-from .recurrence import Mixer, mixers_among
+from .recurrence import mixers_among
 from .remembered import Kept, kept_of
 
 MASKED_ATTENTION = ("sdpa", "eager")
@@ -170,11 +170,10 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
     exceptional = EXCEPTIONS.get(family, Exceptional())
     key_bias = exceptional.key_bias(config)
     recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cached)
-    mixers = mixers_among(parts)
     quantised, sharing = _quantisation(model)
     reason = (
         _why_not_cache(name, config, cached)
-        or _why_not_states(model, recurrent, parts, mixers)
+        or _why_not_states(model, recurrent, parts)
         or _why_not_parts(name, config, cached, key_bias, parts, arguments)
     )
     if reason is None and sharing is not None:
@@ -238,16 +237,14 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
     return None
 
 
-def _why_not_states(
-    model: PreTrainedModel, recurrent: bool, parts: Collection[torch.nn.Module], mixers: Sequence[Mixer]
-) -> str | None:
+def _why_not_states(model: PreTrainedModel, recurrent: bool, parts: Collection[torch.nn.Module]) -> str | None:
     name = type(model).__name__
     if recurrent and any(map(is_compiled, parts)):
         return (
             f"{name} is compiled and has recurrent layers, which read drafts in a way that no graph does; load it "
             "uncompiled"
         )
-    if (recurrent or model.config.model_type in STATES_ELSEWHERE) and not mixers:
+    if (recurrent or model.config.model_type in STATES_ELSEWHERE) and not mixers_among(parts):
         return f"{name} keeps its recurrent state outside transformers' cache: it cannot roll back rejected tokens"
     return None
 

@@ -23,7 +23,15 @@ from .compat import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
-from .recurrence import joined_states, keep_states, recurrent_layers, select_states, take_over_states
+from .recurrence import (
+    RecurrentTreeLayer,
+    TokenCount,
+    joined_states,
+    keep_states,
+    recurrent_layers,
+    select_states,
+    take_over_states,
+)
 from .remembered import lasting
 from .tree_layer import (
     WINDOW_NODES,
@@ -31,8 +39,6 @@ from .tree_layer import (
     Frame,
     IndexedTreeLayer,
     OffloadedTreeLayer,
-    RecurrentTreeLayer,
-    TokenCount,
     TreeLayer,
     window_band,
     window_start,
@@ -273,13 +279,14 @@ def take_over(cache: Cache) -> None:
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = OffloadedTreeLayer if cache.offloading else TreeLayer
     for index, layer in enumerate(cache.layers):
-        if type(layer) in (*_OTHERS, LinearAttentionLayer, DummyLayer) or attends_to_blocks(layer):
+        if can_be_taken(layer):
             replacement = _tree_layer(layer, cache.offloading)
             if replacement is not None and layer.is_initialized and layer.keys is not None:
                 _wait_for_copies(cache)
                 _fill(replacement, layer)
             cache.layers[index] = layer if replacement is None else replacement
-    take_over_states(cache)
+    if recurrent_layers(cache):
+        take_over_states(cache)
     if not _attends(cache):
         cache.layers.append(TokenCount())
 

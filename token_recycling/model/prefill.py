@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
-from .kv_cache import TreeCache, expect, let_go, take_over
+from .kv_cache import TreeCache, expect, let_go
 from .target import Target
 
 PIECE = 512
@@ -87,7 +87,6 @@ def _pieces(model: Target, cache: Cache, n: int, size: int, reading: Reading | N
 def _begin(model: Target, cache: Cache, length: int) -> None:
     """Before a cache takes sequences of up to `length` tokens."""
     model.check_weights()
-    take_over(cache)
     expect(cache, length)
 
 

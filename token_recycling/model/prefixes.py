@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache
 from .._util.device import memory
 from .._util.locks import Lock
 from .compat import LinearAttentionLayer
-from .kv_cache import Slots, TreeCache, count_tokens, expect, keep_all, slots, take_over
+from .kv_cache import Slots, TreeCache, count_tokens, expect, keep_all, slots
 from .recurrence import bytes_of_states, copied_states, recurrent_layers, take_over_states, take_states
 from .remembered import lasting
 from .target import Target
@@ -187,7 +187,6 @@ class PrefixCache:
     def _new_cache(self) -> Cache:
         """An empty cache, which keeps what leaves a window too: any beginning may be asked for again."""
         cache = self.target.new_cache()
-        take_over(cache)
         keep_all(cache)
         return cache
 

@@ -23,7 +23,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from .compat import LinearAttentionCacheLayerMixin, LinearAttentionLayer
+from .compat import LinearAttentionCacheLayerMixin, LinearAttentionLayer, OwnLayer
+from .tree_layer import TreeLayer
 
 _OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
 """Methods of a cache that a layer with a state calls."""
@@ -249,6 +250,56 @@ def copied_states(layer: Any, row: int) -> LinearAttentionLayer:
         if type(value) is dict:
             setattr(copy, name, dict(value))
     return copy
+
+
+class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
+    """A layer with attention and a recurrent state."""
+
+    def __init__(self, window: int, states: LinearAttentionLayer) -> None:
+        """`states` is the layer that held them."""
+        TreeLayer.__init__(self, window)
+        take_states(self, states)
+
+    def lazy_initialization(self, *keys: torch.Tensor, **states: Any) -> None:
+        """Initialize keys and values, or a state."""
+        if keys:
+            TreeLayer.lazy_initialization(self, *keys)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **states)
+
+    def reset(self) -> None:
+        TreeLayer.reset(self)
+        LinearAttentionLayer.reset(self)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        TreeLayer.reorder_cache(self, beam_idx)
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+
+
+class TokenCount(OwnLayer):
+    """Counts tokens for a model whose layers all keep states and no slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Nothing."""
+
+    def update(self, *states: Any, **others: Any) -> Any:
+        raise NotImplementedError
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.length = 0
 
 
 @contextmanager

@@ -44,9 +44,9 @@ from .inspection import (
     uncompiled,
     vocabulary_size,
 )
-from .kv_cache import count, framed, windowed_layer
+from .kv_cache import count, framed, take_over, windowed_layer
 from .prepacking import PREPACKED, drop
-from .recurrence import Mixer, mixers_among, node_by_node
+from .recurrence import mixers_among, node_by_node
 from .remembered import kept_of, shape_of
 from .tree_layer import Frame, TreeLayer, window_band, window_start
 
@@ -123,7 +123,7 @@ class Target:
         embeddings = getattr(model.get_input_embeddings(), "weight", None)
         self.embedded = len(embeddings) if isinstance(embeddings, torch.Tensor) else 0
         """Number of input ids."""
-        self.mixers: tuple[Mixer, ...] = mixers_among(parts_of(model)) if info.recurrent else ()
+        self.mixers = mixers_among(parts_of(model)) if info.recurrent else ()
         """Its recurrent layers."""
         self.arguments = arguments_of(model)
         """The arguments that its forward names."""
@@ -198,7 +198,10 @@ class Target:
         return Frequencies(self.model, self.kept.lock).turn
 
     def new_cache(self) -> DynamicCache:
-        return DynamicCache(config=self.config)
+        """Return an empty cache, whose layers hold the slots of trees."""
+        cache = DynamicCache(config=self.config)
+        take_over(cache)
+        return cache
 
     def forward(self, inputs: dict[str, Any], cache: Cache, last: int = 0) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache;

@@ -18,8 +18,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
-from .compat import DynamicIndexedLayer, LinearAttentionLayer, OwnLayer, left_by_crop
-from .recurrence import take_states
+from .compat import DynamicIndexedLayer, left_by_crop
 from .remembered import lasting
 
 _GRAIN = 64
@@ -484,56 +483,6 @@ class BlockTreeLayer(IndexedTreeLayer):
     def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
         """Append index keys (batch, 1, n, size) and return those of all slots, as in transformers."""
         return self.update_indexer(idx_k[:, 0])[:, None]
-
-
-class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
-    """A layer with attention and a recurrent state."""
-
-    def __init__(self, window: int, states: LinearAttentionLayer) -> None:
-        """`states` is the layer that held them."""
-        TreeLayer.__init__(self, window)
-        take_states(self, states)
-
-    def lazy_initialization(self, *keys: torch.Tensor, **states: Any) -> None:
-        """Initialize keys and values, or a state."""
-        if keys:
-            TreeLayer.lazy_initialization(self, *keys)
-        else:
-            LinearAttentionLayer.lazy_initialization(self, **states)
-
-    def reset(self) -> None:
-        TreeLayer.reset(self)
-        LinearAttentionLayer.reset(self)
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        TreeLayer.reorder_cache(self, beam_idx)
-        LinearAttentionLayer.reorder_cache(self, beam_idx)
-
-
-class TokenCount(OwnLayer):
-    """Counts tokens for a model whose layers all keep states and no slots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.length = 0
-
-    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Nothing."""
-
-    def update(self, *states: Any, **others: Any) -> Any:
-        raise NotImplementedError
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def reset(self) -> None:
-        self.length = 0
 
 
 def roll(states: torch.Tensor, distance: int) -> None:

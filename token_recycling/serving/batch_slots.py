@@ -15,7 +15,7 @@ from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import TreeCache, take_over
+from ..model.kv_cache import TreeCache
 from ..model.recurrence import bytes_of_states, recurrent_layers
 from ..model.support import ready
 from ..model.target import Target
@@ -88,7 +88,6 @@ def _by_memory(target: Target, settings: Settings, cached: int) -> BatchSlots:
 def _bytes_of_sequence(target: Target) -> tuple[int, int]:
     """Return the bytes that a sequence needs in the cache: per token, and for its states."""
     cache = target.new_cache()
-    take_over(cache)
     target.read(torch.zeros(1, 2, dtype=torch.long), cache, last=1)
     return sum(states.nbytes for layer in TreeCache(cache).slice(0, 0, 1) for states in layer), bytes_of_states(
         recurrent_layers(cache)

@@ -17,7 +17,7 @@ from ...trees.draft import Draft
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..fingerprint import operations_of
 from ..inspection import layer_states
-from ..kv_cache import TreeCache, keep_all, take_over, windowed_layer
+from ..kv_cache import TreeCache, keep_all, windowed_layer
 from ..remembered import lasting
 from ..runner import EagerRunner, Pass, States
 from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
@@ -121,7 +121,6 @@ class CapturedPasses:
         """A cache without slots, whose layers drop what left their windows unless told otherwise."""
         self.batch = self.capacity = 0
         cache = target.new_cache()
-        take_over(cache)
         if not drops:
             keep_all(cache)
         return TreeCache(cache)
