@@ -7,7 +7,7 @@ from support import tiny
 from support.commandline import assert_refused, run, run_json
 from support.gguf_files import write_gguf
 
-from token_recycling.model import loading
+from token_recycling.model import gguf_files
 
 PROMPT = "for index in range"
 SHORT = ("--max-new-tokens", 12, "--drafter", "recycling:tree=4")
@@ -35,7 +35,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def folder(file):
-    return loading.unpacked(file)
+    return gguf_files.unpacked(file)
 
 
 def test_it_is_unpacked_once_and_has_the_texts_of_its_folder(file, folder, monkeypatch, tmp_path):
@@ -54,7 +54,7 @@ def test_check_reads_no_weights(file, folder, monkeypatch, tmp_path):
     assert run_json("check", file, "--self-test")["difference"] is not None
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
     assert run_json("check", file) == expected
-    assert not loading.is_unpacked(file)
+    assert not gguf_files.is_unpacked(file)
 
 
 def test_bench_calls_it_by_its_name(file, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import token_recycling as tr
 from token_recycling._util import extras
-from token_recycling.model import loading
+from token_recycling.model import gguf_files, loading
 
 TOKENIZER = tiny.tokenizer()
 TOKENS = TOKENIZER.convert_ids_to_tokens(range(len(TOKENIZER)))
@@ -53,7 +53,7 @@ def refused(path, value):
 
 
 def kept():
-    return sorted(each.name for each in loading.unpacked_in().glob("*") if each.is_dir())
+    return sorted(each.name for each in gguf_files.unpacked_in().glob("*") if each.is_dir())
 
 
 @pytest.mark.parametrize("kind", [KINDS.F32, KINDS.BF16, KINDS.F16, KINDS.Q4_1])
@@ -74,7 +74,7 @@ def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
 def test_weights_of_16_bits_take_16_bits_of_disk(tmp_path):
     sizes = {}
     for kind in (KINDS.F32, KINDS.BF16, KINDS.F16):
-        folder = loading.unpacked(written(tmp_path / f"{kind.name}.gguf", kind=kind))
+        folder = gguf_files.unpacked(written(tmp_path / f"{kind.name}.gguf", kind=kind))
         sizes[kind] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     assert sizes[KINDS.BF16] < 0.6 * sizes[KINDS.F32]
@@ -82,22 +82,22 @@ def test_weights_of_16_bits_take_16_bits_of_disk(tmp_path):
 
 
 def test_it_is_unpacked_once_and_another_file_of_the_same_name_anew(file):
-    folder = loading.unpacked(file)
+    folder = gguf_files.unpacked(file)
     (folder / "mark").touch()
-    assert loading.unpacked(file) == folder
+    assert gguf_files.unpacked(file) == folder
     assert (folder / "mark").exists()
-    assert loading.is_unpacked(file)
+    assert gguf_files.is_unpacked(file)
     written(file)
-    assert not loading.is_unpacked(file)
-    assert loading.unpacked(file) != folder
+    assert not gguf_files.is_unpacked(file)
+    assert gguf_files.unpacked(file) != folder
     assert not folder.exists()
     assert loading.title(str(file)) == "tiny.Q8_0", "which tells no path"
 
 
 def test_another_release_of_transformers_takes_the_same_folder(file, monkeypatch):
-    folder = loading.unpacked(file)
-    monkeypatch.setattr(loading, "installed", lambda package: "6.0.0")
-    assert loading.unpacked(file) == folder
+    folder = gguf_files.unpacked(file)
+    monkeypatch.setattr(gguf_files, "installed", lambda package: "6.0.0")
+    assert gguf_files.unpacked(file) == folder
     assert kept() == [folder.name]
 
 
@@ -105,7 +105,7 @@ def test_another_release_of_transformers_takes_the_same_folder(file, monkeypatch
 def test_folders_of_files_that_are_gone_are_removed(file, tmp_path, outdated):
     (tmp_path / "drive").mkdir()
     other = Path(shutil.copy2(file, tmp_path / "drive" / "other.gguf"))
-    folder = loading.unpacked(other)
+    folder = gguf_files.unpacked(other)
     record = folder / "gguf_source.json"
     change = {
         "deleted": other.unlink,
@@ -115,9 +115,9 @@ def test_folders_of_files_that_are_gone_are_removed(file, tmp_path, outdated):
         "broken record": lambda: record.write_text("{"),
     }
     change[outdated]()
-    loading.unpacked(file)
+    gguf_files.unpacked(file)
     assert folder.exists() == (outdated not in ("deleted", "written again"))
-    assert loading.is_unpacked(file)
+    assert gguf_files.is_unpacked(file)
 
 
 def test_generation_ends_where_a_turn_does(tmp_path):
@@ -129,7 +129,7 @@ def test_generation_ends_where_a_turn_does(tmp_path):
 
 def test_nothing_beside_the_file_has_a_say(file):
     alone = tr.load(file).tokenizer.chat_template
-    shutil.rmtree(loading.unpacked_in())
+    shutil.rmtree(gguf_files.unpacked_in())
     (file.parent / "tokenizer_config.json").write_text('{"chat_template": "another"}')
     (file.parent / "chat_template.jinja").write_text("another")
     assert tr.load(file).tokenizer.chat_template == alone == TEMPLATE
@@ -207,7 +207,7 @@ def test_a_folder_with_one_file_is_that_file(file):
     folder = file.parent / "folder"
     folder.mkdir()
     file.rename(folder / "one.gguf")
-    assert loading.resolved(str(folder)) == str(loading.unpacked(folder / "one.gguf"))
+    assert loading.resolved(str(folder)) == str(gguf_files.unpacked(folder / "one.gguf"))
     (folder / "config.json").write_text("{}")
     assert loading.resolved(str(folder)) == str(folder)
 
@@ -220,18 +220,18 @@ def test_a_disk_that_gets_full(file):
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
         with pytest.raises(ValueError, match="free some disk, or set TOKEN_RECYCLING_CACHE"):
-            loading.unpacked(file)
+            gguf_files.unpacked(file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kept() == []
-    assert loading.unpacked(file).is_dir(), "there is room again"
+    assert gguf_files.unpacked(file).is_dir(), "there is room again"
 
 
 def test_several_at_once_unpack_once(file):
     """A second one would put another folder in the place of the first."""
 
     def unpacked(_):
-        folder = loading.unpacked(file)
+        folder = gguf_files.unpacked(file)
         return folder.stat().st_ino
 
     with ThreadPoolExecutor(4) as threads:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._util.prompts import Prompt
-from ..model import loading
+from ..model import gguf_files, loading
 from . import console
 from .options import ModelOptions
 
@@ -53,7 +53,7 @@ def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
     """Show progress while models are loaded or unpacked; transformers' own bars are turned off."""
     new = loading.to_unpack(*models)
     if new and weights:
-        into = loading.unpacked_in()
+        into = gguf_files.unpacked_in()
         console.note(f"{' and '.join(new)} is unpacked into {into}, in float32; later starts find it there")
     with console.working(f"{'unpacking and ' if new and weights else ''}loading {' and '.join(models)}"):
         loading.quieten()

@@ -1,32 +1,19 @@
 """From a name to a model and its tokenizer: MODEL is a local folder, a GGUF file, or a name on the Hugging Face hub.
 
 A missing model is reported before anything slow begins.
-
-transformers dequantises a GGUF file again at every start: 19 s of processor time for 135 million parameters, where an
-ordinary folder loads in one. So the model is kept in such a folder: in float32, which loses nothing, with its
-tokenizer, chat template and generation configuration. It lies in the user's cache under the path, size and date of the
-file, is renamed into place when it is complete, and is removed once the file has changed or is gone.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib.util
-import json
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._util.extras import lacking
-from .._util.files import cache_folder, one_at_a_time, replacing_folder
 from .._util.text_stream import first_line
-from .._util.versions import installed
+from . import gguf_files
 
 if TYPE_CHECKING:
     import torch
@@ -36,11 +23,6 @@ if TYPE_CHECKING:
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT = 5
-_MAGIC = b"GGUF"
-_SOURCE = "gguf_source.json"
-"""In the folder of an unpacked model: the file that it was made of."""
-_ENDS = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
-"""Tokens that end a sequence, a turn and a message: generation ends at each, as in llama.cpp."""
 
 
 class Loaded(NamedTuple):
@@ -97,12 +79,12 @@ def check_source(name: str) -> None:
     """Raises ValueError unless `name` is a folder with a model, a whole GGUF file or the name of a model on the hub."""
     path, file = Path(name).expanduser(), packed(name)
     if file is not None:
-        _check_gguf(file)
+        gguf_files.check(file)
         return
     if (path / "config.json").is_file():
         return
     if path.is_dir():
-        files = _gguf_files(path)
+        files = gguf_files.files_in(path)
         if files:
             raise ValueError(
                 f"{name} has {len(files)} .gguf files and no config.json: {', '.join(file.name for file in files)}; "
@@ -132,7 +114,7 @@ def resolved(name: str) -> str:
     Raises ValueError.
     """
     file = packed(name)
-    path = Path(name).expanduser() if file is None else unpacked(file)
+    path = Path(name).expanduser() if file is None else gguf_files.unpacked(file)
     return str(path) if path.is_dir() else name
 
 
@@ -141,16 +123,16 @@ def to_unpack(*names: str) -> list[str]:
     for name in names:
         check_source(name)
     files = [file for file in map(packed, names) if file is not None]
-    return [file.name for file in files if not is_unpacked(file)]
+    return [file.name for file in files if not gguf_files.is_unpacked(file)]
 
 
 def packed(name: str) -> Path | None:
     """The GGUF file that `name` means: itself, or the only one in a folder without a config.json; else None."""
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
-        files = _gguf_files(path)
+        files = gguf_files.files_in(path)
         return files[0] if len(files) == 1 else None
-    return path if _is_gguf(path) else None
+    return path if gguf_files.is_gguf(path) else None
 
 
 def title(name: str) -> str:
@@ -160,11 +142,7 @@ def title(name: str) -> str:
     path = Path(name).expanduser()
     if not path.exists():
         return name
-    return path.resolve().stem if _is_gguf(path) else path.resolve().name
-
-
-def _gguf_files(folder: Path) -> list[Path]:
-    return sorted(filter(_is_gguf, folder.iterdir()))
+    return path.resolve().stem if gguf_files.is_gguf(path) else path.resolve().name
 
 
 def load_model(
@@ -237,8 +215,8 @@ def load_configuration(name: str) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     file = packed(name)
-    if file is not None and not is_unpacked(file):
-        return _gguf_configuration(file)
+    if file is not None and not gguf_files.is_unpacked(file):
+        return gguf_files.configuration(file)
     try:
         return AutoConfig.from_pretrained(resolved(name))
     except Exception as error:  # as above
@@ -277,156 +255,6 @@ def _why_no_cuda() -> str:
             "pip install torch --index-url https://download.pytorch.org/whl/cu130"
         )
     return f"torch was built for CUDA {torch.version.cuda} and finds no NVIDIA GPU; run nvidia-smi to check the driver"
-
-
-# GGUF files
-
-
-def _is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file, by its name."""
-    return path.suffix.lower() == ".gguf" and path.is_file()
-
-
-def is_unpacked(path: Path) -> bool:
-    """Whether the model in a GGUF file is in the cache."""
-    return _unpacked_folder(path).is_dir()
-
-
-def unpacked(path: Path) -> Path:
-    """Return the folder of the model in a GGUF file, made on first use; other processes wait for it. Folders of files
-    that changed or are gone are removed. Raises ValueError for a file that transformers does not read, for a missing
-    package, and for a full disk.
-    """
-    folder = _unpacked_folder(path)
-    _remove_outdated()
-    if not folder.is_dir():
-        _check_gguf(path)
-        with one_at_a_time(folder.with_suffix(".lock")):
-            if not folder.is_dir():
-                _unpack(path, folder)
-    return folder
-
-
-def _gguf_configuration(path: Path) -> Any:
-    """Return the configuration of the model in a GGUF file, without its weights; raises ValueError as `unpacked`."""
-    from transformers import AutoConfig
-
-    _check_gguf(path)
-    with _reading(path):
-        return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-
-
-def _check_gguf(path: Path) -> None:
-    """Raises ValueError for a missing package, and for what is no GGUF file."""
-    if missing := lacking("gguf", "gguf", "accelerate"):
-        raise ValueError(f"reading {path} {missing}")
-    with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise ValueError(f"{path} is no GGUF file, it begins otherwise; give a model's .gguf file")
-
-
-def unpacked_in() -> Path:
-    """The folder of unpacked models."""
-    return cache_folder() / "gguf"
-
-
-def _unpacked_folder(path: Path) -> Path:
-    return unpacked_in() / hashlib.sha256(json.dumps(_identity(path)).encode()).hexdigest()[:16]
-
-
-def _identity(path: Path) -> dict[str, Any]:
-    """Return what tells a GGUF file from others, and from itself when it is written again. The folder is an ordinary
-    model, which later releases of transformers load too.
-    """
-    status = path.stat()
-    return {"file": str(path.resolve()), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def _remove_outdated() -> None:
-    """Remove the folders of GGUF files that were written again or deleted. Those of a drive that is not there stay."""
-    for record in unpacked_in().glob(f"*/{_SOURCE}"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            source = json.loads(record.read_text(encoding="utf-8"))
-            file = Path(source["file"])
-            if file.parent.is_dir() and not (file.is_file() and _identity(file) == source):
-                shutil.rmtree(record.parent)
-
-
-def _unpack(path: Path, folder: Path) -> None:
-    """Write the model as an ordinary folder; raises ValueError."""
-    from safetensors import SafetensorError
-
-    model, tokenizer = _read_gguf(path)
-    size = sum(weight.nbytes for weight in model.parameters())
-    try:
-        with replacing_folder(folder) as temporary:
-            model.save_pretrained(temporary, state_dict=_narrowed(model))
-            tokenizer.save_pretrained(temporary)
-            (temporary / _SOURCE).write_text(json.dumps(_identity(path)), encoding="utf-8")
-    except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"unpacking {path} takes {size / 1e9:.1f} GB in {folder.parent}, got: {first_line(error)}; free some disk, "
-            "or set TOKEN_RECYCLING_CACHE to a folder on another disk"
-        ) from error
-
-
-def _narrowed(model: Any) -> dict[str, torch.Tensor]:
-    """Return the weights of a model in float32, each in 16 bits if these hold all of its numbers: those of a file in 16
-    bits take no more than the file. The configuration still says float32, in which they are loaded.
-    """
-    import torch
-
-    narrowed: dict[int, torch.Tensor] = {}
-    weights = model.state_dict()
-    for weight in weights.values():
-        if weight.data_ptr() not in narrowed:  # tied weights stay one
-            types = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(weight.to(kind).float(), weight))
-            narrowed[weight.data_ptr()] = weight.to(next(types, weight.dtype))
-    return {name: narrowed[weight.data_ptr()] for name, weight in weights.items()}
-
-
-def _read_gguf(path: Path) -> tuple[Any, Any]:
-    """The model in float32, and its tokenizer; raises ValueError."""
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from .compat import dequantising
-
-    # Alone in a folder: other files next to it, such as tokenizer settings, are ignored.
-    with _reading(path), tempfile.TemporaryDirectory() as alone:
-        (Path(alone) / "model.gguf").symlink_to(path.resolve())
-        fields = GGUFReader(path).fields
-        parts = fields["split.count"].contents() if "split.count" in fields else 1
-        if parts > 1:
-            raise ValueError(f"it is one of {parts} parts; join them with llama.cpp's `llama-gguf-split --merge`")
-        ends = {fields[key].contents(): None for key in _ENDS if key in fields}
-        one = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
-        tokenizer = AutoTokenizer.from_pretrained(**one)
-        model = AutoModelForCausalLM.from_pretrained(**one, dtype="float32", **dequantising())
-    # A dequantized model is saved like any other.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.generation_config.eos_token_id = [*ends] if len(ends) > 1 else next(iter(ends), None)
-    return model, tokenizer
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Errors as ValueErrors, and no bar of transformers' own, which no setting of it turns off."""
-    from transformers import modeling_gguf_pytorch_utils as reader
-
-    tqdm = reader.tqdm
-    reader.tqdm = partial(tqdm, disable=True)
-    try:
-        yield
-    except Exception as error:  # a file can hold anything
-        raise ValueError(
-            f"transformers {installed('transformers')} cannot read {path}: {first_line(error)}; download the file "
-            "again if it is cut off, else take another one, or the model's own folder or hub name"
-        ) from error
-    finally:
-        reader.tqdm = tqdm
 
 
 # Prompts

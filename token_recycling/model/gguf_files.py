@@ -1,0 +1,186 @@
+"""GGUF files: models in llama.cpp's format, each unpacked once into a folder that transformers loads.
+
+transformers dequantises a GGUF file again at every start: 19 s of processor time for 135 million parameters, where an
+ordinary folder loads in one. So the model is kept in such a folder: in float32, which loses nothing, with its
+tokenizer, chat template and generation configuration. It lies in the user's cache under the path, size and date of the
+file, is renamed into place when it is complete, and is removed once the file has changed or is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._util.extras import lacking
+from .._util.files import cache_folder, one_at_a_time, replacing_folder
+from .._util.text_stream import first_line
+from .._util.versions import installed
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
+_MAGIC = b"GGUF"
+_SOURCE = "gguf_source.json"
+"""In the folder of an unpacked model: the file that it was made of."""
+_ENDS = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
+"""Tokens that end a sequence, a turn and a message: generation ends at each, as in llama.cpp."""
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, by its name."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the GGUF files in a folder, by name."""
+    return sorted(filter(is_gguf, folder.iterdir()))
+
+
+def is_unpacked(path: Path) -> bool:
+    """Whether the model in a GGUF file is in the cache."""
+    return _folder_of(path).is_dir()
+
+
+def unpacked(path: Path) -> Path:
+    """Return the folder of the model in a GGUF file, made on first use; other processes wait for it. Folders of files
+    that changed or are gone are removed. Raises ValueError for a file that transformers does not read, for a missing
+    package, and for a full disk.
+    """
+    folder = _folder_of(path)
+    _remove_outdated()
+    if not folder.is_dir():
+        check(path)
+        with one_at_a_time(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                _unpack(path, folder)
+    return folder
+
+
+def configuration(path: Path) -> PreTrainedConfig:
+    """Return the configuration of the model in a GGUF file, without its weights; raises ValueError as `unpacked`."""
+    from transformers import AutoConfig
+
+    check(path)
+    with _reading(path):
+        return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def check(path: Path) -> None:
+    """Raises ValueError for a missing package, and for what is no GGUF file."""
+    if missing := lacking("gguf", "gguf", "accelerate"):
+        raise ValueError(f"reading {path} {missing}")
+    with open(path, "rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise ValueError(f"{path} is no GGUF file, it begins otherwise; give a model's .gguf file")
+
+
+def unpacked_in() -> Path:
+    """The folder of unpacked models."""
+    return cache_folder() / "gguf"
+
+
+def _folder_of(path: Path) -> Path:
+    return unpacked_in() / hashlib.sha256(json.dumps(_identity(path)).encode()).hexdigest()[:16]
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """Return what tells a GGUF file from others, and from itself when it is written again. The folder is an ordinary
+    model, which later releases of transformers load too.
+    """
+    status = path.stat()
+    return {"file": str(path.resolve()), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _remove_outdated() -> None:
+    """Remove the folders of GGUF files that were written again or deleted. Those of a drive that is not there stay."""
+    for record in unpacked_in().glob(f"*/{_SOURCE}"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            source = json.loads(record.read_text(encoding="utf-8"))
+            file = Path(source["file"])
+            if file.parent.is_dir() and not (file.is_file() and _identity(file) == source):
+                shutil.rmtree(record.parent)
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    """Write the model as an ordinary folder; raises ValueError."""
+    from safetensors import SafetensorError
+
+    model, tokenizer = _read(path)
+    size = sum(weight.nbytes for weight in model.parameters())
+    try:
+        with replacing_folder(folder) as temporary:
+            model.save_pretrained(temporary, state_dict=_narrowed(model))
+            tokenizer.save_pretrained(temporary)
+            (temporary / _SOURCE).write_text(json.dumps(_identity(path)), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"unpacking {path} takes {size / 1e9:.1f} GB in {folder.parent}, got: {first_line(error)}; free some disk, "
+            "or set TOKEN_RECYCLING_CACHE to a folder on another disk"
+        ) from error
+
+
+def _narrowed(model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of a model in float32, each in 16 bits if these hold all of its numbers: those of a file in 16
+    bits take no more than the file. The configuration still says float32, in which they are loaded.
+    """
+    import torch
+
+    narrowed: dict[int, torch.Tensor] = {}
+    weights = model.state_dict()
+    for weight in weights.values():
+        if weight.data_ptr() not in narrowed:  # tied weights stay one
+            types = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(weight.to(kind).float(), weight))
+            narrowed[weight.data_ptr()] = weight.to(next(types, weight.dtype))
+    return {name: narrowed[weight.data_ptr()] for name, weight in weights.items()}
+
+
+def _read(path: Path) -> tuple[Any, Any]:
+    """The model in float32, and its tokenizer; raises ValueError."""
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .compat import dequantising
+
+    # Alone in a folder: other files next to it, such as tokenizer settings, are ignored.
+    with _reading(path), tempfile.TemporaryDirectory() as alone:
+        (Path(alone) / "model.gguf").symlink_to(path.resolve())
+        fields = GGUFReader(path).fields
+        parts = fields["split.count"].contents() if "split.count" in fields else 1
+        if parts > 1:
+            raise ValueError(f"it is one of {parts} parts; join them with llama.cpp's `llama-gguf-split --merge`")
+        ends = {fields[key].contents(): None for key in _ENDS if key in fields}
+        one = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
+        tokenizer = AutoTokenizer.from_pretrained(**one)
+        model = AutoModelForCausalLM.from_pretrained(**one, dtype="float32", **dequantising())
+    # A dequantized model is saved like any other.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.generation_config.eos_token_id = [*ends] if len(ends) > 1 else next(iter(ends), None)
+    return model, tokenizer
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Errors as ValueErrors, and no bar of transformers' own, which no setting of it turns off."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    tqdm = reader.tqdm
+    reader.tqdm = partial(tqdm, disable=True)
+    try:
+        yield
+    except Exception as error:  # a file can hold anything
+        raise ValueError(
+            f"transformers {installed('transformers')} cannot read {path}: {first_line(error)}; download the file "
+            "again if it is cut off, else take another one, or the model's own folder or hub name"
+        ) from error
+    finally:
+        reader.tqdm = tqdm
