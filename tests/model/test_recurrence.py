@@ -8,7 +8,7 @@ from support.architectures import model_of
 from support.recurrent_architectures import RECURRENT
 from support.releases import needs
 from support.strategies import trees
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 import token_recycling as tr
 from token_recycling.model.compat import LinearAttentionLayer
@@ -40,7 +40,6 @@ def states_of(cache):
 def after(target, prompt, tokens):
     """What a cache holds after a prompt and tokens read one by one, and the logits (vocabulary,) after the last."""
     cache = target.new_cache()
-    take_over(cache)
     logits = target.read(prompt[None], cache)
     for token in tokens:
         logits = target.read(token[None, None], cache)
@@ -149,7 +148,7 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
 
 
 def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
-    cache = hybrid.new_cache()
+    cache = DynamicCache(config=hybrid.config)
     with torch.inference_mode():
         hybrid.model(input_ids=TEXT[None], past_key_values=cache)
     wanted, _ = after(hybrid, TEXT, TEXT[:1])
