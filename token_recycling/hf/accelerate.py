@@ -71,7 +71,7 @@ class Acceleration:
     """Decodes a call."""
     hints: Hints = NO_HINTS
     """Hints for the sequences of all calls."""
-    lays_out: bool = False
+    owns_prepacked: bool = False
     """Whether `accelerate` prepacked the weights, which `decelerate` then drops."""
 
     _said: set[str] = field(default_factory=set, repr=False)
@@ -206,8 +206,8 @@ def _original_class(kind: type) -> type:
 
 def _unfilled(original: type) -> _Accelerated:
     """Allocate for unpickling; state follows."""
-    made = _accelerated_class(original)
-    return made.__new__(made)
+    accelerated_class = _accelerated_class(original)
+    return accelerated_class.__new__(accelerated_class)
 
 
 def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None:
@@ -270,7 +270,9 @@ def accelerate(
     be captured; ValueError where `prepack=True` and weights cannot be prepacked.
     """
     acceleration = _acceleration(model, drafter, fast, reproducible=reproducible, **options)
-    acceleration.lays_out = model.acceleration.lays_out if is_accelerated(model) else prepacked_of(model) is None
+    acceleration.owns_prepacked = (
+        model.acceleration.owns_prepacked if is_accelerated(model) else prepacked_of(model) is None
+    )
     prepack_weights(model, prepack, fixed=reproducible)
     make_accelerated(model, acceleration)
     return model
@@ -279,11 +281,11 @@ def accelerate(
 def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
     """Make and compile what accelerates a model; raises as `accelerate` does."""
     backend, target = backend_for(fast), ready(model)
-    made = make_drafter(drafter, **options)
-    made.warm_up(target.device)
-    made.fit(target)
-    capture_common(target, backend, made.traits.states, reproducible=made.traits.begins_anew)
-    return Acceleration(made, backend)
+    drafter = make_drafter(drafter, **options)
+    drafter.warm_up(target.device)
+    drafter.fit(target)
+    capture_common(target, backend, drafter.traits.states, reproducible=drafter.traits.begins_anew)
+    return Acceleration(drafter, backend)
 
 
 def decelerate(model: PreTrainedModel) -> PreTrainedModel:
@@ -292,7 +294,7 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
     """
     acceleration = vars(model).get("acceleration")
     if isinstance(acceleration, Acceleration):
-        if acceleration.lays_out:
+        if acceleration.owns_prepacked:
             drop(model)
         make_plain(model)
     return model
@@ -307,7 +309,7 @@ def accelerated(
     """
     before = model.acceleration if is_accelerated(model) else None
     acceleration = _acceleration(model, drafter, fast, **options)
-    acceleration.lays_out = before is not None and before.lays_out
+    acceleration.owns_prepacked = before is not None and before.owns_prepacked
     make_accelerated(model, acceleration)
     try:
         yield model.acceleration
@@ -340,9 +342,9 @@ def generate(
     warning.
     """
     backend = backend_for(fast)
-    made, target = make_drafter(drafter, reproducible=reproducible), ready(model)
-    hints = NO_HINTS if prediction is None else Hints(prediction=_predicted(prediction, made, target, arguments))
-    acceleration = Acceleration(made, backend, target, hints=hints)
+    drafter, target = make_drafter(drafter, reproducible=reproducible), ready(model)
+    hints = NO_HINTS if prediction is None else Hints(prediction=_predicted(prediction, drafter, target, arguments))
+    acceleration = Acceleration(drafter, backend, target, hints=hints)
     acceleration.stats.synchronize = bool(stats and stats.synchronize)
     result = view(model, acceleration).generate(*inputs, **arguments)
     if stats is not None:

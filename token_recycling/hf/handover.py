@@ -65,13 +65,13 @@ class CacheHandover:
         self.given, self.paddings = given, paddings
         if type(given) is DynamicCache:
             take_over(given)
-        held = int(given.get_seq_length())
-        self.cache = given if type(given) is DynamicCache else _read(given, held, config)
+        cached = int(given.get_seq_length())
+        self.cache = given if type(given) is DynamicCache else _read(given, cached, config)
         """The cache that decoding works in: the slots of every sequence from slot 0 on."""
-        self.lengths = [max(0, held - padding) for padding in paddings]
+        self.lengths = [max(0, cached - padding) for padding in paddings]
         """Number of slots that it holds of each sequence."""
-        if held and any(paddings):
-            TreeCache(self.cache).shift([-min(padding, held) for padding in paddings], self.lengths)
+        if cached and any(paddings):
+            TreeCache(self.cache).shift([-min(padding, cached) for padding in paddings], self.lengths)
 
     def give_back(self, columns: int) -> None:
         """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
@@ -97,33 +97,33 @@ def fill_up(
                 sequences[row].push(padding)
 
 
-def _read(static: Cache, held: int, config: PretrainedConfig) -> DynamicCache:
-    """A dynamic cache with copies of the `held` slots of a static one, as far as windows have not dropped them."""
+def _read(static: Cache, cached: int, config: PretrainedConfig) -> DynamicCache:
+    """A dynamic cache with copies of the `cached` slots of a static one, as far as windows have not dropped them."""
     cache = DynamicCache(config=config, offloading=static.offloading)
     take_over(cache)
-    for index, layer in enumerate(static.layers if held else ()):
+    for index, layer in enumerate(static.layers if cached else ()):
         if layer.keys is None:
             continue
-        dropped = max(0, held - layer.keys.shape[2])
-        there = [states[:, :, : held - dropped].to(layer.device) for states in (layer.keys, layer.values)]
-        cache.layers[index].load(*there, dropped)
+        dropped = max(0, cached - layer.keys.shape[2])
+        copies = [states[:, :, : cached - dropped].to(layer.device) for states in (layer.keys, layer.values)]
+        cache.layers[index].load(*copies, dropped)
         if isinstance(layer, StaticIndexedLayer) and layer.is_indexer_initialized:
-            cache.update_indexer(layer.indexer_keys[:, :held].clone(), index)
+            cache.update_indexer(layer.indexer_keys[:, :cached].clone(), index)
     return cache
 
 
 def _write(cache: DynamicCache, static: Cache) -> None:
     """Appends to a static cache the slots that it does not have yet."""
-    held = int(static.get_seq_length())
+    cached = int(static.get_seq_length())
     for index, layer in enumerate(cache.layers):
         if layer.keys is None:
             continue
         start = layer.starts[0]  # zeros stand for slots that a window has dropped
-        states = [states[:, :, max(0, held - start) :].to(layer.device) for states in (layer.keys, layer.values)]
-        static.update(*(pad(slots, (0, 0, max(0, start - held), 0)) for slots in states), index)
+        states = [states[:, :, max(0, cached - start) :].to(layer.device) for states in (layer.keys, layer.values)]
+        static.update(*(pad(slots, (0, 0, max(0, start - cached), 0)) for slots in states), index)
         indexer_keys = getattr(layer, "indexer_keys", None)
         if indexer_keys is not None:
-            static.update_indexer(indexer_keys[:, held:], index)
+            static.update_indexer(indexer_keys[:, cached:], index)
 
 
 class BatchStopping:

@@ -55,8 +55,8 @@ _MASKS_KEPT = 4
 def _pass_of(config: PretrainedConfig | None) -> _Pass | None:
     """The pass within which a model of this configuration attends, as far as can be seen."""
     # Not `is_compiling`, which says so in all threads while one compiles.
-    found = None if torch.compiler.is_dynamo_compiling() else _current.get()
-    return found if found is not None and found.config is config else None
+    current = None if torch.compiler.is_dynamo_compiling() else _current.get()
+    return current if current is not None and current.config is config else None
 
 
 @dataclass(frozen=True)

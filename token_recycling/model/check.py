@@ -18,16 +18,16 @@ def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
     `self_test` also compares the logits of a tree with those of linear decoding, and watches whether a step would make
     the host wait: some fifteen short forward passes.
     """
-    found = model_info(model)
-    if not found.supported:
-        return found
-    found = replace(found, no_fast_path=why_not_captured(found))
-    if found.quantised or not found.tested:
-        kind = "quantised" if found.quantised else f"family {found.family!r}"
-        note = f"{found.model} ({kind}) is not among those tested: a self-test decides"
-        found = replace(found, notes=(*found.notes, note))
+    info = model_info(model)
+    if not info.supported:
+        return info
+    info = replace(info, no_fast_path=why_not_captured(info))
+    if info.quantised or not info.tested:
+        kind = "quantised" if info.quantised else f"family {info.family!r}"
+        note = f"{info.model} ({kind}) is not among those tested: a self-test decides"
+        info = replace(info, notes=(*info.notes, note))
     if not self_test:
-        return found
-    found = tested(model, found)
-    fast = passes_or_reason(Target(model)) if found.supported else None
-    return replace(found, no_fast_path=fast) if isinstance(fast, str) else found
+        return info
+    info = tested(model, info)
+    fast = passes_or_reason(Target(model)) if info.supported else None
+    return replace(info, no_fast_path=fast) if isinstance(fast, str) else info

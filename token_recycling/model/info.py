@@ -322,19 +322,19 @@ def _looks_attention_up(parts: Collection[torch.nn.Module]) -> bool:
 
 def _reaches(config: PretrainedConfig) -> dict[str, Reach]:
     """The reach of each type of layer, by the name that the model's forward knows it by."""
-    found: dict[str, Reach] = {}
+    reaches: dict[str, Reach] = {}
     types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
     for kind in dict.fromkeys(types):
         if kind in _HYBRID:  # such a layer's attention goes by either name
             reach = Reach("sliding", config.sliding_window) if kind == "hybrid_sliding" else Reach()
-            found |= {kind: reach, _HYBRID[kind]: reach, "linear_attention": Reach()}
+            reaches |= {kind: reach, _HYBRID[kind]: reach, "linear_attention": Reach()}
         elif kind == "sliding_attention" or (kind is None and getattr(config, "sliding_window", None)):
-            found[kind or "sliding_attention"] = Reach("sliding", config.sliding_window)
+            reaches[kind or "sliding_attention"] = Reach("sliding", config.sliding_window)
         elif kind == "chunked_attention" or (kind is None and getattr(config, "attention_chunk_size", None)):
-            found[kind or "chunked_attention"] = Reach("chunked", config.attention_chunk_size)
+            reaches[kind or "chunked_attention"] = Reach("chunked", config.attention_chunk_size)
         else:
-            found[kind or "full_attention"] = Reach()
-    return found
+            reaches[kind or "full_attention"] = Reach()
+    return reaches
 
 
 def _how(layers: Mapping[str, Reach], key_bias: KeyBias | None) -> str:

@@ -147,8 +147,8 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
                     f"hidden states between the layers of {type(model).__name__} are not (batch, n, hidden); choose a "
                     "drafter that needs none"
                 )
-            known = min(one.shape[1] for one in states)
-            seen.append(torch.cat([one[:, -known:] for one in states], dim=-1))
+            n = min(one.shape[1] for one in states)
+            seen.append(torch.cat([one[:, -n:] for one in states], dim=-1))
 
     hooks = [
         layers[number].register_forward_pre_hook(partial(enter, number), with_kwargs=True)

@@ -32,36 +32,36 @@ Reading = Callable[[], None]
 """Called before each piece of a prompt; an exception ends the call."""
 
 
-def piece_of(model: Target, held: int, others: bool = False) -> int:
-    """Tokens of a prompt that are read behind `held` of it before `others`, if there are any, have a turn, or it is
+def piece_of(model: Target, cached: int, others: bool = False) -> int:
+    """Tokens of a prompt that are read behind `cached` of it before `others`, if there are any, have a turn, or it is
     asked whether anybody still waits for it.
     """
     if model.device.type != "cpu":
         return _READ_ON_DEVICE if others else _READ_ON_DEVICE_ALONE
-    return _READ_FAR_ON_CPU if held >= _FAR else _READ
+    return _READ_FAR_ON_CPU if cached >= _FAR else _READ
 
 
 def prefill(
     model: Target,
     sequences: Sequence[torch.Tensor],
     cache: Cache,
-    held: Sequence[int] | None = None,
+    cached: Sequence[int] | None = None,
     reading: Reading | None = None,
 ) -> None:
     """Put each of `sequences` (length,) without its last token into the cache, as far as it is not there.
 
-    `held[row]` slots of each sequence are cached; by default as many as the cache has. Shorter sequences are padded on
-    the right. `reading` is called before each piece.
+    The first `cached[row]` tokens of each sequence are cached; by default as many as the cache has. Shorter sequences
+    are padded on the right. `reading` is called before each piece.
     """
     _begin(model, cache, max(map(len, sequences)))
     slots, border = cache.get_seq_length(), model.info.border
     if border is not None and border.at_once and len(sequences[0]) > border.at:
         _read_at_once(model, sequences[0], cache)
         return
-    held = held or [slots] * len(sequences)
-    missing = [sequence[there:-1].to(model.device) for sequence, there in zip(sequences, held, strict=True)]
-    if set(held) != {slots}:
-        for _ in extend(model, missing, held, cache):
+    cached = cached or [slots] * len(sequences)
+    missing = [sequence[there:-1].to(model.device) for sequence, there in zip(sequences, cached, strict=True)]
+    if set(cached) != {slots}:
+        for _ in extend(model, missing, cached, cache):
             pass
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
@@ -76,10 +76,10 @@ def _pieces(model: Target, cache: Cache, n: int, size: int, reading: Reading | N
     """Yield the pieces, of at most `size`, of `n` uncached tokens; `reading` is called before each."""
     start = 0
     while start < n:
-        held = cache.get_seq_length()
+        cached = cache.get_seq_length()
         if reading is not None:
             reading()
-        end = start + (size if reading is None else min(size, piece_of(model, held)))
+        end = start + (size if reading is None else min(size, piece_of(model, cached)))
         yield slice(start, min(n, end))
         start = end
 
@@ -97,13 +97,13 @@ def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: Cache)
     """
     longest = max(map(len, sequences))
     _begin(model, cache, longest)
-    held = cache.get_seq_length()
+    cached = cache.get_seq_length()
     padding = [longest - len(sequence) for sequence in sequences]
     tokens = torch.stack(
         [pad(sequence.to(model.device), (before, 0)) for sequence, before in zip(sequences, padding, strict=True)]
     )
     let_go(cache, longest)
-    logits = model.read(tokens[:, held:], cache, last=1, padding=padding)
+    logits = model.read(tokens[:, cached:], cache, last=1, padding=padding)
     if any(padding):
         TreeCache(cache).shift([-before for before in padding], list(map(len, sequences)))
     return logits[:, -1:]
@@ -121,19 +121,19 @@ def first_pass(
     """
     sequence, n = sequence.to(model.device), len(draft)
     _begin(model, cache, len(sequence) + n)
-    held = cache.get_seq_length()
+    cached = cache.get_seq_length()
     at_once = n == 1 and model.leaves_logits_out
     with_draft = max(0, PIECE - n)
-    before = sequence[held : len(sequence) if at_once else max(held, len(sequence) - 1 - with_draft)]
+    before = sequence[cached : len(sequence) if at_once else max(cached, len(sequence) - 1 - with_draft)]
     size = len(before) if model.leaves_logits_out else PIECE
     for place in _pieces(model, cache, len(before), size, reading):
-        let_go(cache, held + place.stop)
+        let_go(cache, cached + place.stop)
         logits = model.read(before[None, place], cache, last=1)
     if at_once:
         return logits
-    held = cache.get_seq_length()
+    cached = cache.get_seq_length()
     let_go(cache, len(sequence) - 1)
-    return model.forward(model.inputs.of_prompt(sequence[held:-1], draft, held), cache, last=n)[:, -n:]
+    return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]
 
 
 def extend(
@@ -166,9 +166,9 @@ def continued(model: Target, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
     cache, sequence = model.new_cache(), prompt.to(model.device)
     prefill(model, [sequence], cache)
     for _ in range(tokens):
-        held = cache.get_seq_length()
+        cached = cache.get_seq_length()
         cross_border(model, [sequence], cache)
-        logits = model.forward(model.inputs.of([Draft.chain(sequence[-1:])], [held], held), cache)
+        logits = model.forward(model.inputs.of([Draft.chain(sequence[-1:])], [cached], cached), cache)
         sequence = torch.cat([sequence, logits[0, -1:].argmax(dim=-1)])
     return sequence
 

@@ -80,7 +80,7 @@ class PrefixCache:
     def take(self, ids: torch.Tensor, key: str) -> tuple[Cache, int]:
         """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         with self._lock:
-            path, n = self._found(ids, key)
+            path, n = self._cached_prefix(ids, key)
             if not n:
                 return self._new_cache(), 0
             self._use(path)
@@ -89,9 +89,9 @@ class PrefixCache:
     def known(self, ids: torch.Tensor, key: str) -> int:
         """Return how many tokens `take` would give now."""
         with self._lock:
-            return self._found(ids, key)[1]
+            return self._cached_prefix(ids, key)[1]
 
-    def _found(self, ids: torch.Tensor, key: str) -> tuple[list[_Segment], int]:
+    def _cached_prefix(self, ids: torch.Tensor, key: str) -> tuple[list[_Segment], int]:
         """Return the cached segments of a sequence's prefix, the last one perhaps in part, and the tokens in them."""
         support, border = self.target.info, self.target.info.border
         path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get(key))
@@ -110,8 +110,8 @@ class PrefixCache:
         border, tokens = self.target.info.border, ids.cpu().numpy().copy()
         if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):
             return
-        held = TreeCache(cache)
-        if any(held.starts):  # slots that left a window are gone
+        tree_cache = TreeCache(cache)
+        if any(tree_cache.starts):  # slots that left a window are gone
             return
         with self._lock:
             path, n = self._match(tokens, self._roots.setdefault(key, _Segment(tokens[:0])))
@@ -120,12 +120,12 @@ class PrefixCache:
             self._use(path)
             ends = self.target.info.recurrent and not (path and n == len(tokens) and path[-1].end)
             end = [copied_states(layer, row) for layer in recurrent_layers(cache)] if ends else []
-            wanted = (len(tokens) - n) * _bytes(held.slice(row, 0, 1)) + bytes_of_states(end)
-            if not self._make_room(wanted, path):
+            needed = (len(tokens) - n) * _bytes(tree_cache.slice(row, 0, 1)) + bytes_of_states(end)
+            if not self._make_room(needed, path):
                 return
             last = path[-1] if path else self._roots[key]
             if n < len(tokens):
-                added = _Segment(tokens[n:], _cloned(held.slice(row, n, len(tokens))), last)
+                added = _Segment(tokens[n:], _cloned(tree_cache.slice(row, n, len(tokens))), last)
                 last.below[int(tokens[n])] = last = added
                 self._use([*path, added])
                 self.nbytes += last.nbytes

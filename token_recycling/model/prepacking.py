@@ -209,15 +209,15 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
         if wanted:
             raise ValueError(f"cannot prepack this model: {reason}; leave prepack=True out")
         return None
-    known = kept.recall(PREPACKED)
-    if known is not None and known.fixed == fixed and known.unchanged:
-        return known
+    packed = kept.recall(PREPACKED)
+    if packed is not None and packed.fixed == fixed and packed.unchanged:
+        return packed
     _drop(parts, kept)
     began = time.perf_counter()
-    made = kept.get(PREPACKED, lambda: Prepacked(modules, fixed))
+    packed = kept.get(PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
         logger.warning("prepacked weights: %.1f s, once", time.perf_counter() - began)
-    return made
+    return packed
 
 
 def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
@@ -243,8 +243,8 @@ def _layers_among(parts: Iterable[nn.Module]) -> tuple[list[nn.Linear], str | No
     dtypes = packed_types()
     if not dtypes:
         return [], "this build of torch has no oneDNN"
-    found = [part for part in parts if type(part) is nn.Linear and _packable(part, dtypes)]
-    return found, None if found else "it has no linear layers in float32 or bfloat16 that this CPU multiplies"
+    layers = [part for part in parts if type(part) is nn.Linear and _packable(part, dtypes)]
+    return layers, None if layers else "it has no linear layers in float32 or bfloat16 that this CPU multiplies"
 
 
 def _packable(module: nn.Linear, dtypes: set[torch.dtype]) -> bool:

@@ -96,15 +96,15 @@ _looking = threading.RLock()
 def kept_of(model: PreTrainedModel) -> Kept:
     """Return the results about a model as it is."""
     with _looking:
-        found = _kept.get(model)
-    same_form, same = (False, False) if found is None else found.compare(model)
-    if found is not None and same:
-        return found
+        before = _kept.get(model)
+    same_form, same = (False, False) if before is None else before.compare(model)
+    if before is not None and same:
+        return before
     with _looking:
-        if (made := _kept.get(model)) is found or made is None:  # no other thread has looked again meanwhile
-            of_form = found.of_form if found is not None and same_form else {}
-            made = _kept[model] = Kept(model, of_form, threading.RLock() if found is None else found.lock)
-    return made
+        if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile
+            of_form = before.of_form if before is not None and same_form else {}
+            kept = _kept[model] = Kept(model, of_form, threading.RLock() if before is None else before.lock)
+    return kept
 
 
 @contextmanager
@@ -131,8 +131,8 @@ def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
     except FileNotFoundError:
         return nothing
     except (OSError, ValueError, KeyError, TypeError) as error:
-        found = f"{type(error).__name__}: {error}"
-        say(f"{path} does not hold facts learned about a model ({found}); they are learned again")
+        problem = f"{type(error).__name__}: {error}"
+        say(f"{path} does not hold facts learned about a model ({problem}); they are learned again")
         return nothing
 
 

@@ -131,7 +131,7 @@ def passes_of(target: Target) -> CapturedPasses:
     """Return the captured passes of a model; raises NoFastPathError where they do not hold for it."""
     from .support import passes_or_reason
 
-    found = passes_or_reason(target)
-    if isinstance(found, str):
-        raise NoFastPathError(f"fast=True: {found}")
-    return found
+    passes = passes_or_reason(target)
+    if isinstance(passes, str):
+        raise NoFastPathError(f"fast=True: {passes}")
+    return passes

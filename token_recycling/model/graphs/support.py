@@ -34,50 +34,50 @@ _HOST_BOUND = {
 """Tested families whose forward pass cannot be captured, and what it does."""
 
 
-def why_not_captured(known: ModelInfo) -> str | None:
+def why_not_captured(info: ModelInfo) -> str | None:
     """Return why forward passes of a model cannot be captured, by its configuration, or None."""
-    if not known.supported:
-        return known.reason
-    if not known.tested:
-        return f"family {known.family!r} was not tested"
-    if known.family in _HOST_BOUND:
-        return f"{known.model} {_HOST_BOUND[known.family]}"
-    if known.recurrent:
-        return f"{known.model} has recurrent layers"
-    if not known.branches:
-        return f"{known.model} takes no positions: it counts cache slots"
-    if known.key_bias is not None:
-        return f"{known.model} takes no positions: it has ALiBi"
-    if known.border is not None:
-        return f"{known.model} computes differently by length: {known.border.why}"
+    if not info.supported:
+        return info.reason
+    if not info.tested:
+        return f"family {info.family!r} was not tested"
+    if info.family in _HOST_BOUND:
+        return f"{info.model} {_HOST_BOUND[info.family]}"
+    if info.recurrent:
+        return f"{info.model} has recurrent layers"
+    if not info.branches:
+        return f"{info.model} takes no positions: it counts cache slots"
+    if info.key_bias is not None:
+        return f"{info.model} takes no positions: it has ALiBi"
+    if info.border is not None:
+        return f"{info.model} computes differently by length: {info.border.why}"
     return None
 
 
-class _Found:
+class _Captures:
     """The captured passes of a model, or why it has none, for as long as its state does not change."""
 
     def __init__(self) -> None:
         self._making = Lock()
         """Two threads make one."""
-        self._found: CapturedPasses | str | None = None
+        self._result: CapturedPasses | str | None = None
         self._state: list[Any] | None = None
         """None where every pass changes it."""
 
     def of(self, target: Target) -> CapturedPasses | str:
         with self._making:
-            if self._found is None or (self._state is not None and self._state != state_of(target)):
-                self._found = None  # gives back its memory before the next one takes some
-                self._found = self._made(target)
-            return self._found
+            if self._result is None or (self._state is not None and self._state != state_of(target)):
+                self._result = None  # gives back its memory before the next one takes some
+                self._result = self._made(target)
+            return self._result
 
     def _made(self, target: Target) -> CapturedPasses | str:
         for _ in range(2):  # a model's first pass may make what it keeps
             self._state = state_of(target, keep=True)
-            found = _by_parts(target.eager) or _tried_out(target)
+            result = _by_parts(target.eager) or _tried_out(target)
             if self._state == state_of(target):
-                if isinstance(found, CapturedPasses):
-                    found.state = self._state
-                return found
+                if isinstance(result, CapturedPasses):
+                    result.state = self._state
+                return result
         self._state = None
         name = type(target.model).__name__
         return f"every forward pass of {name} sets attributes of the model"
@@ -86,7 +86,7 @@ class _Found:
 def passes_or_reason(target: Target) -> CapturedPasses | str:
     """Return the model's captured passes, made once for each state of the model, or why it has none."""
     reason = why_not_captured(target.info) or _by_surroundings(target.device)
-    return reason or target.kept.get("captured passes", _Found).of(target)
+    return reason or target.kept.get("captured passes", _Captures).of(target)
 
 
 def _by_surroundings(device: torch.device) -> str | None:
