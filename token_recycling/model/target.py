@@ -19,7 +19,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees
-from .architectures import KeyBias, Reach
+from .architectures import Reach
 from .attention import attending, biased_by_position, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
 from .fingerprint import parts_of
@@ -127,9 +127,9 @@ class Target:
         """Its recurrent layers."""
         self.arguments = arguments_of(model)
         """The arguments that its forward names."""
-        self._takes_positions, self._takes_mask = (
-            name in self.arguments for name in ("position_ids", "attention_mask")
-        )
+        self._takes_positions = "position_ids" in self.arguments
+        self._takes_mask = info.key_bias is None and ("attention_mask" in self.arguments or not info.recurrent)
+        """Whether masks of trees are an argument of its forward."""
         self._cache = cache_argument(self.arguments) or CACHE
         self.leaves_logits_out = "logits_to_keep" in self.arguments
         """Whether it can compute the logits of the last tokens only."""
@@ -203,33 +203,37 @@ class Target:
         take_over(cache)
         return cache
 
-    def forward(self, inputs: dict[str, Any], cache: Cache, last: int = 0) -> torch.Tensor:
+    def forward(self, inputs: PassInputs, cache: Cache, last: int = 0) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache;
         of the `last` ones alone where the model can leave the others out. They are on the model's input device.
         """
-        inputs, info = {**inputs, **self._options, self._cache: cache}, self.info
+        info, mask, windowed = self.info, inputs.mask, windowed_layer(cache)
+        if mask is not None and inputs.frame is None and windowed is not None and any(windowed.starts):
+            mask = within_windows(mask, info.layers, windowed)
+        arguments = {**self._options, self._cache: cache, "input_ids": inputs.tokens}
+        if self._takes_mask:
+            arguments["attention_mask"] = mask
+        if self._takes_positions:
+            arguments["position_ids"] = inputs.positions
         if last and self.leaves_logits_out:
-            inputs["logits_to_keep"] = last
-        frame, windowed = inputs.pop("frame", None), windowed_layer(cache)
-        if frame is None and windowed is not None and any(windowed.starts) and inputs["attention_mask"] is not None:
-            inputs["attention_mask"] = within_windows(inputs["attention_mask"], info.layers, windowed)
+            arguments["logits_to_keep"] = last
         with attending(self.config, info.attention, info.named_attention), contextlib.ExitStack() as others:
-            if frame is not None:
-                others.enter_context(framed(cache, frame))
+            if inputs.frame is not None:
+                others.enter_context(framed(cache, inputs.frame))
             if self.prepacked is not None:
                 others.enter_context(self.prepacked.used())
             if self.device.type != "cpu":
                 others.enter_context(self._experts_of_decoding())
-            if info.key_bias is not None:
-                others.enter_context(self._key_bias(info.key_bias, inputs, cache))
-            if self.mixers:
-                others.enter_context(self._by_node(inputs, cache))
-            logits = self.eager(**inputs).logits
+            if info.key_bias is not None and isinstance(mask, torch.Tensor):
+                others.enter_context(biased_by_position(self.model, info.key_bias, mask, _key_positions(inputs, cache)))
+            if inputs.parents is not None:
+                others.enter_context(node_by_node(self.mixers, cache, inputs.parents))
+            logits = self.eager(**arguments).logits
         if info.recurrent:
-            count(cache, inputs["input_ids"].shape[1])
+            count(cache, inputs.tokens.shape[1])
         return logits.to(self.device)
 
-    def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_with_hidden(self, inputs: PassInputs, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
         """As `forward`, with the last hidden states (batch, n, hidden) that the logits were made of."""
         with layer_states(self.model, last_state) as seen:
             logits = self.forward(inputs, cache)
@@ -261,26 +265,30 @@ class Target:
             count(cache, tokens.shape[1])
         return logits.to(self.device)
 
-    def _by_node(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
-        """For a model with recurrent layers: take out of `inputs` which node follows which, and let them read so."""
-        parents = inputs.pop("parents", None)
-        if not self._takes_positions:
-            inputs.pop("position_ids", None)
-        if not self._takes_mask:
-            inputs.pop("attention_mask")
-        return contextlib.nullcontext() if parents is None else node_by_node(self.mixers, cache, parents)
 
-    def _key_bias(self, bias: KeyBias, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
-        """For a model with ALiBi: take out of `inputs` what such a model cannot be given as an argument."""
-        mask, positions = inputs.pop("attention_mask"), inputs["position_ids"]
-        before = inputs.pop("key_positions", None)
-        if not self._takes_positions:
-            del inputs["position_ids"]
-        if mask is None:
-            return contextlib.nullcontext()
-        if before is None:
-            before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
-        return biased_by_position(self.model, bias, mask, torch.cat([before, positions], dim=1))
+class PassInputs(NamedTuple):
+    """What a forward pass over n nodes of trees is given."""
+
+    tokens: torch.Tensor
+    """(batch, n) int64."""
+    mask: Masks | None
+    """(batch or 1, 1, n, slots) each; None for lone roots, which see everything."""
+    positions: torch.Tensor
+    """(batch, n) int64."""
+    frame: Frame | None = None
+    """The slots of a pass of a fixed shape."""
+    parents: Sequence[Sequence[int]] | None = None
+    """For recurrent layers, the parent of each node, -1 for the root; None for lone roots."""
+    key_positions: torch.Tensor | None = None
+    """(batch, length) positions of the slots before the nodes, where some belong to nodes of a tree."""
+
+
+def _key_positions(inputs: PassInputs, cache: Cache) -> torch.Tensor:
+    """Positions (batch, length + n) of all keys of a pass."""
+    before, positions = inputs.key_positions, inputs.positions
+    if before is None:
+        before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
+    return torch.cat([before, positions], dim=1)
 
 
 class TreeInputs:
@@ -297,7 +305,7 @@ class TreeInputs:
 
     def of(
         self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int, active: Collection[int] | None = None
-    ) -> dict[str, Any]:
+    ) -> PassInputs:
         """Inputs of a pass over one draft for each sequence, filled up to the largest. The root of each follows
         `lengths[row]` tokens, the first ones of the `cached` slots of the cache. Rows of a batch that are not `active`
         attend to nothing; by default all are.
@@ -306,16 +314,14 @@ class TreeInputs:
             visible = [length if active is None or row in active else 0 for row, length in enumerate(lengths)]
             return self._of_batch(drafts, visible, cached)
         (draft,) = drafts
-        inputs: dict[str, Any] = {
-            "input_ids": self._sent(draft.tokens)[None],
-            "attention_mask": self._mask(draft.parents, cached),
-            "position_ids": (self._sent(draft.depths) + cached)[None],
-        }
-        if self._info.recurrent and len(draft) > 1:
-            inputs["parents"] = [draft.parents.tolist()]
-        return inputs
+        return PassInputs(
+            self._sent(draft.tokens)[None],
+            self._mask(draft.parents, cached),
+            (self._sent(draft.depths) + cached)[None],
+            parents=[draft.parents.tolist()] if self._info.recurrent and len(draft) > 1 else None,
+        )
 
-    def of_packed(self, trees: PackedTrees, band: int, cache: Cache) -> dict[str, Any]:
+    def of_packed(self, trees: PackedTrees, band: int, cache: Cache) -> PassInputs:
         """Inputs of a pass of a fixed shape over packed trees. The nodes of each take the slots behind its sequence,
         and attention runs over the first `band` slots, in layers with a window over those that are left. Numbers on the
         device are all that changes from pass to pass, so that one can be captured. The cache must take frames, and have
@@ -332,14 +338,9 @@ class TreeInputs:
                 mask = {kind: (mask if reach == Reach() else near)[kind] for kind, reach in layers.items()}
             else:
                 mask = near
-        return {
-            "input_ids": trees.tokens.clamp(min=0),
-            "attention_mask": mask,
-            "position_ids": trees.positions,
-            "frame": frame,
-        }
+        return PassInputs(trees.tokens.clamp(min=0), mask, trees.positions, frame)
 
-    def of_prompt(self, unread: torch.Tensor, draft: Draft, cached: int) -> dict[str, Any]:
+    def of_prompt(self, unread: torch.Tensor, draft: Draft, cached: int) -> PassInputs:
         """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `cached` slots of the cache,
         and over a draft that follows them: m + n rows.
         """
@@ -349,26 +350,20 @@ class TreeInputs:
         seen[m:, m:] = self._sent(shapes.ancestors(draft.parents))
         return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), seen, depths, cached)
 
-    def of_layer(
-        self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
-    ) -> dict[str, Any]:
+    def of_layer(self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> PassInputs:
         """Inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots in the
         cache, in order: for a tree that is grown layer by layer.
 
         `tokens` (n,); `ancestors` (n, nodes) bool, what each of the new ones sees of all nodes; `depths` (nodes,).
         """
         n = len(tokens)
-        inputs = {
-            "input_ids": tokens[None],
-            "attention_mask": self._masks(ancestors, depths, length),
-            "position_ids": (depths[-n:] + length)[None],
-        }
-        if self._info.key_bias is not None:
-            before = torch.arange(length, device=self._device)
-            inputs["key_positions"] = torch.cat([before, depths[:-n] + length])[None]
-        return inputs
+        inputs = PassInputs(tokens[None], self._masks(ancestors, depths, length), (depths[-n:] + length)[None])
+        if self._info.key_bias is None:
+            return inputs
+        before = torch.arange(length, device=self._device)
+        return inputs._replace(key_positions=torch.cat([before, depths[:-n] + length])[None])
 
-    def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int) -> dict[str, Any]:
+    def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int) -> PassInputs:
         device, n = self._device, max(map(len, drafts))
         ids = torch.zeros(len(drafts), n, dtype=torch.long, device=device)
         positions = torch.tensor(lengths, device=device)[:, None].repeat(1, n)
@@ -380,10 +375,10 @@ class TreeInputs:
             visible[row, :nodes, cached : cached + nodes] |= self._sent(shapes.ancestors(draft.parents))
         keys = torch.cat([torch.arange(cached, device=device).expand(len(drafts), cached), positions], dim=1)
         mask = masks(self._info.layers, visible[:, None], positions, keys, self._dtype)
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        if self._info.recurrent:
-            inputs["parents"] = [[*draft.parents.tolist(), *[0] * (n - len(draft))] for draft in drafts]
-        return inputs
+        if not self._info.recurrent:
+            return PassInputs(ids, mask, positions)
+        parents = [[*draft.parents.tolist(), *[0] * (n - len(draft))] for draft in drafts]
+        return PassInputs(ids, mask, positions, parents=parents)
 
     def _mask(self, parents: np.ndarray, length: int) -> Masks | None:
         """(1, 1, n, length + n) each; None for a lone root, which sees everything.

@@ -154,7 +154,7 @@ def test_masks_of_a_prompt_with_a_draft_are_aligned():
         target = Target(llama().to(CARD))
         for length in (3, 8, 13):
             draft = tr.Draft(range(3), [-1, 0, 0])
-            mask = target.inputs.of_prompt(torch.arange(length, device=CARD), draft, 5)["attention_mask"]
+            mask = target.inputs.of_prompt(torch.arange(length, device=CARD), draft, 5).mask
             assert mask.stride(2) % 8 == mask.storage_offset() == 0
             assert mask.shape[3] == 5 + length + 3
 

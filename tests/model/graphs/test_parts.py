@@ -59,7 +59,7 @@ def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, 
 def test_masks_are_those_of_eager_passes_with_nothing_behind(model, length):
     tree, target = Template.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), Target(model)
     drafts = [Draft(np.zeros(len(tree)), tree.parents)]
-    wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
+    wanted = target.inputs.of(drafts, [length], length).mask
     trees = send(drafts, [length], len(tree), CPU)
     made = tree_masks({"full": Reach()}, trees, 24, torch.float32)
     assert torch.equal(made[..., : length + len(tree)], wanted)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ...model.kv_cache import TreeCache
 from ...model.prefill import prefill
-from ...model.target import Target
+from ...model.target import PassInputs, Target
 from ...trees.draft import Draft
 
 _AT_ONCE = 32
@@ -91,7 +90,7 @@ class Reader:
         self._nodes += len(new)
         return self._forward(inputs)
 
-    def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+    def _forward(self, inputs: PassInputs) -> torch.Tensor:
         if not self._wants_states:
             return self.model.forward(inputs, self._cache)[0]
         logits, states = self.model.forward_with_hidden(inputs, self._cache)
