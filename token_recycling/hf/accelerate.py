@@ -74,7 +74,7 @@ class Acceleration:
     owns_prepacked: bool = False
     """Whether `accelerate` prepacked the weights, which `decelerate` then drops."""
 
-    _said: set[str] = field(default_factory=set, repr=False)
+    _warned: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,9 +97,9 @@ class Acceleration:
     def say(self, reason: str) -> None:
         """Warn that a call is left to transformers, once for every reason."""
         with self._lock:
-            if reason not in self._said:
+            if reason not in self._warned:
                 logger.warning("not accelerated: %s; transformers' own decoding is used", reason)
-                self._said.add(reason)
+                self._warned.add(reason)
 
     def ended(self, stats: Stats, fallback: str | None) -> None:
         """Record the statistics of a call, or why it was left to transformers."""

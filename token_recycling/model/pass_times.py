@@ -60,21 +60,24 @@ class PassTimes:
             return self._curves[key]
 
     def _begun(self, texts: int, length: int) -> np.ndarray:
-        known = {n: shape * self._prior[0] for (count, n), shape in self._kept().items() if count == texts}
-        known |= {n: curve.seconds for (count, n), curve in self._curves.items() if count == texts and curve.steps}
-        if known:
-            return known[min(known, key=lambda other: abs(math.log(other / length)))]
+        by_length = {n: shape * self._prior[0] for (count, n), shape in self._kept().items() if count == texts}
+        by_length |= {n: curve.seconds for (count, n), curve in self._curves.items() if count == texts and curve.steps}
+        if by_length:
+            return by_length[min(by_length, key=lambda other: abs(math.log(other / length)))]
         return self._prior if texts == 1 else shared_by(texts, self.curve(1, length).seconds)
 
     def _kept(self) -> dict[tuple[int, int], np.ndarray]:
         """Return the plausible shapes on disk."""
         return {} if self._path is None else remembered.read(self._path, self._parsed, {})
 
-    def _parsed(self, held: dict[str, Any]) -> dict[tuple[int, int], np.ndarray]:
-        found = {(one["texts"], one["length"]): np.asarray(one["relative"], dtype=np.float64) for one in held["curves"]}
+    def _parsed(self, content: dict[str, Any]) -> dict[tuple[int, int], np.ndarray]:
+        shapes = {
+            (curve["texts"], curve["length"]): np.asarray(curve["relative"], dtype=np.float64)
+            for curve in content["curves"]
+        }
         return {
             (texts, length): shape
-            for (texts, length), shape in found.items()
+            for (texts, length), shape in shapes.items()
             if _plausible(shape) and len(shape) == len(shared_by(texts, self._prior))
         }
 
@@ -119,12 +122,12 @@ def _agreed(target: Target, seconds: float) -> float:
     """Return the time that rank 0 measured, which counts for all ranks: with different trees they would wait for each
     other for ever. All must call it at the same point. One broadcast of 8 bytes.
     """
-    held = torch.tensor(seconds, dtype=torch.float64, device=target.device)
+    agreed = torch.tensor(seconds, dtype=torch.float64, device=target.device)
     meshes = (weight.device_mesh for weight in target.model.parameters() if hasattr(weight, "device_mesh"))
     mesh = next(meshes, None)
     group = None if mesh is None else mesh["tp"].get_group() if mesh.ndim > 1 else mesh.get_group()
-    torch.distributed.broadcast(held, group=group, group_src=0)
-    return float(held)
+    torch.distributed.broadcast(agreed, group=group, group_src=0)
+    return float(agreed)
 
 
 def agreed_time(target: Target) -> Callable[[float], float]:
