@@ -1,10 +1,11 @@
-"""Devices: synchronization, states of random generators, memory, and the dtypes that a CPU computes in."""
+"""Devices and torch's modes: synchronization, lasting tensors, states of random generators, memory, dtypes of a CPU."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -29,6 +30,15 @@ def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         with CAPTURING:
             torch.accelerator.synchronize(device)
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Tensors that are made within may be written in place later, in inference mode or outside of it: one call may be
+    within it and the next not.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # the former alone would switch gradients on
+        yield
 
 
 def random_state(device: torch.device, generator: torch.Generator | None) -> torch.Tensor:

@@ -20,10 +20,10 @@ from functools import partial
 import torch
 from transformers.cache_utils import Cache
 
+from .._util.device import lasting
 from ..drafters._base import Drafter
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading
-from ..model.remembered import lasting
 from ..model.runner import Backend, EagerRunner, Pass, Runner, Runners, States, eager
 from ..model.target import Target
 from ..trees.draft import Draft, Step

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from .._util.device import synchronize
+from .._util.device import lasting, synchronize
 from .compat import (
     DummyLayer,
     DynamicIndexedLayer,
@@ -32,7 +32,6 @@ from .recurrence import (
     select_states,
     take_over_states,
 )
-from .remembered import lasting
 from .tree_layer import (
     WINDOW_NODES,
     BlockTreeLayer,

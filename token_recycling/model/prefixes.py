@@ -23,12 +23,11 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from .._util.device import memory
+from .._util.device import lasting, memory
 from .._util.locks import Lock
 from .compat import LinearAttentionLayer
 from .kv_cache import Slots, TreeCache, count_tokens, expect, keep_all, slots
 from .recurrence import bytes_of_states, copied_states, recurrent_layers, take_over_states, take_states
-from .remembered import lasting
 from .target import Target
 
 _SHARE = 8

@@ -13,8 +13,7 @@ import json
 import logging
 import platform
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from .._util.device import lasting
 from .._util.files import cache_folder, replacing
 from .fingerprint import Fingerprint
 
@@ -105,15 +105,6 @@ def kept_of(model: PreTrainedModel) -> Kept:
             of_form = before.of_form if before is not None and same_form else {}
             kept = _kept[model] = Kept(model, of_form, threading.RLock() if before is None else before.lock)
     return kept
-
-
-@contextmanager
-def lasting() -> Iterator[None]:
-    """Tensors that are made within may be written in place later, in inference mode or outside of it: one call may be
-    within it and the next not.
-    """
-    with torch.inference_mode(False), torch.no_grad():  # the former alone would switch gradients on
-        yield
 
 
 # On disk

@@ -18,8 +18,8 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
+from .._util.device import lasting
 from .compat import DynamicIndexedLayer, left_by_crop
-from .remembered import lasting
 
 _GRAIN = 64
 """Capacities are multiples of it."""

@@ -12,13 +12,13 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.utils.logging import tqdm
 
+from ..._util.device import lasting
 from ...trees import shapes
 from ...trees.draft import Draft
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..fingerprint import operations_of
 from ..inspection import layer_states
 from ..kv_cache import TreeCache, keep_all, windowed_layer
-from ..remembered import lasting
 from ..runner import EagerRunner, Pass, States
 from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
 from . import NoFastPathError
