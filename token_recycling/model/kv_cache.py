@@ -51,7 +51,15 @@ nothing for a layer without slots.
 """
 
 _SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
-_OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAttentionAndFullAttentionLayer)
+_REPLACED = (
+    *_SLIDING,
+    DynamicLayer,
+    DynamicIndexedLayer,
+    DummyLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+)
+"""Layers of transformers of which slots and states can be kept, once `take_over` has replaced those with slots."""
 _OWN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
 
 
@@ -262,7 +270,7 @@ def why_not_cache(cache: Cache) -> str | None:
 
 def can_be_taken(layer: object) -> bool:
     """Whether it is a layer of transformers of which accepted slots and states can be kept."""
-    return type(layer) in (*_OTHERS, LinearAttentionLayer) or attends_to_blocks(layer)
+    return type(layer) in _REPLACED or attends_to_blocks(layer)
 
 
 def attends_to_blocks(layer: Any) -> bool:

@@ -87,7 +87,7 @@ class Target:
     """One model, ready to read trees."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises UnsupportedModelError as far as it shows without trying, as `self_test.ready` does."""
+        """Raises UnsupportedModelError as far as it shows without trying, as `support.ready` does."""
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModelError(model_info(model).reason)
         self.kept = kept_of(model)
