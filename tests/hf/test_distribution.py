@@ -221,7 +221,7 @@ def test_texts_drafted_by_a_head_follow_the_distribution(rows, sampling, tree, t
 def walking(chosen):
     """A walk that follows the child that `chosen` picks, by the logits there, and draws a token where it picks none."""
 
-    def walk(draft, logits, append, choose, row=0, visited=None):
+    def walk(draft, logits, append, choose, row=0, path=None):
         accepted, emitted = [0], []
         while True:
             children = list(draft.children[accepted[-1]])
@@ -246,9 +246,9 @@ def tried_once(draft, children, logits):
     return children[0] if children and torch.rand(()) < shares[0] else None
 
 
-def of_the_root(draft, logits, append, choose, row=0, visited=None):
+def of_the_root(draft, logits, append, choose, row=0, path=None):
     """Draws at every node with the processors of the root: the text grows only after the walk."""
-    step = accept_walk(draft, logits, lambda token: False, choose, row, visited)
+    step = accept_walk(draft, logits, lambda token: False, choose, row, path)
     for place, token in enumerate(step.tokens):
         if append(token):
             return Step(draft, logits, step.accepted[: place + 1], step.tokens[: place + 1], True, None, row)

@@ -15,7 +15,6 @@ from support.oracle import Oracle
 
 import token_recycling as tr
 from token_recycling.model.target import TreeInputs, masks
-from token_recycling.trees.shapes import depths
 
 NEW = 32
 TOLERANCE = {torch.bfloat16: 16 * torch.finfo(torch.bfloat16).eps, torch.float16: 16 * torch.finfo(torch.float16).eps}
@@ -56,25 +55,25 @@ def test_texts_part_only_at_near_ties(case, dtype):
     assert all(gap <= TOLERANCE[dtype] for gap in gaps_where_texts_part(model))
 
 
-def masked(self, parents, length, visible):
+def masked(self, shape, length, visible):
     """What is computed with this mask (1, 1, nodes, length + nodes), at the right positions."""
-    queries = torch.from_numpy(depths(parents) + length)[None]
+    queries = torch.from_numpy(shape.depths + length)[None]
     keys = torch.cat([torch.arange(length)[None], queries], dim=1)
     return masks(self._info.layers, visible, queries, keys, self._dtype)
 
 
-def all_before(self, parents, length):
+def all_before(self, shape, length):
     """A mask as of a chain: nodes see all nodes before them, those of other branches too."""
     return masked(
-        self, parents, length, torch.ones(len(parents), length + len(parents)).bool().tril(length)[None, None]
+        self, shape, length, torch.ones(len(shape.depths), length + len(shape.depths)).bool().tril(length)[None, None]
     )
 
 
-def parents_hidden(self, parents, length):
+def parents_hidden(self, shape, length):
     """A mask in which nodes see the text, the root and themselves, but no node between."""
-    visible = torch.cat([torch.ones(len(parents), length), torch.eye(len(parents))], dim=1).bool()
+    visible = torch.cat([torch.ones(len(shape.depths), length), torch.eye(len(shape.depths))], dim=1).bool()
     visible[:, length] = True
-    return masked(self, parents, length, visible[None, None])
+    return masked(self, shape, length, visible[None, None])
 
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])

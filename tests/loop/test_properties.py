@@ -17,7 +17,6 @@ from token_recycling.loop.accept import accept_walk
 from token_recycling.model.architectures import Reach
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.target import masks
-from token_recycling.trees.shapes import ancestors, lineages
 
 VOCABULARY = 5
 
@@ -60,12 +59,12 @@ def test_a_node_sees_its_own_line_within_reach_and_nothing_else(tree, reach, len
     n = len(tree)
     visible = torch.zeros(1, 1, n, length + hole + n, dtype=torch.bool)
     visible[..., :length] = True
-    visible[..., length + hole :] = torch.from_numpy(ancestors(tree.parents))
+    visible[..., length + hole :] = torch.from_numpy(tree.shape.ancestors)
     depths = torch.from_numpy(tree.depths)[None] + length
     keys = torch.cat([torch.arange(length + hole)[None], depths], dim=1)
     made = masks({"any": Reach(kind, size) if size else Reach()}, visible, depths, keys, torch.float32)
     assert isinstance(made, torch.Tensor)
-    for node, lineage in enumerate(lineages(tree.parents)):
+    for node, lineage in enumerate(tree.lineages):
         here = length + tree.depths[node]
         line = [*range(length), *(length + tree.depths[other] for other in lineage)]
         slots = [*range(length), *(length + hole + other for other in lineage)]

@@ -17,7 +17,6 @@ from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, TokenCount, keep_states, node_by_node, recurrent_layers
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
-from token_recycling.trees.shapes import lineages
 from token_recycling.trees.templates import Template, chain
 
 pytestmark = needs(5, 14)
@@ -68,7 +67,7 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
         cache = target.new_cache()
         read_prompts(target, [TEXT], cache)
         logits = target.forward(target.inputs.of([Draft(tokens, tree.parents)], [len(TEXT)], len(TEXT)), cache)
-        path = [] if node is None else list(lineages(tree.parents)[node])
+        path = [] if node is None else list(tree.lineages[node])
         TreeCache(cache).keep(len(TEXT), [len(TEXT)], [path])
         wanted, last = after(target, TEXT, tokens[path])
         assert slots(cache) == slots(wanted) == len(TEXT) + len(path)
@@ -135,14 +134,14 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
         if again:  # the first pass shows which of the linear layers comes last
             assert [rows for rows in layer.rows if rows] == [size, size]
         for row, shape in enumerate(shapes):
-            for node, path in enumerate(lineages(shape.parents)):
+            for node, path in enumerate(shape.lineages):
                 wanted = digested(layer, torch.cat([before[row], nodes[row, list(path)]]))
                 torch.testing.assert_close(made[row, node], wanted)
     kept = [data.draw(st.sampled_from(range(len(shape)))) for shape in shapes]
     keep_states(cache, kept)
     following = layer(torch.full((len(shapes), 1, 1), 0.5), cache)
     for row, node in enumerate(kept):
-        path = [*lineages(shapes[row].parents)[node]]
+        path = [*shapes[row].lineages[node]]
         wanted = digested(layer, torch.cat([before[row], nodes[row, path], torch.tensor([[0.5]])]))
         torch.testing.assert_close(following[row, 0], wanted)
 

@@ -13,7 +13,6 @@ from scipy.stats import chisquare
 
 from token_recycling import Draft, Step, Template
 from token_recycling.drafters._shared.expand import draw
-from token_recycling.trees import shapes
 from token_recycling.trees.templates import chain, parse_paths
 
 TOKENS, LENGTH, RUNS = 3, 4, 1500
@@ -51,7 +50,7 @@ def drafted(tree: Template, text: Text, last_is_chosen: bool = False) -> Draft:
     others, and so depends on what was drawn.
     """
     tokens, sources, paths = [text[-1] if text else 0], {}, {0: text}
-    for node, children in enumerate(shapes.children(tree.parents)):
+    for node, children in enumerate(tree.children):
         if not children:
             continue
         q = Q[paths[node]]

@@ -14,7 +14,7 @@ from support.architectures import VOCABULARY
 import token_recycling as tr
 from token_recycling.drafters._base import SequenceDrafter
 from token_recycling.model.target import Target
-from token_recycling.trees import shapes, templates
+from token_recycling.trees import templates
 
 TREES = {
     "the paper's": templates.paper(),
@@ -49,9 +49,9 @@ class OracleSequence(SequenceDrafter):
     def draft(self, context: tr.Context) -> tr.Draft:
         tree = self.random.choice(list(TREES.values()))
         tokens = torch.tensor([int(context.root), *self.random.choices(range(VOCABULARY), k=len(tree) - 1)])
-        branch = self.random.choice([node for node, below in enumerate(shapes.children(tree.parents)) if not below])
+        branch = self.random.choice([node for node, below in enumerate(tree.children) if not below])
         known = self.wanted[len(context.tokens) :][: self.random.randint(0, tree.depth)]
-        for node, token in zip(shapes.lineages(tree.parents)[branch][1:], known, strict=False):
+        for node, token in zip(tree.lineages[branch][1:], known, strict=False):
             tokens[node] = token
         return tr.Draft(tokens, tree.parents)
 

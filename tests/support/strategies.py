@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from token_recycling import Draft, Template
-from token_recycling.trees import shapes
 
 
 def fuzz(cases: int) -> settings:
@@ -17,7 +16,7 @@ def fuzz(cases: int) -> settings:
 def rank_paths(shape: Draft | Template) -> list[tuple[int, ...]]:
     """Every node as its ranks from the root down."""
     ranks = shape.ranks.tolist()
-    return [tuple(ranks[node] for node in lineage[1:]) for lineage in shapes.lineages(shape.parents)]
+    return [tuple(ranks[node] for node in lineage[1:]) for lineage in shape.lineages]
 
 
 @st.composite
@@ -42,7 +41,7 @@ def drafts(draw: st.DrawFn, vocab_size: int = 4, distinct_siblings: bool = False
         vocab_size = tree.breadth
     tokens = [draw(st.integers(0, vocab_size - 1)) for _ in range(len(tree))]
     if distinct_siblings:
-        for children in shapes.children(tree.parents):
+        for children in tree.children:
             order = draw(st.permutations(range(vocab_size)))
             for child, token in zip(children, order, strict=False):
                 tokens[child] = token

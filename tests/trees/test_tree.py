@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.strategies import rank_paths, trees
 
 from token_recycling import Template
-from token_recycling.trees import shapes
 from token_recycling.trees.templates import chain, grow, paper, parse_paths, template_from
 
 
@@ -79,20 +78,20 @@ def test_ancestors_are_the_transitive_closure_of_parents(tree):
     closure = step
     for _ in range(n):
         closure = closure @ step
-    np.testing.assert_array_equal(shapes.ancestors(tree.parents), closure)
+    np.testing.assert_array_equal(tree.shape.ancestors, closure)
     np.testing.assert_array_equal(closure.sum(1) - 1, tree.depths)
 
 
 @given(trees())
 def test_the_functions_of_a_shape_agree(tree):
-    lineages, children = shapes.lineages(tree.parents), shapes.children(tree.parents)
+    lineages, children = tree.lineages, tree.children
     assert max(tree.depths) == tree.depth
     for node in range(len(tree)):
         assert lineages[node][-1] == node
         assert len(lineages[node]) == tree.depths[node] + 1
         assert all(tree.parents[child] == node for child in children[node])
-        assert np.flatnonzero(shapes.ancestors(tree.parents)[node]).tolist() == list(lineages[node])
-        assert [shapes.ranks(tree.parents)[child] for child in children[node]] == [*range(len(children[node]))]
+        assert np.flatnonzero(tree.shape.ancestors[node]).tolist() == list(lineages[node])
+        assert [tree.shape.places[child] for child in children[node]] == [*range(len(children[node]))]
     assert sum(map(len, children)) == len(tree) - 1
     again = Template.from_paths(rank_paths(tree))
     np.testing.assert_array_equal(again.parents, tree.parents)

@@ -108,22 +108,24 @@ def accept_walk(
     append: Append,
     selector: Selector,
     row: int = 0,
-    visited: list[int] | None = None,
+    path: list[int] | None = None,
 ) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
     `selector` is called once for each emitted token, after the tokens before it were appended, so that processors see
     the path and draws come in the order of plain decoding. Sampled children (`Draft.sampled_from`) are tried in their
-    order; if none is accepted, the token is sampled from what is left of the target's distribution. The nodes whose
-    tokens belong to the sequence are noted in `visited` as they are reached, since `append` and `selector` may raise.
+    order; if none is accepted, the token is sampled from what is left of the target's distribution. `path` gets the
+    accepted nodes, the root first, also as far as they are known should `append` or `selector` raise.
     """
-    visited = [] if visited is None else visited
+    path = [] if path is None else path
     drafted, parents, children = draft.tokens.tolist(), draft.parents.tolist(), draft.children
     sampled_from = draft.sampled_from or {}
     nodes, emitted = [0], []  # several nodes carry the sequence so far where siblings carry equal tokens
     while True:
         node = nodes[0]
-        visited.append(node)
+        if path and parents[node] != path[-1]:  # it goes on below another node that carries the same tokens
+            path[:] = draft.lineages[parents[node]]
+        path.append(node)
         sampled = [child for child in children[node] if child in sampled_from] if sampled_from else []
         if sampled:
             sources = [sampled_from[child] for child in sampled]
@@ -140,10 +142,7 @@ def accept_walk(
         finished = append(token)
         following = [child for node in nodes for child in children[node] if drafted[child] == token]
         if finished or not following:
-            path = [node]
-            while path[-1]:
-                path.append(parents[path[-1]])
-            return Step(draft, logits, path[::-1], emitted, finished, min(following, default=None), row)
+            return Step(draft, logits, path, emitted, finished, min(following, default=None), row)
         nodes = sorted(following)
 
 

@@ -150,20 +150,13 @@ class Batch:
         sequences = [request.sequence.on_host for request in self.requests]  # a later pass needs their lengths alone
         verified = self.runner.forward(drafts, sequences, active, self._states)
         clock.lap("forward")
-        visited: list[list[int]] = [[] for _ in drafts]
+        accepted: list[list[int]] = [[] for _ in drafts]
         try:
-            self._steps = self._accept(drafts, verified, active, visited)
-        except BaseException:  # of a processor or criterion: the cache is that of plain decoding up to there
-            if not alone:
-                paths = [drafts[row].lineages[nodes[-1]] if nodes else () for row, nodes in enumerate(visited)]
-                self.runner.keep(verified, paths)
-            raise
-        clock.lap("verify")
-        if not alone:  # the first token waits for no copies
-            accepted: list[list[int]] = [[]] * len(drafts)
-            for step in self._steps:
-                accepted[step.row] = step.accepted
-            self.runner.keep(verified, accepted)
+            self._steps = self._accept(drafts, verified, active, accepted)
+            clock.lap("verify")
+        finally:  # should a processor or criterion raise, the cache is that of plain decoding up to there
+            if not alone:  # the first token waits for no copies
+                self.runner.keep(verified, accepted)
         clock.lap("update cache")
         self._prompt_states = [*verified.prompt_states]
         seconds = 0.0 if clock.reads_prompt else clock.pass_seconds
@@ -191,9 +184,9 @@ class Batch:
             drafts.append(draft)
         return drafts
 
-    def _accept(self, drafts: list[Draft], verified: Pass, active: list[int], visited: list[list[int]]) -> list[Step]:
-        """Return the steps of the sequences in `active`, without those that failed. `visited[row]` gets the nodes whose
-        tokens belong to each sequence, as far as is known should this raise.
+    def _accept(self, drafts: list[Draft], verified: Pass, active: list[int], accepted: list[list[int]]) -> list[Step]:
+        """Return the steps of the sequences in `active`, without those that failed. `accepted[row]` gets the accepted
+        nodes of each sequence, also as far as they are known should this raise.
         """
         steps: list[Step] = []
         on_cpu = verified.logits.device.type == "cpu"
@@ -209,7 +202,8 @@ class Batch:
                     request.selector.sampled(len(step.tokens))
                 else:
                     own = logits[row, : len(draft)]
-                    step = accept_walk(draft, own, request.sequence.append, request.selector, row, visited[row])
+                    step = accept_walk(draft, own, request.sequence.append, request.selector, row, accepted[row])
+                accepted[row] = step.accepted
             except Exception as error:
                 request.fail(error)
                 continue

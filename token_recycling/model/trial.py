@@ -159,7 +159,8 @@ def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray, 
 def _leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
     """Return the paths from the root to the leaves of a tree, by their number of nodes."""
     by_nodes: dict[int, list[Sequence[int]]] = {}
-    for path, below in zip(shapes.lineages(parents), shapes.children(parents), strict=True):
+    shape = shapes.shape_of(parents)
+    for path, below in zip(shape.lineages, shape.children, strict=True):
         if not below:
             by_nodes.setdefault(len(path), []).append(path)
     return dict(sorted(by_nodes.items()))

@@ -58,7 +58,7 @@ class Draft(shapes.Shaped):
         own["sampled_from"], own["needed"] = sampled_from, needed
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"tokens and parents must be equally many, got {len(self.tokens)} and {len(self.parents)}")
-        shapes.depths(self.parents)
+        own["shape"] = shapes.shape_of(self.parents)
 
     @classmethod
     def chain(cls, tokens: Array, probabilities: Array | None = None) -> Draft:
@@ -85,19 +85,9 @@ class Draft(shapes.Shaped):
         return cls(_on_host(tokens, np.int64)[order], places[np.asarray(parents)[order]], known, sampled_from or None)
 
     @property
-    def children(self) -> tuple[tuple[int, ...], ...]:
-        """For each node its children, in order."""
-        return shapes.children(self.parents)
-
-    @property
-    def lineages(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the nodes from the root down to it, both included."""
-        return shapes.lineages(self.parents)
-
-    @property
     def ranks(self) -> np.ndarray:
         """(n,) int64: the place of every node among its siblings."""
-        return shapes.ranks(self.parents)
+        return self.shape.places
 
     @cached_property
     def values(self) -> np.ndarray | None:

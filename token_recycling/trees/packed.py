@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from . import shapes
 from .draft import Draft
 
 PADDING = -1
@@ -65,7 +64,7 @@ def pack(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, buffer: to
         parents[:] = np.arange(nodes)
         parents[1:own] = draft.parents[1:]
         depths[:own], depths[own:] = draft.depths, 0
-        ancestors[row, :own, :own] = shapes.ancestors(draft.parents)
+        ancestors[row, :own, :own] = draft.shape.ancestors
 
 
 def unpack(buffer: torch.Tensor, batch: int, nodes: int) -> PackedTrees:

@@ -37,7 +37,7 @@ class Template(shapes.Shaped):
             object.__setattr__(self, name, np.asarray(getattr(self, name), np.int64))
         if len(self.parents) != len(self.ranks):
             raise ValueError(f"parents and ranks must be equally many, got {len(self.parents)} and {len(self.ranks)}")
-        shapes.depths(self.parents)
+        object.__setattr__(self, "shape", shapes.shape_of(self.parents))
 
     def __repr__(self) -> str:
         layers = np.bincount(self.depths)[1:]

@@ -20,7 +20,6 @@ import torch
 from ...costs.budget import Budget
 from ...model.inspection import output_layer, output_width
 from ...model.target import Target
-from ...trees import shapes
 from ...trees.draft import Context, Draft
 from ...trees.templates import Template, parse_paths, template_from
 from .._base import DrafterTraits, check_at_least
@@ -126,7 +125,7 @@ class EagleSequence(StatesSequence):
         return graph.unrolled(budget.nodes)
 
     def _filled(self, sequence: torch.Tensor, template: Template) -> Draft:
-        children, above = shapes.children(template.parents), template.parents.tolist()
+        children, above = template.children, template.parents.tolist()
         ranks = template.ranks.tolist()
         logits = self._reader.read(sequence)
         tokens, shares = [int(sequence[-1])] * len(template), np.ones(len(template), np.float32)
