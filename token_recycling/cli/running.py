@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._util.prompts import Prompt
 from ..model import gguf_files, loading
@@ -65,7 +65,39 @@ def encoded(loaded: loading.Loaded, prompts: Sequence[Prompt], chat: bool | None
     through_template = bool(prompts) and loading.uses_chat(loaded, chat)
     if through_template and chat is None:
         note_template()
-    return [loading.encode(loaded, prompt, through_template) for prompt in prompts]
+    return [_encoded(loaded, prompt, through_template) for prompt in prompts]
+
+
+def _encoded(loaded: loading.Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:
+    """Return a prompt as ids (1, length) on the model's device; raises ValueError if the model cannot continue it."""
+    from ..model.prefill import checked_prompt
+    from ..model.target import Target
+
+    text = prompt.text
+    if chat:
+        message = {"role": "user", "content": text}
+        text = str(loaded.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
+    # A chat template writes the special tokens itself.
+    ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not chat)["input_ids"]
+    ids = checked_prompt(ids, Target(loaded.model))[None]
+    if loaded.context is not None and ids.shape[1] >= loaded.context:
+        raise ValueError(
+            f"the prompt must have fewer tokens than the model's context of {loaded.context}, got {ids.shape[1]} "
+            f"({prompt.name}); shorten it"
+        )
+    return ids
+
+
+def generate_arguments(loaded: loading.Loaded, ids: torch.Tensor, max_new_tokens: int, **more: Any) -> dict[str, Any]:
+    """Return the arguments of `model.generate` for a prompt; new tokens end with the model's context."""
+    room = max_new_tokens if loaded.context is None else loaded.context - ids.shape[1]
+    return {
+        "input_ids": ids,
+        "attention_mask": ids.new_ones(ids.shape),
+        "max_new_tokens": min(max_new_tokens, room),
+        "do_sample": False,
+        **more,
+    }
 
 
 def described(loaded: loading.Loaded, name: str) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from .._util.prompts import Prompt
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT = 5
@@ -257,47 +256,12 @@ def _why_no_cuda() -> str:
     return f"torch was built for CUDA {torch.version.cuda} and finds no NVIDIA GPU; run nvidia-smi to check the driver"
 
 
-# Prompts
-
-
-def encode(loaded: Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:
-    """A prompt as ids (1, length) on the model's device; raises ValueError if the model cannot continue it."""
-    from .prefill import checked_prompt
-    from .target import Target
-
-    text = prompt.text
-    if chat:
-        message = {"role": "user", "content": text}
-        text = str(loaded.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
-    # A chat template writes the special tokens itself.
-    ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not chat)["input_ids"]
-    ids = checked_prompt(ids, Target(loaded.model))[None]
-    if loaded.context is not None and ids.shape[1] >= loaded.context:
-        raise ValueError(
-            f"the prompt must have fewer tokens than the model's context of {loaded.context}, got {ids.shape[1]} "
-            f"({prompt.name}); shorten it"
-        )
-    return ids
-
-
 def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
     """Whether prompts go through the chat template: as wanted, else if there is one; raises ValueError without one."""
     has_template = bool(getattr(loaded.tokenizer, "chat_template", None))
     if wanted and not has_template:
         raise ValueError("--chat needs a tokenizer with a chat template, which this one has not; use --raw")
     return has_template if wanted is None else wanted
-
-
-def arguments(loaded: Loaded, ids: torch.Tensor, max_new_tokens: int, **more: Any) -> dict[str, Any]:
-    """Arguments of `model.generate` for a prompt; at most as many new tokens as the model's context holds."""
-    room = max_new_tokens if loaded.context is None else loaded.context - ids.shape[1]
-    return {
-        "input_ids": ids,
-        "attention_mask": ids.new_ones(ids.shape),
-        "max_new_tokens": min(max_new_tokens, room),
-        "do_sample": False,
-        **more,
-    }
 
 
 def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:

@@ -44,7 +44,7 @@ def generate(
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
-    arguments = loading.arguments(loaded, ids, decoding.max_new_tokens, **choosing, **stops)
+    arguments = running.generate_arguments(loaded, ids, decoding.max_new_tokens, **choosing, **stops)
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
     from ...hf.accelerate import accelerated
