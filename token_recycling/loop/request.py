@@ -322,7 +322,7 @@ class Request:
             state = self.constraint.at(tokens.cpu().numpy())
         self._state, budget = state, pacer.budget(pace, state is not None)
         if budget is None:
-            draft = Draft.chain(tokens[-1:])
+            draft = Draft.chain([self.sequence.newest])
         else:
             began, device = now(), "cpu" if self.traits.on_host else target.device
             warp = self.selector.warp if self.selector.sample else None
