@@ -179,9 +179,9 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "everywhere, on the output layer": (hooked(lambda: lambda m, i, o: o.roll(1, -1), "lm_head"), None),
     "by token": (hooked(lambda: by_token, "model.embed_tokens"), None),
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
-    "counting": (hooked(lambda: Counter().count), None),
-    "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), None),
-    "some shapes": (hooked(lambda: watch), None),
+    "counting": (hooked(lambda: Counter().count), "a Counter, which may change"),
+    "a list of shapes": (hooked(lambda: lambda m, i, o, seen=[]: seen.append(o.shape)), "a list"),
+    "some shapes": (hooked(lambda: watch), "a list"),
     "last row": (hooked(lambda: last), "forward hook last (tests.hf.test_foreign) on model.layers.0"),
     "last row, in another module": (hooked(lambda: last, "model.layers.1.mlp"), "on model.layers.1.mlp"),
     "last row of logits": (hooked(lambda: lambda m, i, o: torch.cat([o[:, :-1], -o[:, -1:]], 1), "lm_head"), "lm_head"),
@@ -468,7 +468,7 @@ STATES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", STATES.values(), ids=STATES)
 def test_state_wherever_it_is(make):
-    """It is put back after a trial, and code that may decide by it is left to `generate`."""
+    """Code with state is left to `generate`, and is not run before it."""
     compare(hooked(make), "")
 
 
@@ -722,11 +722,11 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
     "other positions": (lambda: llama(Updating), "Updating"),
     "the same update": (lambda: llama(UpdatingNothing), None),
     "another loop": (lambda: llama(Sampling), "_sample"),
-    "a criterion": (lambda: llama(Stopping), None),
+    "a criterion": (lambda: llama(Stopping), "may share state with Stopping"),
     "a penalty": (lambda: llama(Configuring), None),
     "another prompt": (lambda: llama(Generating), None),
     "any arguments": (lambda: llama(Passing), None),
-    "a count": (lambda: llama(Logging), None),
+    "a count": (lambda: llama(Logging), "Logging.forward stores calls"),
     "the last logits": (lambda: llama(LastLogits), "returns the logits of 1"),
     "one token": (lambda: llama(OneToken), "OneToken"),
     "a module's forward": (with_forward("model.layers.0.mlp", lambda o: o * 1.5), None),
@@ -792,7 +792,7 @@ def test_code_is_tried_once(monkeypatch, name, bring):
     for _ in range(3):
         model.generate(IDS, **GREEDY)
     tr.generate(model, IDS, **GREEDY)
-    assert len(tried) == (name != "no foreign code")
+    assert len(tried) == (name in ("a hook", "a hook that is refused", "a method"))
 
 
 def test_a_hook_for_each_call_is_tried_once(monkeypatch):

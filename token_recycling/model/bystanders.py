@@ -1,199 +1,197 @@
 """Code of a call beside the model: processors, criteria and a streamer, which `generate` calls between forward passes.
 
-A processor may read what a hook has stored of the last forward pass, switch what a hook does in the next one, change
-the model, or read the cache. It can, since `generate` makes one pass for each token; here a pass covers several, and
-the cache holds drafts. Such code is found by what it can reach (`reach`): objects that it shares with the code in the
-model, modules of the model, and the cache. A call without code of this kind costs nothing.
+`generate` makes one pass for each token; here a pass covers several, and the cache holds drafts. So a call is left to
+`generate` if such code reaches the model, a weight of it or the caller's cache, and if the model runs foreign code
+other than adapters, with which it could share state. Code is followed through all that it holds and the globals that
+its functions name; objects of users' classes by the attributes that are named. Processors of the grammar libraries hold
+none of these and are not searched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
-import itertools
+import gc
+import sys
+import threading
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from queue import Queue, SimpleQueue
-from threading import Event
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from .fingerprint import parts_of, place
+from .fingerprint import parts_of
 from .foreign import Foreign
-from .homes import is_own, name_of
-from .reach import HOLDERS, Reach, reach_of
+from .homes import home_of, is_own, name_of
+from .plain import is_adapter
 from .target import Target
 
-_SHARED = (list, dict, set, bytearray, deque, torch.Tensor, np.ndarray, Event, Queue, SimpleQueue, ContextVar, *HOLDERS)
-"""Classes whose objects pass on what one piece of code writes to another."""
-_ADAPTERS = "peft."
-_CHANGES = frozenset(
-    {
-        "set_adapter",
-        "set_adapters",
-        "enable_adapters",
-        "disable_adapters",
-        "enable_adapter",
-        "disable_adapter",
-        "enable_adapter_layers",
-        "disable_adapter_layers",
-        "add_adapter",
-        "delete_adapter",
-        "load_adapter",
-        "merge_adapter",
-        "unmerge_adapter",
-        "merge_and_unload",
-        "hotswap_adapter",
-        "load_state_dict",
-        "register_forward_hook",
-        "register_forward_pre_hook",
-        "register_module",
-        "train",
-        "resize_token_embeddings",
-        "set_input_embeddings",
-        "set_output_embeddings",
-        "set_attn_implementation",
-        "set_submodule",
-        "add_module",
-        "setattr",
-    }
-)
-"""Names of methods that change a model."""
-_WEIGHTS = frozenset({"weight", "bias", "data", "parameters", "named_parameters", "state_dict", "buffers"})
-"""Names by which code comes to weights."""
+_GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance"})
+"""Packages whose processors hold a grammar and nothing of a model."""
+_LIBRARIES = frozenset({"torch", "transformers", "accelerate"})
+"""Packages whose functions forward passes and `generate` call."""
+_MOST = 100_000
+"""Objects that are followed from one piece of code."""
+_SEARCHES = frozenset({"gc", "inspect"})
+"""Modules by which code finds objects that it does not hold."""
+_THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logging", "asyncio.base_events", "_io"})
+"""Modules whose objects lead to all threads, handlers or files of a process."""
+_ANY_NAME = frozenset({"__dict__", "__getattribute__", "vars", "attrgetter", "__getstate__"})
+"""Names by which code reads attributes that it does not name."""
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, CodeType, PreTrainedTokenizerBase)
 
 
 def why_not(target: Target, foreign: Sequence[Foreign], beside: Sequence[Any], cache: Cache | None) -> str | None:
     """Return why calls with code beside the model must be left to `generate`, or None. `cache`: that of the caller, if
     the call has one.
     """
-    if not beside:
-        return None
-    parts = {id(part) for part in parts_of(target.model)}
-    in_model = [piece for piece in foreign if not str(getattr(piece.code, "__module__", "")).startswith(_ADAPTERS)]
-    of_model = [(piece, reach_of(piece.code)) for piece in in_model]
-    watched = {id(thing) for thing in (cache, *(cache.layers if cache is not None else ()))} - {id(None)}
+    beside = [code for code in beside if str(home_of(code)).partition(".")[0] not in _GRAMMARS]
+    in_model = [piece for piece in foreign if not is_adapter(piece)]
+    for code in beside if in_model else ():
+        return (
+            f"{name_of(code)} may share state with {in_model[0].what}, which sees other passes than those of generate"
+        )
+    caches = {id(thing) for thing in (cache, *(cache.layers if cache is not None else ()))} - {id(None)}
+    parts, memory = parts_of(target.model), _memory((*target.model.parameters(), *target.model.buffers()))
+    of_model = {
+        id(thing) for part in parts for thing in (part, *vars(part).values()) if type(thing) is dict or thing is part
+    }
     for code in beside:
-        name, reach = name_of(code), reach_of(code, named=True)
-        if watched & reach.objects.keys():
-            return f"{name} reads the cache, which holds drafts between the steps of an accelerated call"
-        holds_model = any(_holds(thing, parts) for thing in reach.objects.values())
-        if holds_model and of_model:
-            return f"{name} may read what {of_model[0][0].what} leaves in the model"
-        if (holds_model and _changes_model(reach, target)) or _removes_hooks(reach) or _writes_weights(reach, target):
-            return f"{name} may change the model between forward passes"
-        for piece, other in of_model:
-            if shared := _shared(reach, other):
-                return f"{name} shares {shared} with {piece.what}, which sees other passes than those of generate"
+        for count, thing in enumerate(_reached(code)):
+            if id(thing) in caches:
+                return f"{name_of(code)} reads the cache, which holds drafts between the steps of an accelerated call"
+            if id(thing) in of_model or (isinstance(thing, torch.Tensor) and memory & _memory([thing])):
+                return f"{name_of(code)} reaches the model, which it may change between forward passes"
+            if isinstance(thing, FunctionType) and (changed := _changes_libraries(thing)):
+                return f"{name_of(code)} changes {changed} between forward passes"
+            if count >= _MOST or (isinstance(thing, ModuleType) and thing.__name__ in _SEARCHES):
+                return f"{name_of(code)} reaches too much to see whether the model is among it"
     return None
 
 
-def _holds(thing: Any, parts: Collection[int]) -> bool:
-    """Whether an object is a module of the model, wraps one, as peft does, or has one, as a pipeline does."""
-    if isinstance(thing, weakref.ref):
-        thing = thing()
-    if isinstance(thing, torch.nn.Module):
-        return id(thing) in parts or any(id(module) in parts for module in thing.modules())
-    attributes = getattr(thing, "__dict__", None) if is_own(type(thing).__module__) else None
-    return isinstance(attributes, dict) and any(id(value) in parts for value in list(attributes.values()))
+def _memory(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Addresses of the memory that tensors are views of."""
+    addresses = set()
+    for tensor in tensors:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # one that wraps others has no memory of its own
+            addresses.add(tensor.untyped_storage().data_ptr())
+    return addresses - {0}
 
 
-def _changes_model(reach: Reach, target: Target) -> bool:
-    """Whether functions may set attributes of modules, write to weights, or call what changes a model."""
-    names, stored = reach.names, _stored_in(reach, "STORE_ATTR", "DELETE_ATTR")
-    writes_items = bool(_stored_in(reach, "STORE_SUBSCR")) or any(map(_in_place, names))
-    if names & _CHANGES or (writes_items and names & _WEIGHTS):
-        return True
-    return bool(stored) and any(stored & _attributes_of(part) for part in parts_of(target.model))
+def _reached(code: Any) -> Iterator[Any]:
+    """All objects that code can reach, itself included: of objects of users' classes, the attributes that it names."""
+    seen: dict[int, Any] = {}
+    names: set[str] = set()
+    unread: list[Any] = [code]
+    attributes: list[tuple[str, Any]] = []
+    while unread:
+        thing = unread.pop()
+        if not isinstance(thing, _ATOMS) and id(thing) not in seen:
+            seen[id(thing)] = thing
+            yield thing
+            if isinstance(thing, FunctionType):
+                names |= _names_in(thing.__code__)
+            by_names = not is_own(type(thing).__module__) and not isinstance(thing, torch.nn.Module)
+            if isinstance(thing, type) or by_names:
+                attributes += _attributes(thing)
+            else:
+                unread += _next_to(thing)
+        if not unread:
+            named = [name in names or name.startswith("__") for name, _ in attributes]
+            unread = [value for (_, value), follow in zip(attributes, named, strict=True) if follow]
+            attributes = [item for item, follow in zip(attributes, named, strict=True) if not follow]
 
 
-def _in_place(name: str) -> bool:
-    return name.endswith("_") and not name.startswith("_")
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes of an object of a user's class, and of its class but for `__init__`, by name."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    if kind is not thing:
+        members = [item for base in kind.__mro__ if not is_own(base.__module__) for item in vars(base).items()]
+        functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]
+        if isinstance(thing, _CONTAINERS) or any(_names_in(one.__code__) & _ANY_NAME for one in functions):
+            yield from (("__all__", item) for item in gc.get_referents(thing))
+        yield from list(getattr(thing, "__dict__", {}).items())
+    for base in kind.__mro__:
+        if not is_own(base.__module__):
+            for name, value in list(vars(base).items()):
+                if isinstance(value, MemberDescriptorType):  # of __slots__
+                    yield name, getattr(thing, name, None) if kind is not thing else None
+                elif name not in ("__init__", "__dict__", "__weakref__"):
+                    yield name, value
 
 
-def _attributes_of(part: torch.nn.Module) -> set[str]:
-    tensors = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-    return {*vars(part), *(name for name, _ in (*part.named_children(), *tensors))}
-
-
-def _writes_weights(reach: Reach, target: Target) -> bool:
-    """Whether functions that reach weights, or the dictionaries of modules, may write to them."""
-    if not _stored_in(reach, "STORE_SUBSCR") and not any(map(_in_place, reach.names)):
-        return False
-    weights = {place(weight) for weight in target.model.parameters()} - {0}
-    held = {id(value) for part in parts_of(target.model) for value in vars(part).values() if isinstance(value, dict)}
-    return any(
-        id(thing) in held or (isinstance(thing, torch.Tensor) and place(thing) in weights)
-        for thing in reach.objects.values()
-    )
-
-
-def _removes_hooks(reach: Reach) -> bool:
-    return "remove" in reach.names and any(isinstance(thing, RemovableHandle) for thing in reach.objects.values())
-
-
-def _shared(one: Reach, other: Reach) -> str | None:
-    """Describe something through which two pieces of code may pass on values, or None."""
-    stored = _stored_in(one, "STORE_ATTR", "DELETE_ATTR") | _stored_in(other, "STORE_ATTR", "DELETE_ATTR")
-    passed_on = bool(stored & one.names & other.names) or "setattr" in one.names | other.names
-    for thing in (one.objects[key] for key in one.objects.keys() & other.objects.keys()):
-        kind = type(thing)
-        if isinstance(thing, _SHARED):
-            return f"a {kind.__name__}"
-        if isinstance(thing, (type, ModuleType)):
-            if passed_on and not is_own(getattr(thing, "__module__", thing.__name__)):
-                return thing.__name__
-        elif passed_on and not isinstance(thing, FunctionType) and not is_own(kind.__module__):
-            return f"a {kind.__name__}"
-    if "environ" in one.names & other.names:
-        return "os.environ"
-    (read, written), (also_read, also_written) = _variables_of(one), _variables_of(other)
-    variables = (read | written) & (also_read | also_written) & (written | also_written)
-    return f"the variable {min(name for _, name in variables)}" if variables else None
-
-
-def _variables_of(reach: Reach) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
-    """Return the variables of closures and modules that functions read, and those that they write, by where they are
-    and their name.
-    """
-    read: set[tuple[int, str]] = set()
-    written: set[tuple[int, str]] = set()
-    for function in reach.functions:
-        cells = dict(zip(function.__code__.co_freevars, map(id, function.__closure__ or ()), strict=True))
-        place = id(function.__globals__)
-        read.update((cell, name) for name, cell in cells.items())
-        for operation, name in operations_in(function.__code__):
-            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
-                read.add((place, name))
-            elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                written.add((place, name))
-            elif operation == "STORE_DEREF" and name in cells:
-                written.add((cells[name], name))
-    return read, written
-
-
-def _stored_in(reach: Reach, *operations: str) -> set[str]:
-    """Return the names with which functions use some operations."""
-    codes = (function.__code__ for function in reach.functions)
-    return {name for code in codes for operation, name in operations_in(code) if operation in operations}
+def _next_to(thing: Any) -> Iterable[Any]:
+    """What a function or an object of a library leads to directly."""
+    if isinstance(thing, FunctionType):
+        inner = [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
+        if not is_own(thing.__globals__.get("__name__")):
+            names = _names_in(thing.__code__)
+            inner += [thing.__globals__.get(name, sys.modules.get(name)) for name in names]
+            modules = [value for value in inner if isinstance(value, ModuleType) and not is_own(value.__name__)]
+            inner += [vars(module).get(name) for module in modules for name in names]
+        return inner
+    if isinstance(thing, weakref.ReferenceType):
+        return (thing(),)
+    if type(thing) in weakref.ProxyTypes:
+        try:
+            return (thing.__repr__.__self__,)
+        except ReferenceError:
+            return ()
+    if isinstance(thing, np.ndarray):
+        return (thing.base,)
+    if isinstance(thing, ContextVar):
+        return (thing.get(None),)
+    if isinstance(thing, ModuleType) or (type(thing).__module__ in _THREADS and not isinstance(thing, threading.local)):
+        return ()
+    return (*gc.get_referents(thing), getattr(thing, "__dict__", None))
 
 
 @functools.cache
-def operations_in(code: CodeType) -> tuple[tuple[str, str], ...]:
-    """Return the operations of code, and of functions within it, that store something or read a variable of a module,
-    with the names that they use.
+def _names_in(code: CodeType) -> frozenset[str]:
+    within = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    strings = {constant for constant in code.co_consts if isinstance(constant, str)}
+    return frozenset(code.co_names).union(strings, *within)
+
+
+def _changes_libraries(function: FunctionType) -> str | None:
+    """Name the module or class of a library of which a function sets an attribute, or None."""
+    if is_own(function.__globals__.get("__name__")):
+        return None
+    for name in _set_on(function.__code__):
+        holder = function.__globals__.get(name)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        if name in cells:
+            holder = getattr(cells[name], "cell_contents", None)
+        if isinstance(holder, (type, ModuleType)):
+            home = str(getattr(holder, "__module__", None) or holder.__name__)
+            if home.partition(".")[0] in _LIBRARIES:
+                return holder.__name__
+    return None
+
+
+@functools.cache
+def _set_on(code: CodeType) -> tuple[str, ...]:
+    """Names of variables of which code sets attributes, or attributes of attributes; all it names where it uses
+    `setattr`.
     """
-    own = [
-        (one.opname, str(one.argval))
-        for one in dis.get_instructions(code)
-        if one.opname.startswith(("STORE_", "DELETE_")) or one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    ]
-    within = [operations_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return (*own, *itertools.chain.from_iterable(within))
+    names: list[str] = []
+    variable = ""
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            variable = str(one.argval)
+        elif one.opname == "STORE_ATTR":
+            names.append(variable)
+        elif not one.opname.startswith("LOAD_ATTR"):
+            variable = ""
+    if {"setattr", "patch"} & {*code.co_names}:
+        names += [*code.co_names, *code.co_freevars]
+    within = [_set_on(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return (*names, *(name for inner in within for name in inner))

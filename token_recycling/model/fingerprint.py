@@ -33,7 +33,6 @@ from .foreign import (
     global_hooks,
     hooks_of,
     is_graph,
-    own_attributes,
     own_class,
 )
 from .homes import is_foreign, is_own
@@ -135,10 +134,10 @@ class Fingerprint:
             _values_of(getattr(model, "config", None)),
         ]
         self.numbers = written
-        things, values = _code_in(model, parts, kinds)
+        things = _code_in(model, parts, kinds)
         things += filter(is_foreign, forwards)
         self._code_ids = Identities(things)
-        self.code: list[Any] = [self._code_ids, [part.training for part in parts], [*map(len, attributes)], values]
+        self.code: list[Any] = [self._code_ids, [part.training for part in parts], [*map(len, attributes)]]
 
     def watch(self) -> Fingerprint:
         """Keep this one to be compared with later ones."""
@@ -148,12 +147,8 @@ class Fingerprint:
         return self
 
 
-def _code_in(
-    model: PreTrainedModel, parts: Sequence[torch.nn.Module], kinds: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Return code that runs in a model and may be replaced, by identity, and the values that foreign modules hold;
-    `kinds`: the classes of its parts.
-    """
+def _code_in(model: PreTrainedModel, parts: Sequence[torch.nn.Module], kinds: Sequence[Any]) -> list[Any]:
+    """Return code that runs in a model and may be replaced, by identity; `kinds`: the classes of its parts."""
     things: list[Any] = [getattr(kinds[0], name, None) for name in _METHODS_AROUND]
     things += filter(is_foreign, global_hooks())
     things += [one.function for one in replaced_in_libraries()]
@@ -170,12 +165,7 @@ def _code_in(
         things += [function for function in names.values() if type(function) is FunctionType]
     for part in with_hooks(parts):
         things += foreign_hooks(part)
-    values: list[Any] = []
-    if not all(is_own(kind.__module__) for kind in distinct):
-        for part, kind in zip(parts, kinds, strict=True):
-            if not is_own(kind.__module__):
-                describe(own_attributes(part), values, things)
-    return things, values
+    return things
 
 
 def _values_of(config: Any) -> dict[str, Any]:

@@ -9,13 +9,10 @@ it. A model without such code costs nothing but the search, once for each of its
 
 from __future__ import annotations
 
-import dis
-import functools
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -39,48 +36,7 @@ _USED_BY_FAMILIES = frozenset(
 _PREPARES_INPUTS = "_for_generation"
 """How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
 _SHOWN = 3
-_FEW = 16
-"""Most values in a container that are looked at, and numbers that are tried."""
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
-_STEPS = frozenset({"//", "%", ">>", "&"})
-"""Operators whose result stays the same for many numbers and then changes."""
-_STEPPING = frozenset(
-    {
-        "min",
-        "max",
-        "clamp",
-        "clamp_",
-        "clip",
-        "minimum",
-        "maximum",
-        "relu",
-        "where",
-        "round",
-        "floor",
-        "ceil",
-        "trunc",
-        "sign",
-        "heaviside",
-        "searchsorted",
-        "bucketize",
-        "int",
-        "bool",
-        "step",
-        "threshold",
-        "hardtanh",
-        "gt",
-        "ge",
-        "lt",
-        "le",
-        "eq",
-        "ne",
-        "logical_and",
-        "logical_or",
-        "masked_fill",
-    }
-)
-"""Functions of the same kind."""
-_FIXED_INDICES = frozenset({"LOAD_CONST", "BUILD_SLICE", "BUILD_TUPLE"})
 CALLED_INSTEAD = frozenset(name for name, value in vars(torch.nn.Module).items() if value is None)
 """Attributes that torch sets on a module when it compiles it, and calls in place of its code."""
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
@@ -280,74 +236,7 @@ def replaced_functions(module: ModuleType | None) -> Iterator[tuple[str, Any]]:
             yield name, function
 
 
-# What it says of itself
-
-
-def functions_in(code: Any) -> Iterator[FunctionType]:
-    """Python functions of a piece of foreign code: of a class, all of its methods."""
-    if isinstance(code, functools.partial):
-        yield from functions_in(code.func)
-    elif isinstance(code, MethodType):
-        yield from functions_in(code.__func__)
-    elif isinstance(code, FunctionType):
-        yield code
-    else:
-        for base in (code if isinstance(code, type) else type(code)).__mro__:
-            if not is_own(base.__module__) and base.__module__ != "builtins":
-                yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
-
-
 def own_attributes(holder: Any) -> dict[str, Any]:
     """Attributes of an object but for those that every module has."""
     attributes = getattr(holder, "__dict__", {})
     return {name: value for name, value in list(attributes.items()) if name not in ATTRIBUTES_OF_TORCH}
-
-
-def names_in(code: CodeType) -> Iterator[str]:
-    """Names that code reads or writes, functions within it included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_in(constant)
-
-
-def decides(functions: Iterable[FunctionType]) -> bool:
-    """Whether functions have a branch, a comparison or another step, by which they could follow values that change."""
-    return any(_has_step(function) for function in functions)
-
-
-@functools.cache
-def _steps_in(code: CodeType) -> bool:
-    instructions = [*dis.get_instructions(code)]
-    if any(
-        instruction.opname == "COMPARE_OP"
-        or ("JUMP" in instruction.opname and "IF" in instruction.opname)
-        or (instruction.opname == "BINARY_OP" and instruction.argrepr.rstrip("=") in _STEPS)
-        for instruction in instructions
-    ):
-        return True
-    looked_up = (before.opname for before, after in itertools.pairwise(instructions) if after.opname == "BINARY_SUBSCR")
-    return not _STEPPING.isdisjoint(code.co_names) or any(name not in _FIXED_INDICES for name in looked_up)
-
-
-def _has_step(function: FunctionType) -> bool:
-    codes = [function.__code__]
-    for code in codes:
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return any(map(_steps_in, codes))
-
-
-def observes(piece: Foreign) -> bool:
-    """Whether code returns nothing and seems to write to no tensor, so that a hook of it changes no output."""
-    functions = [*functions_in(piece.code)]
-    return bool(functions) and all(_returns_nothing(function) for function in functions)
-
-
-def _returns_nothing(function: FunctionType) -> bool:
-    instructions = [*dis.get_instructions(function)]
-    returned = [before for before, after in itertools.pairwise(instructions) if after.opname == "RETURN_VALUE"]
-    return (
-        all(one.opname == "LOAD_CONST" and one.argval is None for one in returned)
-        and not any(one.opname == "STORE_SUBSCR" for one in instructions)
-        and not any(name.endswith("_") and not name.startswith("_") for name in function.__code__.co_names)
-    )

@@ -5,13 +5,11 @@ logits after every node of a tree, from one forward pass with a cache, are compa
 passes over the same path without one, on a short random sequence. Forward passes of several sizes show whether the
 logits after a token depend on how many tokens are read with it. Cost: fourteen short forward passes.
 
-`why_not` tries foreign code: hooks, adapters and overridden methods. The reference is transformers' own `generate` on
-the same model, forced along the paths of a small tree. Its logits are compared with those of our passes: over the
+`why_not` tries foreign code that is plain (`plain`), and adapters. The reference is transformers' own `generate` on the
+same model, forced along the paths of a small tree. Its logits are compared with those of our passes: over the
 prompt, over a branching tree, and over other numbers of nodes, for a batch of as many sequences as the call has. The
-texts contain numbers that the code names, as ids of tokens and as numbers of rows. Both sides are run twice, so that
-code that decides by state of its own or by random numbers is found. The state that hooks and modules keep, and that of
-random number generators, is put back afterwards (`undo`). Cost: some twenty short forward passes for each form of the
-code.
+texts contain numbers that the code names, as ids of tokens and as numbers of rows. Code that draws random numbers or
+writes to a tensor of its own is refused. Cost: some twenty short forward passes for each form of the code.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -40,14 +38,13 @@ from ..trees import shapes
 from ..trees.draft import Draft
 from ..trees.templates import parse_paths
 from .compat import LOOP, plain_loop
-from .foreign import Foreign, listed, observes, own_class
+from .foreign import Foreign, listed, own_class
 from .info import ModelInfo, depends_on_rows
 from .kv_cache import take_over
+from .plain import Reach, form_of, numbers_in, reaches
 from .prefill import cross_border, first_pass, prefill
-from .reach import CodeReach, form_of, numbers_in, volatile_in
 from .recurrence import bytes_of_states, recurrent_layers
 from .target import Target
-from .undo import undone
 
 logger = logging.getLogger("token_recycling")
 
@@ -206,68 +203,72 @@ def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = Fa
 
 
 def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
-    """Return why foreign code in a model prevents accelerating a call with `batch` sequences, or None. Code is tried
-    once for each form of it.
+    """Return why foreign code in a model prevents accelerating a call with `batch` sequences, or None. Plain code and
+    adapters are tried once for each form of them; other code is left to `generate`.
     """
-    return _tried(target, foreign, batch, lambda: try_out(target, foreign, batch))
+    searched = reaches(target, foreign)
+    for reach in searched:
+        if reach.reason is not None:
+            return f"{reach.what}: {reach.reason}; code in a model is accelerated only without state"
+    return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
 
 
 def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
     """Whether foreign code may look at all sequences of a batch; tried once for each form of it."""
+    searched = reaches(target, foreign)
+    if any(reach.reason is not None for reach in searched):
+        return True
 
     def look() -> bool:
         try:
-            with undone(target, foreign):
-                return not _rows_are_independent(target, foreign)
+            return not _rows_are_independent(target, searched)
         except Exception:  # foreign code can fail in any way, as where it has an entry for each sequence
             return True
 
-    return _tried(target, foreign, "batch", look)
+    return _tried(target, foreign, searched, "batch", look)
 
 
-def _tried(target: Target, foreign: Sequence[Foreign], what: Hashable, trial: Callable[[], T]) -> T:
+def _tried(
+    target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], what: Hashable, trial: Callable[[], T]
+) -> T:
     """Return the result of a trial of the same code, or make it."""
-    volatile = volatile_in(target)
-
-    def key() -> Hashable:
-        known: dict[tuple[int, int], CodeReach] = {}
-        return "trial", what, target.dtype, tuple(form_of(target, piece, volatile, known) for piece in foreign)
-
-    known = target.kept.recall(key(), values_matter=False)
-    if known is None:
-        if target.kept.count("trial") >= _MOST_TRIALS:
-            target.kept.forget("trial")
-        known = (trial(),)
-        target.kept.get(key(), lambda: known, values_matter=False)
-    result: T = known[0]
-    return result
+    key = "trial", what, target.dtype, form_of(target, foreign, searched)
+    if target.kept.recall(key, values_matter=False) is None and target.kept.count("trial") >= _MOST_TRIALS:
+        target.kept.forget("trial")
+    result: tuple[T] = target.kept.get(key, lambda: (trial(),), values_matter=False)
+    return result[0]
 
 
-def try_out(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
-    """Return why a model with foreign code cannot be accelerated for calls with `batch` sequences, or None."""
-    if not foreign:
-        return None
+def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], batch: int) -> str | None:
+    """Return why a model with plain code or adapters cannot be accelerated for calls with `batch` sequences, or None.
+    Tensors that the code writes to, and random numbers, are put back.
+    """
     began = time.perf_counter()
+    devices = {parameter.device for parameter in target.model.parameters() if parameter.device.type == "cuda"}
+    copies = [(tensor, tensor.detach().clone()) for reach in searched for tensor in reach.tensors]
     try:
-        with undone(target, foreign) as changes:
-            stuck = [piece.what for piece, variables in changes.saved for one in variables if one.cannot_be_copied]
-            if stuck:
-                return f"{', '.join(stuck)}: it reads a Python generator, which cannot be put back after a trial"
-            difference = _difference(target, foreign, batch)
-            stateful, draws = changes(), changes.draws
+        with torch.random.fork_rng(devices=devices):
+            before = _random_states(devices)
+            difference = _difference(target, searched, batch)
+            draws = not all(map(torch.equal, before, _random_states(devices)))
+        if difference is None and draws:
+            difference = "it uses random numbers, one more with every forward pass"
+        if any(not torch.equal(tensor, copied) for tensor, copied in copies):
+            difference = "it writes to a tensor that it reads in every forward pass"
     except Exception as error:  # foreign code can fail in any way
-        return f"{listed(foreign)}: a forward pass over a tree raised {type(error).__name__}: {error}"
+        difference = f"a forward pass over a tree raised {type(error).__name__}: {error}"
     finally:
+        with torch.no_grad():
+            for tensor, copied in copies:
+                if not torch.equal(tensor, copied):
+                    tensor.copy_(copied)
         if time.perf_counter() - began > _PATIENCE:
             logger.warning("tried whether %s treats rows alike: %.1f s", listed(foreign), time.perf_counter() - began)
-    if difference is not None:
-        return f"{listed(foreign)}: {difference}"
-    if draws:
-        return f"{listed(foreign)}: it uses random numbers, one more with every forward pass"
-    deciding = [piece.what for piece in stateful if not observes(piece)]
-    if deciding:
-        return f"{', '.join(deciding)}: it keeps state from pass to pass and may decide by it"
-    return None
+    return None if difference is None else f"{listed(foreign)}: {difference}"
+
+
+def _random_states(devices: Iterable[torch.device]) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
 # Comparison
@@ -286,9 +287,9 @@ class _Forced(LogitsProcessor):
 
 
 @torch.no_grad()
-def _difference(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
+def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | None:
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
-    numbers = numbers_in(foreign)
+    numbers = numbers_in(searched)
     texts, tokens = _texts(target, numbers, batch)
     parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
     tokens = tokens[: len(parents) - 1]
@@ -370,9 +371,9 @@ def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tenso
 
 
 @torch.no_grad()
-def _rows_are_independent(target: Target, foreign: Sequence[Foreign]) -> bool:
+def _rows_are_independent(target: Target, searched: Sequence[Reach]) -> bool:
     """Whether sequences of a batch have the logits that each has alone."""
-    texts, tokens = _texts(target, numbers_in(foreign), 3)
+    texts, tokens = _texts(target, numbers_in(searched), 3)
     parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
     together = _behind(target, texts, parents, tokens)
     alone = torch.cat([_behind(target, text[None], parents, tokens) for text in texts])

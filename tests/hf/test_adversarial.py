@@ -1,0 +1,378 @@
+"""Code in and beside a model that decides by what no trial shows. Output is that of plain `generate`, call by call."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import peft
+import pytest
+import torch
+from support import tiny
+from torch.nn import functional
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+IDS = tiny.prompt(1, 9)
+VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(5))
+AFTER = 25
+"""Passes after which code changes what it does: in the second call."""
+
+PASSES = 0
+NAMES: dict[str, int] = {}
+CONTEXT: ContextVar[int] = ContextVar("passes", default=0)
+
+
+def llama() -> LlamaForCausalLM:
+    return tiny.llama(0, 0.3)
+
+
+def on_layer(model: Any, hook: Callable[..., Any], path: str = "model.layers.0") -> None:
+    model.get_submodule(path).register_forward_hook(hook)
+
+
+def when(count: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    """A hook that adds a vector once it has counted enough passes."""
+
+    def bring(model):
+        on_layer(model, lambda module, inputs, output: output + VECTOR if count(module) > AFTER else output)
+        return {}
+
+    return bring
+
+
+def by_global(module):
+    global PASSES
+    PASSES += 1
+    return PASSES
+
+
+def by_dictionary(module):
+    NAMES["n"] = NAMES.get("n", 0) + 1
+    return NAMES["n"]
+
+
+def by_context(module):
+    CONTEXT.set(CONTEXT.get() + 1)
+    return CONTEXT.get()
+
+
+def by_own_attribute(module):
+    by_own_attribute.n = getattr(by_own_attribute, "n", 0) + 1
+    return by_own_attribute.n
+
+
+def by_class(module):
+    kind = type(module)
+    kind.passes = getattr(kind, "passes", 0) + 1
+    return kind.passes
+
+
+def by_instance_dictionary(module):
+    module.__dict__["passes"] = module.__dict__.get("passes", 0) + 1
+    return module.passes
+
+
+def by_buffer(module):
+    if not hasattr(module, "count"):
+        module.register_buffer("count", torch.zeros(1))
+    module.count.add_(1)
+    return module.count
+
+
+def by_config(module):
+    config = module.self_attn.config
+    config.update({"passes": getattr(config, "passes", 0) + 1})
+    return config.passes
+
+
+def by_library(module):
+    torch.passes = getattr(torch, "passes", 0) + 1
+    return torch.passes
+
+
+def by_import(module):
+    import os
+
+    os.environ["PASSES"] = str(int(os.environ.get("PASSES", "0")) + 1)
+    return int(os.environ["PASSES"])
+
+
+def by_default(module, seen=collections.Counter()):  # noqa: B006
+    seen["n"] += 1
+    return seen["n"]
+
+
+@functools.cache
+def _counter() -> Any:
+    return itertools.count(1)
+
+
+def by_cached_function(module):
+    return next(_counter())
+
+
+def by_tensor() -> Callable[[Any], Any]:
+    count = torch.zeros(1)
+    return lambda module: count.add_(1)
+
+
+def by_view() -> Callable[[Any], Any]:
+    count = torch.zeros(4)
+
+    def add(module, one=count[2:3]):
+        one += 1
+        return count[2]
+
+    return add
+
+
+class Slots:
+    __slots__ = ("n",)
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, module):
+        self.n += 1
+        return self.n
+
+
+class Called(type):
+    passes = 0
+
+    def __call__(cls, module):
+        Called.passes += 1
+        return Called.passes
+
+
+class ByMetaclass(metaclass=Called):
+    pass
+
+
+def by_coroutine():
+    def numbers():
+        n = 0
+        while True:
+            n += 1
+            yield n
+
+    running = numbers()
+    return lambda module: running.send(None)
+
+
+def strength_between_calls(model):
+    """Not state of the hook: the vector is another one in the second call."""
+    vector = model.__dict__.setdefault("vector", torch.zeros(32))
+    if not vector.any():
+        on_layer(model, lambda module, inputs, output: torch.cat([output[:, :-1], output[:, -1:] + vector], 1))
+    vector += 0.5
+    return {}
+
+
+def random_rows(model):
+    on_layer(model, lambda module, inputs, output: output + torch.rand(1).item() * VECTOR)
+    return {}
+
+
+def cache_length(model):
+    def hook(module, inputs, kwargs, output):
+        cache = next(value for value in kwargs.values() if hasattr(value, "get_seq_length"))
+        return output + VECTOR if cache.get_seq_length() > 15 else output
+
+    model.model.layers[1].register_forward_hook(hook, with_kwargs=True)
+    return {}
+
+
+def processor(make: Callable[[Any], Callable[[Any, Any], Any]]) -> Callable[[Any], dict[str, Any]]:
+    return lambda model: {"logits_processor": [make(model)]}
+
+
+def _scale(model: Any, ids: Any) -> None:
+    model.model.layers[0].self_attn.scaling = 1.0 if ids[0, -1] % 2 else 0.1
+
+
+def by_weak_reference(model):
+    reference = weakref.ref(model)
+    return lambda ids, scores: _scale(reference(), ids) or scores
+
+
+def by_proxy(model):
+    proxy = weakref.proxy(model)
+    return lambda ids, scores: _scale(proxy, ids) or scores
+
+
+def by_partial(model):
+    return functools.partial(lambda model, ids, scores: _scale(model, ids) or scores, model)
+
+
+def by_nested_dictionary(model):
+    return lambda ids, scores, table={"a": [{"b": (model,)}]}: _scale(table["a"][0]["b"][0], ids) or scores
+
+
+class Holder:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def process(self, ids, scores):
+        _scale(self.inner(), ids)
+        return scores
+
+
+def by_bound_method(model):
+    return Holder(lambda: model).process
+
+
+class Forwarding:
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["_inner"], name)
+
+
+def by_wrapper(model):
+    wrapper = Forwarding(model)
+    return lambda ids, scores: _scale(wrapper, ids) or scores
+
+
+def by_weight_view(model):
+    row = model.model.layers[0].mlp.down_proj.weight.detach()[1:].t()
+
+    def process(ids, scores):
+        row.mul_(0.5 if ids[0, -1] % 2 else 1.5)
+        return scores
+
+    return process
+
+
+def by_generator(model):
+    def states():
+        while True:
+            ids = yield
+            _scale(model, ids)
+
+    running = states()
+    next(running)
+    return lambda ids, scores: running.send(ids) or scores
+
+
+def by_module_of_the_model(model):
+    attention = model.model.layers[0].self_attn
+    return lambda ids, scores: setattr(attention, "scaling", 1.0 if ids[0, -1] % 2 else 0.1) or scores
+
+
+def by_replaced_function(model):
+    own = functional.silu
+
+    def process(ids, scores):
+        functional.silu = (lambda states: own(states) * 1.5) if ids[0, -1] % 2 else own
+        return scores
+
+    return process
+
+
+def by_bound_library_method(model):
+    train, evaluate = model.model.norm.train, model.model.norm.eval
+    weight = model.model.norm.weight
+
+    def process(ids, scores):
+        (train if ids[0, -1] % 2 else evaluate)()
+        weight.data.mul_(1.1)
+        return scores
+
+    return process
+
+
+def with_adapter(config: Callable[[], Any]) -> Callable[[Any], dict[str, Any]]:
+    def bring(model):
+        torch.manual_seed(3)
+        model.__dict__.setdefault("wrapper", [peft.get_peft_model(model, config())])
+        return {}
+
+    return bring
+
+
+LORA: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+
+CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "a global": when(by_global),
+    "a dictionary": when(by_dictionary),
+    "a context variable": when(by_context),
+    "an attribute of the function": when(by_own_attribute),
+    "a class": when(by_class),
+    "the dictionary of a module": when(by_instance_dictionary),
+    "a buffer": when(by_buffer),
+    "the configuration": when(by_config),
+    "a library": when(by_library),
+    "an import": when(by_import),
+    "a default": when(by_default),
+    "a cached function": when(by_cached_function),
+    "a tensor": lambda model: when(by_tensor())(model),
+    "a view": lambda model: when(by_view())(model),
+    "slots": lambda model: when(Slots())(model),
+    "a metaclass": when(ByMetaclass),
+    "a generator": lambda model: when(by_coroutine())(model),
+    "a vector": strength_between_calls,
+    "random numbers": random_rows,
+    "the length of the cache": cache_length,
+    "a weak reference": processor(by_weak_reference),
+    "a proxy": processor(by_proxy),
+    "a partial": processor(by_partial),
+    "a nested dictionary": processor(by_nested_dictionary),
+    "a bound method": processor(by_bound_method),
+    "a wrapper": processor(by_wrapper),
+    "a view of a weight": processor(by_weight_view),
+    "a generator of a processor": processor(by_generator),
+    "a module": processor(by_module_of_the_model),
+    "a function of torch": processor(by_replaced_function),
+    "a method of a module": processor(by_bound_library_method),
+    "lora": with_adapter(lambda: peft.LoraConfig(**LORA)),
+    "lora with a bias": with_adapter(lambda: peft.LoraConfig(**LORA, lora_bias=True)),
+    "oft": with_adapter(
+        lambda: peft.OFTConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], oft_block_size=8, r=0)
+    ),
+}
+
+
+def _outputs(prepare: Callable[[Any], Any], bring: Callable[[Any], dict[str, Any]]) -> list[torch.Tensor]:
+    global PASSES
+    PASSES, Called.passes = 0, 0
+    NAMES.clear()
+    by_default.__defaults__[0].clear()
+    _counter.cache_clear()
+    CONTEXT.set(0)
+    model, own = llama(), functional.silu
+    for holder in (torch, type(model.model.layers[0]), by_own_attribute):
+        if "passes" in vars(holder):
+            del holder.passes
+    vars(by_own_attribute).pop("n", None)
+    prepare(model)
+    outputs = []
+    try:
+        arguments = bring(model)
+        for call in range(2):
+            if call and bring is strength_between_calls:
+                bring(model)
+            torch.manual_seed(3)
+            outputs.append(model.generate(IDS, **arguments, **GREEDY))
+    finally:
+        functional.silu = own
+    return outputs
+
+
+@pytest.mark.parametrize("bring", CASES.values(), ids=CASES)
+def test_no_silent_difference(bring, monkeypatch):
+    monkeypatch.setenv("PASSES", "0")
+    wanted = _outputs(lambda model: model, bring)
+    monkeypatch.setenv("PASSES", "0")
+    assert all(map(torch.equal, _outputs(tr.accelerate, bring), wanted))

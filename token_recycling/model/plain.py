@@ -1,0 +1,394 @@
+"""Plain code: foreign code in a model that keeps no state, so that a trial of it holds for as long as its values do.
+
+Code is plain if its functions store nothing outside their local variables, and reach only immutable values, tensors,
+modules, functions that are plain themselves, and libraries without state: torch, transformers, `math` and the like.
+Functions are followed through closures, defaults and the globals that they name; modules through the attributes that
+they name. All else, such as a list, an object of a user's class or `random`, is not plain, whatever it is for: the code
+is left to `generate`. Code of adapters of peft is known to keep no state, and is not searched.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import logging
+import typing
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import CodeType, FunctionType, GenericAlias, MethodType, ModuleType, UnionType
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+from transformers.utils import ModelOutput
+
+from .compat import times_written
+from .fingerprint import describe, parts_of, place
+from .foreign import ATTRIBUTES_OF_TORCH, Foreign, foreign_hooks, is_own_class, own_attributes, own_class
+from .homes import home_of, is_own
+from .target import Target
+
+_ADAPTERS = "peft."
+"""Where the modules of a library are whose code reads nothing but the modules that it belongs to."""
+_LIBRARIES = frozenset(
+    {
+        *("torch", "transformers", "accelerate", "token_recycling", "einops", "typing", "types", "__future__"),
+        *("math", "functools", "operator", "itertools", "collections", "enum", "dataclasses", "logging", "warnings"),
+    }
+)
+"""Packages whose functions keep nothing that a forward pass could change."""
+_BUILTINS = frozenset(
+    {
+        *("abs", "divmod", "max", "min", "pow", "round", "sum", "len", "range", "slice", "sorted", "reversed"),
+        *("all", "any", "enumerate", "filter", "map", "zip", "callable", "getattr", "hasattr", "isinstance"),
+        *("bool", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"),
+        *("issubclass", "super", "print", "repr", "NotImplemented", "Ellipsis"),
+    }
+)
+"""Builtin functions that keep nothing; classes of exceptions are added to them."""
+_DUNDERS = frozenset({"__name__", "__version__", "__class__", "__init__", "__getitem__"})
+_CHANGING = ("set_", "register_", "load_", "_forward", "manual_seed", "swap_tensors")
+"""How names begin by which code changes modules or options of torch."""
+_CHANGES = frozenset(
+    {
+        *("train", "requires_grad_", "add_module", "setattr", "delattr", "setdefault"),
+        *("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"),
+    }
+)
+_HARMLESS = frozenset({"set_grad_enabled"})
+_BY_LENGTH = frozenset({"past_key_values", "get_seq_length", "attention_mask", "cache_position"})
+"""Names by which a hook learns how long a sequence is, which no trial varies."""
+_IN_PLACE = frozenset({"weight", "bias", "data", "parameters", "named_parameters", "buffers", "named_buffers"})
+"""Names by which code comes to tensors of a model."""
+_ELSEWHERE = (
+    "__",
+    "set_",
+    "get_",
+    "_get_",
+    "_init",
+    "_set_",
+    "from_",
+    "_from_",
+    "save_",
+    "_load",
+    "resize_",
+    "generate",
+)
+"""How the names of methods begin that no forward pass calls, unless the code names them."""
+_AROUND_THE_LOOP = frozenset({"_prepare_generation_config", "reset_parameters", "tie_weights", "extra_repr"})
+_IMMUTABLE = (
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), Enum),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+)
+_HINTS = (GenericAlias, UnionType, typing.TypeVar, type(typing.Any), type(typing.Optional[int]), type(typing.List[int]))  # noqa: UP006, UP045
+_STORING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_DEREF"})
+_SMALL = 4096
+"""Numbers of a tensor that are compared in every call; of others, the address and how often torch wrote to them."""
+_FEW = 16
+_MOST_NUMBERS = 24
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+
+
+@dataclass(frozen=True)
+class _Operations:
+    """What code does, functions within it included."""
+
+    globals: frozenset[str]
+    names: frozenset[str]
+    """Names of attributes, and strings that could be such."""
+    stores: tuple[tuple[str, str], ...]
+    """Operations that store something outside of local variables, and the name."""
+    in_place: bool
+    """Whether it may write to a tensor."""
+
+
+@functools.cache
+def _operations_in(code: CodeType) -> _Operations:
+    variables: set[str] = set()
+    stores: list[tuple[str, str]] = []
+    names = set(code.co_names)
+    in_place = False
+    for one in dis.get_instructions(code):
+        name = str(one.argval)
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            variables.add(name)
+        elif one.opname in _STORING or (one.opname == "IMPORT_NAME" and name.partition(".")[0] not in _LIBRARIES):
+            stores.append((one.opname, name))
+        in_place = in_place or one.opname == "STORE_SUBSCR" or (one.opname == "BINARY_OP" and "=" in one.argrepr)
+    in_place = in_place or any(name.endswith("_") and not name.startswith("_") for name in names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            within = _operations_in(constant)
+            variables |= within.globals
+            names |= within.names
+            stores += within.stores
+            in_place = in_place or within.in_place
+        elif isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)
+    return _Operations(frozenset(variables), frozenset(names), tuple(stores), in_place)
+
+
+class Reach:
+    """What foreign code reaches, and whether it is plain."""
+
+    def __init__(self, target: Target, piece: Foreign) -> None:
+        self.what = piece.what
+        self.reason: str | None = None
+        """What is not plain, or None."""
+        self.functions: list[FunctionType] = []
+        self.values: list[tuple[str, Any]] = []
+        """Immutable values, configurations and tensors, by name."""
+        self._names: set[str] = set()
+        self._seen: dict[int, Any] = {}
+        self._modules: list[torch.nn.Module] = parts_of(target.model)
+        self._parts = {id(part) for part in self._modules}
+        self._methods: list[tuple[str, Any]] = []
+        """Methods that are followed once the code names them."""
+        self._unread: list[tuple[str, Any]] = [(piece.what, piece.code)]
+        self._is_class = isinstance(piece.code, type)
+        while self.reason is None and (self._unread or self._follow_names()):
+            name, thing = self._unread.pop()
+            if id(thing) not in self._seen:
+                self._seen[id(thing)] = thing
+                self._follow(name, thing)
+        if self.reason is None:
+            self.reason = self._why_not_names()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Tensors that the code reaches."""
+        return [value for _, value in self.values if isinstance(value, torch.Tensor)]
+
+    def _follow_names(self) -> bool:
+        """Go on with methods and attributes of modules that the code names; whether there are new ones."""
+        before = len(self._seen)
+        named = [(name, method) for name, method in self._methods if name in self._names]
+        named += [item for module in self._modules for item in _attributes(module, self._names)]
+        self._unread += [(name, thing) for name, thing in named if id(thing) not in self._seen]
+        return bool(self._unread) and len(self._seen) >= before
+
+    def _why_not_names(self) -> str | None:
+        operations = [_operations_in(function.__code__) for function in self.functions]
+        for name in sorted(self._names - _HARMLESS):
+            if name in _CHANGES or name.startswith(_CHANGING) or "rand" in name or "seed" in name:
+                return f"it uses {name}"
+            if name.startswith("__") and name.endswith("__") and name not in _DUNDERS:
+                return f"it uses {name}"
+        if not self._is_class and (lengths := self._names & _BY_LENGTH):
+            return f"it reads {min(lengths)}, by which it may follow the length of a sequence"
+        if not self._is_class and {"config", "update"} <= self._names:
+            return "it may change a configuration"
+        if any(one.in_place for one in operations):
+            tensors = {name for part in self._modules for name in (*part._parameters, *part._buffers)}
+            if written := self._names & (tensors | _IN_PLACE):
+                return f"it may write to {min(written)} of a module"
+        return None
+
+    def _follow(self, name: str, thing: Any) -> None:
+        is_tensor = isinstance(thing, torch.Tensor) and is_own(type(thing).__module__)
+        if is_tensor or isinstance(thing, (*_IMMUTABLE, PretrainedConfig)):
+            self.values.append((name, thing))
+        elif isinstance(thing, (tuple, frozenset)):
+            self._unread += [(name, item) for item in thing]
+        elif isinstance(thing, functools.partial):
+            self._unread += [(name, item) for item in (thing.func, *thing.args, *thing.keywords.values())]
+        elif isinstance(thing, MethodType):
+            self._unread += [(name, thing.__func__), (name, thing.__self__)]
+        elif isinstance(thing, (staticmethod, classmethod)):
+            self._unread.append((name, thing.__func__))
+        elif isinstance(thing, property):
+            self._unread += [(name, function) for function in (thing.fget, thing.fset) if function is not None]
+        elif isinstance(thing, FunctionType):
+            self._function(name, thing)
+        elif isinstance(thing, type):
+            self._class(name, thing)
+        elif isinstance(thing, torch.nn.Module):
+            self._module(name, thing)
+        elif not self._is_stateless(thing):
+            self.reason = f"it reaches {name}, a {type(thing).__name__}, which may change"
+
+    def _is_stateless(self, thing: Any) -> bool:
+        """Whether a module, or what is written in a compiled language, is of a library without state."""
+        if isinstance(thing, (logging.Logger, *_HINTS)):
+            return True
+        if isinstance(thing, ModuleType):
+            return thing.__name__.partition(".")[0] in _LIBRARIES
+        if not callable(thing) or type(thing).__module__ not in ("builtins", "torch._ops"):
+            return False
+        holder = getattr(thing, "__self__", getattr(thing, "__objclass__", None))
+        if holder is None or isinstance(holder, (ModuleType, type)):
+            home = getattr(thing, "__module__", None) or getattr(holder, "__module__", getattr(holder, "__name__", ""))
+            package = str(home).lstrip("_").partition(".")[0]
+            return package in _LIBRARIES or (package == "builtins" and thing.__name__ in _BUILTINS)
+        return False
+
+    def _function(self, name: str, function: FunctionType) -> None:
+        if is_own(function.__globals__.get("__name__")):
+            home = str(function.__globals__.get("__name__")).partition(".")[0]
+            inner = function.__dict__.get("__wrapped__")  # by a decorator of a library
+            if home not in _LIBRARIES:
+                self.reason = f"it reaches {name}, a function of {home}"
+            elif inner is not None:
+                self._unread.append((name, inner))
+            return
+        self.functions.append(function)
+        operations, path = _operations_in(function.__code__), function.__qualname__
+        free = function.__code__.co_freevars
+        for operation, variable in operations.stores:
+            if operation == "IMPORT_NAME":
+                self.reason = f"{path} imports {variable}"
+                return
+            if operation != "STORE_DEREF" or variable in free:
+                self.reason = f"{path} stores {variable}"
+                return
+        self._names |= operations.names - operations.globals
+        for variable, cell in zip(free, function.__closure__ or (), strict=True):
+            try:
+                self._unread.append((variable, cell.cell_contents))
+            except ValueError:  # empty as yet
+                self.reason = f"{path} reads {variable}, which has no value"
+        values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        self._unread += [(f"a default of {path}", value) for value in values]
+        self._unread += [*function.__dict__.items()]
+        for variable in operations.globals:
+            if variable in function.__globals__:
+                value = function.__globals__[variable]
+                if isinstance(value, ModuleType):
+                    self._names_of(value, operations.names)
+                else:
+                    self._unread.append((variable, value))
+            elif variable not in _BUILTINS and not variable.endswith(("Error", "Warning", "Exception")):
+                self.reason = f"{path} uses {variable}"
+
+    def _names_of(self, module: ModuleType, names: Collection[str]) -> None:
+        """Follow what code takes of a module: all that it names, but for libraries other modules alone."""
+        if self._is_stateless(module):
+            others = [value for name, value in vars(module).items() if name in names and isinstance(value, ModuleType)]
+            self._unread += [(value.__name__, value) for value in others]
+        elif is_own(module.__name__):
+            self.reason = f"it uses {module.__name__}"
+        else:
+            self._unread += [(name, value) for name, value in vars(module).items() if name in names]
+
+    def _class(self, name: str, kind: type) -> None:
+        if is_own(kind.__module__):
+            package = kind.__module__.partition(".")[0]
+            exception = issubclass(kind, Exception)
+            if package not in _LIBRARIES and not exception and kind.__name__ not in _BUILTINS:
+                self.reason = f"it uses {name}, a class of {package}"
+        elif issubclass(kind, torch.nn.Module):
+            for base in kind.__mro__:
+                if is_own(base.__module__):
+                    continue
+                for attribute, value in list(vars(base).items()):
+                    if isinstance(value, (FunctionType, staticmethod, classmethod, property)):
+                        called = not attribute.startswith(_ELSEWHERE) and attribute not in _AROUND_THE_LOOP
+                        called = called or attribute in ("__call__", "__getattr__", "__getattribute__")
+                        (self._unread if called else self._methods).append((attribute, value))
+        elif not issubclass(kind, (ModelOutput, Exception)):
+            self.reason = f"it reaches the class {kind.__qualname__}"
+
+    def _module(self, name: str, module: torch.nn.Module) -> None:
+        if id(module) in self._parts:
+            return
+        for part in parts_of(module):  # one beside the model, such as a probe
+            self._seen[id(part)] = part
+            self._parts.add(id(part))
+            self._modules.append(part)
+            self._unread += [(name, hook) for hook in foreign_hooks(part)]
+            if not is_own_class(type(part)):
+                self._unread.append((name, type(part)))
+            self.values += [*part.named_parameters(name, recurse=False), *part.named_buffers(name, recurse=False)]
+
+
+def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Attributes and buffers of a module, and attributes of its classes, that have some of the names; methods of
+    classes are followed otherwise.
+    """
+    attributes = vars(module)
+    yield from ((name, attributes[name]) for name in (attributes.keys() & names) - ATTRIBUTES_OF_TORCH)
+    yield from ((name, value) for name, value in module._buffers.items() if name in names and value is not None)
+    for base in own_class(module).__mro__[:-1]:
+        if base is torch.nn.Module:
+            break
+        for name in vars(base).keys() & names:
+            value = vars(base)[name]
+            if not hasattr(type(value), "__get__") and not name.startswith("__"):
+                yield name, value
+
+
+def is_adapter(piece: Foreign) -> bool:
+    """Whether code is of a library of adapters, whose code reads nothing but the modules that it belongs to."""
+    return str(home_of(piece.code)).startswith(_ADAPTERS)
+
+
+def reaches(target: Target, foreign: Iterable[Foreign]) -> list[Reach]:
+    """Return what foreign code reaches, but for adapters."""
+    return [Reach(target, piece) for piece in foreign if not is_adapter(piece)]
+
+
+def numbers_in(searched: Iterable[Reach]) -> list[int]:
+    """Integers that foreign code reaches: ids of tokens, numbers of rows or positions by which it may decide."""
+    numbers: dict[int, None] = {}
+
+    def add(value: Any) -> None:
+        if isinstance(value, CodeType):
+            for constant in value.co_consts:
+                add(constant)
+        elif isinstance(value, (tuple, frozenset, range)):
+            for item in [*value][:_FEW]:
+                add(item)
+        elif isinstance(value, torch.Tensor) and value.dtype in _INTEGERS:
+            for item in value.flatten()[:_FEW].tolist():
+                add(item)
+        elif type(value) is int and value > 1:
+            numbers[value] = None
+
+    for reach in searched:
+        for function in reach.functions:
+            add(function.__code__)
+        for _, value in reach.values:
+            add(value)
+    return [*numbers][:_MOST_NUMBERS]
+
+
+def form_of(target: Target, foreign: Iterable[Foreign], searched: Iterable[Reach]) -> Hashable:
+    """Return something equal for code that does the same: of plain code its functions and all values that they reach,
+    of adapters the attributes of their modules and which weights are full of one number, such as 0.
+    """
+    values: list[Any] = []
+    things: list[Any] = []
+    for piece in foreign:
+        values.append(piece.what)
+        if piece.module is not None and is_adapter(piece):
+            describe([piece.module.training, own_attributes(piece.module)], values, things)
+            weights = [*piece.module.parameters(), *piece.module.buffers(recurse=False)]
+            values += [(weight.shape, _only_number(target, weight)) for weight in weights]
+    for reach in searched:
+        values += [function.__code__ for function in reach.functions]
+        for name, value in reach.values:
+            values.append(name)
+            if not isinstance(value, torch.Tensor):
+                describe(value, values, things)
+            elif value.numel() <= _SMALL and not value.is_meta:
+                values += (
+                    value.shape,
+                    value.dtype,
+                    value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(),
+                )
+            else:
+                values += (id(value), place(value), value.shape, *times_written([value]))
+    return tuple(values), tuple(map(id, things))
+
+
+def _only_number(target: Target, tensor: torch.Tensor) -> float | None:
+    """Return the number that a weight is full of, or None; looked up again where it is small or was written to."""
+    numbers: dict[Any, float | None] = target.kept.get("numbers of tensors", dict, values_matter=False)
+    form = id(tensor), place(tensor), *times_written([tensor])
+    if form not in numbers or tensor.numel() <= _SMALL:
+        numbers[form] = None
+        if tensor.numel() and not tensor.is_complex() and not tensor.is_meta:
+            least, most = tensor.detach().aminmax()
+            numbers[form] = float(least) if bool(least == most) else None
+    return numbers[form]
