@@ -35,9 +35,12 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     arguments = {"max_new_tokens": 40, "eos_token_id": 8, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     arguments["return_dict_in_generate"] = cache_is_seen
     wanted = counting.generate(ids, **arguments)
-    hook = counting.register_forward_pre_hook(
-        lambda _, args, given: texts.append(len(given["input_ids"])), with_kwargs=True
-    )
+
+    def note(_, args, given):
+        texts.append(len(given["input_ids"]))
+
+    note.__module__ = "transformers.utils.output_capturing"  # as transformers' own hooks that note what they see
+    hook = counting.register_forward_pre_hook(note, with_kwargs=True)
     ours = tr.generate(counting, ids, drafter=drafter, **arguments)
     hook.remove()
     if cache_is_seen:

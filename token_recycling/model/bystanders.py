@@ -39,8 +39,8 @@ _LIBRARIES = frozenset({"torch", "transformers", "accelerate"})
 """Packages whose functions forward passes and `generate` call."""
 _MOST = 100_000
 """Objects that are followed from one piece of code."""
-_SEARCHES = frozenset({"gc", "inspect"})
-"""Modules by which code finds objects that it does not hold."""
+_SEARCHES = frozenset({"gc", "inspect", "_getframe"})
+"""Names by which code finds objects that it does not hold."""
 _THREADS = frozenset({"threading", "_thread", "concurrent.futures.thread", "logging", "asyncio.base_events", "_io"})
 """Modules whose objects lead to all threads, handlers or files of a process."""
 _ANY_NAME = frozenset({"__dict__", "__getattribute__", "vars", "attrgetter", "__getstate__"})
@@ -72,7 +72,7 @@ def why_not(target: Target, foreign: Sequence[Foreign], beside: Sequence[Any], c
                 return f"{name_of(code)} reaches the model, which it may change between forward passes"
             if isinstance(thing, FunctionType) and (changed := _changes_libraries(thing)):
                 return f"{name_of(code)} changes {changed} between forward passes"
-            if count >= _MOST or (isinstance(thing, ModuleType) and thing.__name__ in _SEARCHES):
+            if count >= _MOST or (isinstance(thing, FunctionType) and _searches(thing)):
                 return f"{name_of(code)} reaches too much to see whether the model is among it"
     return None
 
@@ -159,6 +159,14 @@ def _names_in(code: CodeType) -> frozenset[str]:
     within = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     strings = {constant for constant in code.co_consts if isinstance(constant, str)}
     return frozenset(code.co_names).union(strings, *within)
+
+
+def _searches(function: FunctionType) -> bool:
+    """Whether a function finds objects that it does not hold; libraries do so for messages."""
+    code = function.__code__
+    return (
+        not is_own(home_of(function)) and "site-packages" not in code.co_filename and bool(_names_in(code) & _SEARCHES)
+    )
 
 
 def _changes_libraries(function: FunctionType) -> str | None:

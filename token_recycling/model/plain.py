@@ -50,12 +50,8 @@ _BUILTINS = frozenset(
 _DUNDERS = frozenset({"__name__", "__version__", "__class__", "__init__", "__getitem__"})
 _CHANGING = ("set_", "register_", "load_", "_forward", "manual_seed", "swap_tensors")
 """How names begin by which code changes modules or options of torch."""
-_CHANGES = frozenset(
-    {
-        *("train", "requires_grad_", "add_module", "setattr", "delattr", "setdefault"),
-        *("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"),
-    }
-)
+_CHANGES = frozenset({"train", "requires_grad_", "add_module", "setattr", "delattr", "setdefault"})
+_DICTIONARIES = ATTRIBUTES_OF_TORCH - {"training"}
 _HARMLESS = frozenset({"set_grad_enabled"})
 _BY_LENGTH = frozenset({"past_key_values", "get_seq_length", "attention_mask", "cache_position"})
 """Names by which a hook learns how long a sequence is, which no trial varies."""
@@ -76,7 +72,7 @@ _ELSEWHERE = (
     "generate",
 )
 """How the names of methods begin that no forward pass calls, unless the code names them."""
-_AROUND_THE_LOOP = frozenset({"_prepare_generation_config", "reset_parameters", "tie_weights", "extra_repr"})
+_AROUND_THE_LOOP = frozenset({"reset_parameters", "tie_weights", "extra_repr"})
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), Enum),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
@@ -171,7 +167,7 @@ class Reach:
     def _why_not_names(self) -> str | None:
         operations = [_operations_in(function.__code__) for function in self.functions]
         for name in sorted(self._names - _HARMLESS):
-            if name in _CHANGES or name.startswith(_CHANGING) or "rand" in name or "seed" in name:
+            if name in _CHANGES | _DICTIONARIES or name.startswith(_CHANGING) or "rand" in name or "seed" in name:
                 return f"it uses {name}"
             if name.startswith("__") and name.endswith("__") and name not in _DUNDERS:
                 return f"it uses {name}"
@@ -180,7 +176,7 @@ class Reach:
         if not self._is_class and {"config", "update"} <= self._names:
             return "it may change a configuration"
         if any(one.in_place for one in operations):
-            tensors = {name for part in self._modules for name in (*part._parameters, *part._buffers)}
+            tensors = {name for part in self._modules for name in _tensors(part)}
             if written := self._names & (tensors | _IN_PLACE):
                 return f"it may write to {min(written)} of a module"
         return None
@@ -302,13 +298,19 @@ class Reach:
             self.values += [*part.named_parameters(name, recurse=False), *part.named_buffers(name, recurse=False)]
 
 
+def _tensors(module: torch.nn.Module) -> Iterator[str]:
+    """Names of a module's own weights and buffers."""
+    for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        yield name
+
+
 def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Attributes and buffers of a module, and attributes of its classes, that have some of the names; methods of
     classes are followed otherwise.
     """
     attributes = vars(module)
     yield from ((name, attributes[name]) for name in (attributes.keys() & names) - ATTRIBUTES_OF_TORCH)
-    yield from ((name, value) for name, value in module._buffers.items() if name in names and value is not None)
+    yield from ((name, value) for name, value in module.named_buffers(recurse=False) if name in names)
     for base in own_class(module).__mro__[:-1]:
         if base is torch.nn.Module:
             break
