@@ -158,7 +158,7 @@ def _next_to(thing: Any) -> Iterable[Any]:
 def _names_in(code: CodeType) -> frozenset[str]:
     within = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     strings = {constant for constant in code.co_consts if isinstance(constant, str)}
-    return frozenset(code.co_names).union(strings, *within)
+    return frozenset(filter(str.isidentifier, strings.union(code.co_names, *within)))
 
 
 def _searches(function: FunctionType) -> bool:
