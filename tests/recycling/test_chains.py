@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.options import Options
@@ -37,53 +39,32 @@ def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone():
     assert wanted[1] == TEXTS[1][:NODES]
 
 
-def grown():
+def gains_of(texts):
     """The gains of every token that may be drafted, best first."""
     drafting = Drafting()
-    recyclers = [drafting.recycler() for _ in TEXTS]
-    drafting(TEXTS, recyclers)
+    recyclers = [drafting.recycler() for _ in texts]
+    drafting(texts, recyclers)
     return np.sort(np.concatenate([recycler._gains for recycler in recyclers]).astype(np.float64))[::-1]
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.3])
-@pytest.mark.parametrize("token_cost", [0.1, 0.9])
-def test_a_pass_brings_the_most_tokens_per_time(token_cost, ratio):
-    gains = grown()
-    rates = (3 / ratio + np.append(0, gains.cumsum())) / (1 + token_cost * np.arange(len(gains) + 1))
-    costs = np.append(np.ones(2), 1 + token_cost * np.arange(100))
-    drafting = Drafting()
+GAINS = gains_of(TEXTS)
+
+
+@given(
+    rises=st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.9, 3.0]), max_size=45),
+    ratio=st.sampled_from([1.0, 0.3, 0.1]),
+    least_gain=st.sampled_from([0.0, 0.05, 0.5, 0.99]),
+)
+@example(rises=[0.0, 0.0, 2.0, *[0.0] * 42], ratio=1.0, least_gain=0.0)  # a kernel works on 16 rows
+def test_a_pass_brings_the_most_tokens_per_time(rises, ratio, least_gain):
+    """Against all sizes of which costs are given, whatever their shape, and whatever paid in the batch before."""
+    costs, drafting = np.cumsum([1.0, *rises]), Drafting()
+    drafting.matrix.least_gain = least_gain
     drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=costs, ratio=ratio)
-    assert sum(map(len, drafted)) == int(rates.argmax())
-
-
-def test_nodes_that_pay_after_others_that_do_not_are_drafted():
-    """As where a kernel works on 16 rows: the first drafted tokens cost much, the others nothing."""
-    gains, costs = grown(), np.append(np.ones(3), np.full(100, 3.0))
-    drafting = Drafting()
-    drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=costs)
-    pays = (3 + gains.sum()) / 3 > 1
-    assert sum(map(len, drafted)) == (len(gains) if pays else 0)
-    assert pays
-
-
-@pytest.mark.parametrize("least", [0.05, 0.5, 0.99])
-@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1]], ids=["together", "alone"])
-def test_what_paid_in_the_last_batch_decides_nothing(texts, least):
-    """It only says from which gain on nodes are added at once."""
-    costs, drafted = 1 + 0.1 * np.arange(100), []
-    for least_gain in (0.0, least):
-        drafting = Drafting()
-        drafting.matrix.least_gain = least_gain
-        drafted.append(drafting(texts, [drafting.recycler() for _ in texts], costs=costs))
-    assert drafted[0] == drafted[1]
-    assert sum(map(len, drafted[0])) > len(texts)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_no_more_is_drafted_than_costs_are_known_of(rows):
-    drafting = Drafting()
-    drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=np.ones(rows))
-    assert sum(map(len, drafted)) == max(0, rows - 3)
+    rates = (len(TEXTS) / ratio + np.append(0, GAINS.cumsum()))[: max(1, len(costs) - 2)]
+    rates /= costs[min(2, len(costs) - 1) :][: len(rates)]
+    size = sum(map(len, drafted))
+    assert rates[size] == pytest.approx(rates.max(), rel=1e-6)
 
 
 def test_a_sequence_of_one_token_has_no_draft_and_others_stay():

@@ -24,19 +24,6 @@ def test_a_longer_context_counts_two_fifths_against_the_shorter_ones():
         close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
 
 
-@pytest.mark.parametrize(("repeated", "weight"), [(1, 0.1), (3, 0.25), (5, 0.5), (16, 0.8)])
-def test_the_suffix_counts_the_more_the_longer_the_match(repeated, weight):
-    again = list(range(20, 20 + repeated))
-    text = [*again, 7, 8, *again]
-    grower = Grower(matrix_of({(again[-1],): {10: 0.5}}), text, suffix=True)
-    grower.grow(1)
-    wanted = {10: 0.4 * (1 - weight), 7: weight}
-    close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
-    grower = Grower(grower.matrix, text, suffix=False)
-    grower.grow(1)
-    close(grower.children(), {10: 0.4})
-
-
 # Growth against a search over all trees
 
 ROWS = st.dictionaries(st.integers(0, 4), st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=5)

@@ -198,6 +198,13 @@ def test_a_file_of_another_tokenizer_is_refused_and_one_of_an_unknown_tokenizer_
 IDS = published().candidates
 NUMBERS = IDS.clone()
 NUMBERS[49, 3] = -1
+ARRAYS = ("shares", "context_keys", "context_candidates", "context_shares", "calibration", "history")
+CHANGES = [
+    lambda held: held[:, None],
+    lambda held: held.to(torch.float64),
+    lambda held: held.to(torch.int8),
+]
+"""What no array may become: another shape, and numbers of other types."""
 DAMAGED = [
     (published, {"candidates": IDS.long()}, {}, "int64"),
     (published, {"candidates": IDS.flatten()}, {}, "got int32 of 200"),
@@ -215,23 +222,15 @@ DAMAGED = [
         for version in ("5", None)
     ),
     *((kind, {}, {"format": name}, "") for kind in (published, taught) for name in ("pt", None)),
-    (taught, {"shares": lambda held: held[:, :1]}, {}, "shares"),
-    (taught, {"shares": lambda held: held.to(torch.int32)}, {}, "shares"),
-    (taught, {"context_candidates": lambda held: held[1:]}, {}, "context_candidates"),
+    *((taught, {name: change}, {}, "") for name in ARRAYS for change in CHANGES),
+    *((taught, {name: None}, {}, "") for name in ARRAYS),
     (taught, {"context_candidates": lambda held: held + 50}, {}, "context_candidates"),
-    (taught, {"context_shares": lambda held: held.to(torch.float32)}, {}, "context_shares"),
-    (taught, {"context_keys": lambda held: held[:, None]}, {}, "context_keys"),
-    (taught, {"context_keys": lambda held: held.to(torch.int32)}, {}, "context_keys"),
     (taught, {"calibration": lambda held: held[1:]}, {}, "1638"),
-    (taught, {"calibration": lambda held: held.to(torch.int64)}, {}, "calibration"),
     (taught, {"calibration": lambda held: held * float("nan")}, {}, "calibration"),
     (taught, {"calibration": lambda held: held - 1}, {}, "calibration"),
     (taught, {"calibration": lambda held: held.flip(1)}, {}, "calibration"),
     (taught, {"history": lambda held: held + 50}, {}, "got 49 to 53"),
     (taught, {"history": lambda held: held - 51}, {}, "got -52 to -48"),
-    (taught, {"history": lambda held: held.to(torch.int64)}, {}, "history"),
-    (taught, {"history": lambda held: held[:, None]}, {}, "history"),
-    *((taught, {name: None}, {}, "") for name in ("shares", "context_keys", "calibration", "history")),
 ]
 
 
@@ -262,7 +261,7 @@ def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
     path, refusals = tmp_path / "matrix", 0
     published(4, 1).save(path, "abc")
     whole = path.read_bytes()
-    for place in range(8 * len(whole)):
+    for place in range(0, 8 * len(whole), 5):
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
@@ -273,7 +272,7 @@ def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
         else:
             assert candidates.shape == (4, 1)
             assert 0 <= int(candidates.min()) <= int(candidates.max()) < 4
-    assert refusals > 4 * len(whole)
+    assert refusals > 0.8 * len(whole)
 
 
 def test_a_fingerprint_names_the_meaning_of_ids(tokenizer):

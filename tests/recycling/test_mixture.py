@@ -32,11 +32,16 @@ def with_past(history, rows, **sizes):
 # Texts
 
 
+@pytest.mark.parametrize("in_history", [True, False], ids=["history", "this text"])
 @pytest.mark.parametrize(("repeated", "weight"), [(1, 0.1), (3, 0.25), (5, 0.5), (16, 0.8), (32, 0.8)])
-def test_the_past_counts_the_more_the_longer_the_match(repeated, weight):
+def test_an_occurrence_counts_the_more_the_longer_the_match(repeated, weight, in_history):
     again = list(range(20, 20 + repeated))
-    matrix = with_past([*again, 7, BREAK], {(again[-1],): {10: 0.5}}, vocab_size=60)
-    close(mixed(matrix, again), ordered({10: 0.4 * (1 - weight), 7: weight}))
+    history = [*again, 7, BREAK] if in_history else []
+    matrix = with_past(history, {(again[-1],): {10: 0.5}}, vocab_size=60)
+    text = again if in_history else [*again, 7, 8, *again]
+    close(mixed(matrix, text, suffix=not in_history), ordered({10: 0.4 * (1 - weight), 7: weight}))
+    if not in_history:
+        close(mixed(matrix, text), {10: 0.4})
 
 
 def test_this_text_counts_against_the_past():
