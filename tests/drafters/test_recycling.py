@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import architectures, tiny
+from support import tiny
 from support.batches import batch
 from support.runs import fix_costs
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
@@ -12,18 +12,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 import token_recycling as tr
 from token_recycling.loop import request
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-
-
-@pytest.mark.parametrize("case", architectures.BORDERS, ids=str)
-def test_texts_across_a_border_are_those_of_generate(case):
-    """Each text by a new model: what dynamic rotary scaling computes depends on the texts before."""
-    drafter, prompts = tr.make_drafter("recycling"), (5, 29, 40)
-    for length in prompts:
-        ids = tiny.prompt(length, length, architectures.VOCABULARY)
-        wanted = architectures.model_of(case).generate(ids, max_new_tokens=16)
-        ours = tr.generate(architectures.model_of(case), ids, drafter=drafter, max_new_tokens=16)
-        assert torch.equal(ours, wanted)
-
 
 # From text to text
 

@@ -150,17 +150,23 @@ def test_a_row_says_what_it_says_alone(prompts, spare, new, shapes, seed, end):
         assert not any(row[len(wanted) :])
 
 
-@settings(max_examples=40)
-@given(st.integers(1, POSITIONS), st.integers(0, 12), SHAPES, st.integers(0, 10**6))
+@settings(max_examples=60)
+@given(st.integers(1, POSITIONS), st.none() | st.integers(0, 12), SHAPES, st.integers(0, 10**6))
 def test_near_the_models_limit_trees_shrink_and_never_overrun(length, short, shapes, seed):
-    """Trees are as deep as the rest of the positions and of the text lets them be."""
-    new, said = max(1, POSITIONS + 1 - length - short), list[int]()
-    steps = tr.stream(GPT2, tiny.prompt(0, length, VOCABULARY), Garbage(shapes, seed, VOCABULARY), max_new_tokens=new)
+    """Trees are as deep as the rest of the positions and of the text lets them be; `short` of None is a limit far
+    beyond, with a criterion that ends the text at the last position.
+    """
+    new, said = POSITIONS + 1 - length, list[int]()
+    how = {"max_new_tokens": max(1, new - (short or 0))}
+    if short is None:
+        ends = StoppingCriteriaList([lambda ids, scores: torch.tensor([ids.shape[1] > POSITIONS])])
+        how = {"max_new_tokens": 4 * POSITIONS, "stopping_criteria": ends}
+    steps = tr.stream(GPT2, tiny.prompt(0, length, VOCABULARY), Garbage(shapes, seed, VOCABULARY), **how)
     for turn, step in enumerate(steps):
-        wished = shapes[turn % len(shapes)].depth
-        assert step.draft.depth == min(wished, POSITIONS - length - len(said), new - len(said) - 1)
+        left = POSITIONS - length - len(said), how["max_new_tokens"] - len(said) - 1
+        assert step.draft.depth == min(shapes[turn % len(shapes)].depth, *left)
         said += step.tokens
-    assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)[:new]
+    assert said == alone(GPT2, 0, length, new)[: how["max_new_tokens"]]
 
 
 WIDE = tiny.llama(6, context=1)
@@ -181,17 +187,3 @@ def test_trees_of_one_size_have_masks_of_their_own():
     shapes = [tr.Template((-1, 0, 1, 2), (0,) * 4), tr.Template((-1, 0, 0, 0), (0, 0, 1, 2))]
     steps = tr.stream(WIDE, tiny.prompt(0, 10, VOCABULARY), InTurn(shapes), max_new_tokens=40)
     assert [token for step in steps for token in step.tokens] == alone(WIDE, 0, 10, 60)[:40]
-
-
-@given(st.integers(1, POSITIONS), SHAPES, st.integers(0, 10**6))
-def test_no_draft_has_positions_that_the_model_lacks_where_the_sequence_may_become_longer(length, shapes, seed):
-    """It ends by a criterion at the last position, so that its limit, far beyond, does not keep drafts shallow."""
-    drafter, said = Garbage(shapes, seed, VOCABULARY), list[int]()
-    ends = StoppingCriteriaList([lambda ids, scores: torch.tensor([ids.shape[1] > POSITIONS])])
-    steps = tr.stream(
-        GPT2, tiny.prompt(0, length, VOCABULARY), drafter, max_new_tokens=4 * POSITIONS, stopping_criteria=ends
-    )
-    for step in steps:
-        assert length + len(said) + step.draft.depth <= POSITIONS
-        said += step.tokens
-    assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)

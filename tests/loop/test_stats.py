@@ -58,24 +58,15 @@ def test_runs_are_added_up(counting):
     assert parts[0].tokens == 9
 
 
-def test_a_sum_waits_for_the_device_where_one_run_does():
-    waiting, other = tr.Stats(synchronize=True), tr.Stats()
-    assert [(one + two).synchronize for one in (waiting, other) for two in (waiting, other)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
-
-
-@pytest.mark.parametrize("name", ["drafter", "path"])
-def test_a_sum_describes_the_last_run_that_says_how_it_was_made(name):
-    first, second, silent = (tr.Stats(**{name: text}) for text in ("first", "second", ""))
-    assert [getattr(sum(runs[1:], runs[0]), name) for runs in ([first, second], [first, silent], [silent, second])] == [
-        "second",
-        "first",
-        "second",
-    ]
+def test_a_sum_waits_for_the_device_where_one_run_does_and_describes_the_last_that_says_how_it_was_made():
+    waiting, other = tr.Stats(synchronize=True, drafter="first", path="eager"), tr.Stats(drafter="second")
+    for total, waits, drafter, path in (
+        (waiting + other, True, "second", "eager"),
+        (other + waiting, True, "first", "eager"),
+        (waiting + tr.Stats(), True, "first", "eager"),
+        (other + other, False, "second", ""),
+    ):
+        assert (total.synchronize, total.drafter, total.path) == (waits, drafter, path)
 
 
 def test_the_parts_of_a_step_sum_up(model):
