@@ -70,6 +70,7 @@ _ELSEWHERE = (
     "_load",
     "resize_",
     "generate",
+    "_prepare_generation",
 )
 """How the names of methods begin that no forward pass calls, unless the code names them."""
 _AROUND_THE_LOOP = frozenset({"reset_parameters", "tie_weights", "extra_repr"})
