@@ -1,3 +1,4 @@
+import itertools
 import sys
 from pathlib import Path
 
@@ -37,10 +38,16 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def cache_numbers():
+    """Numbers of cache folders: pytest's own would be found anew for each test, among thousands of folders."""
+    return itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
+def own_cache(tmp_path_factory, cache_numbers, monkeypatch):
     """An empty cache folder, so that no test reads or writes the user's measurements."""
-    folder = tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.mktemp(f"cache{next(cache_numbers)}", numbered=False)
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(folder))
     return folder
 

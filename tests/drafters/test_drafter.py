@@ -39,6 +39,11 @@ def test_a_drafter_of_another_package_is_found_by_name(model, monkeypatch):
             tr.make_drafter(f"garbage:{text}")
 
 
+def test_a_drafter_of_ours_is_found_without_a_look_at_what_is_installed(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", None)
+    assert tr.make_drafter("published:tree=chain:3").name == "published"
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -59,7 +59,8 @@ def drafter_class(name: str) -> type[Drafter]:
 
 def check_name(name: str, what: str = "drafter", others: Sequence[str] = ()) -> None:
     """Raise ValueError, with all names, for an unknown drafter; `others`: further names to list."""
-    if name not in drafter_names():
+    # Those of other packages come last: looking for them reads the metadata of all that is installed.
+    if name not in own_names() and name not in drafter_names():
         raise ValueError(f"unknown {what} {name!r}; known are {', '.join([*others, *drafter_names()])}")
 
 
