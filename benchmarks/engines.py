@@ -112,10 +112,10 @@ class LlamaCpp:
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        from token_recycling import load
         from token_recycling.engines.llama_cpp import accelerate
+        from token_recycling.model.loading import load_tokenizer
 
-        _, self._tokenizer = load(model)
+        self._tokenizer = load_tokenizer(model)
         drafted = self.METHODS[method]
         draft = LlamaPromptLookupDecoding(num_pred_tokens=drafted) if drafted else None
         threads = {"n_threads": 1, "n_threads_batch": 1}
