@@ -15,7 +15,7 @@ from token_recycling.engines.sglang import Trees, settle_arguments
 VOCABULARY, NODES = 12, 8
 
 
-def request(prompt, said=(), grammar=None, **parameters):
+def request(prompt, said=(), grammar=None, custom_logit_processor=None, **parameters):
     """As much of SGLang's record of a request as is asked for."""
     usual = {
         "logit_bias": None,
@@ -28,6 +28,7 @@ def request(prompt, said=(), grammar=None, **parameters):
         origin_input_ids_unpadded=prompt if isinstance(prompt, Counted) else array("q", prompt),
         output_ids=said if isinstance(said, Counted) else array("q", said),
         grammar=grammar,
+        custom_logit_processor=custom_logit_processor,
         sampling_params=SimpleNamespace(**{**usual, **parameters}),
     )
 
@@ -78,7 +79,13 @@ def test_the_rows_of_logits_teach_what_follows_their_nodes():
 
 @pytest.mark.parametrize(
     "changed",
-    [{"grammar": object()}, {"logit_bias": {"3": -100.0}}, {"repetition_penalty": 1.2}, {"min_new_tokens": 5}],
+    [
+        {"grammar": object()},
+        {"custom_logit_processor": "a serialized class"},
+        {"logit_bias": {"3": -100.0}},
+        {"repetition_penalty": 1.2},
+        {"min_new_tokens": 5},
+    ],
 )
 def test_logits_that_sglang_changes_for_one_request_teach_nothing(changed):
     trees = trees_after(0, 0)

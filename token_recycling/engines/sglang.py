@@ -217,12 +217,13 @@ class Trees:
 
 
 def _changes_logits(request: Any) -> bool:
-    """Whether the logits of a request are not the model's: SGLang writes masks of grammars, biases and penalties into
-    them.
+    """Whether the logits of a request are not the model's: grammars, custom processors, biases and penalties change
+    them in place.
     """
     asked = request.sampling_params
     return (
         getattr(request, "grammar", None) is not None
+        or bool(getattr(request, "custom_logit_processor", None))
         or bool(asked.logit_bias)
         or bool(asked.frequency_penalty or asked.presence_penalty or asked.min_new_tokens)
         or asked.repetition_penalty != 1
