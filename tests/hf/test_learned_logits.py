@@ -96,13 +96,15 @@ def model():
 def assert_the_models(model, seen):
     """That logits and states of every node of every step are those of its path, and that sources are as drawn."""
     for before, step, sources in [entry for entry in seen if len(entry) > 1]:
-        for node, path in enumerate(step.draft.lineages):
-            tokens = torch.cat([before[:-1], torch.as_tensor(step.draft.tokens)[list(path)]])
+        paths, drafted = step.draft.lineages, torch.as_tensor(step.draft.tokens)
+        for length in sorted(set(map(len, paths))):
+            nodes = [node for node, path in enumerate(paths) if len(path) == length]
+            tokens = torch.stack([torch.cat([before[:-1], drafted[list(paths[node])]]) for node in nodes])
             with torch.no_grad():
-                output = model(tokens[None], output_hidden_states=True)
-            torch.testing.assert_close(step.logits[node].float(), output.logits[0, -1], atol=1e-4, rtol=1e-4)
-            states = torch.cat([output.hidden_states[layer][0, -1] for layer in (0, -1)])
-            torch.testing.assert_close(step.states[node], states, atol=1e-4, rtol=1e-4)
+                output = model(tokens, output_hidden_states=True)
+            torch.testing.assert_close(step.logits[nodes].float(), output.logits[:, -1], atol=1e-4, rtol=1e-4)
+            states = torch.cat([output.hidden_states[layer][:, -1] for layer in (0, -1)], dim=1)
+            torch.testing.assert_close(step.states[nodes], states, atol=1e-4, rtol=1e-4)
         for node, source in sources.items():
             assert torch.equal(step.draft.sampled_from[node], source)
 
