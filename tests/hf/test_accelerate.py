@@ -135,9 +135,7 @@ def test_no_option_of_a_drafter_is_an_argument_of_ours(function):
     ("arguments", "error", "value"),
     [
         ({"input_ids": [3, 4]}, TypeError, "list"),
-        ({"max_new_tokens": 0}, ValueError, "0"),
-        ({"max_new_tokens": 2.5}, ValueError, "2.5"),
-        ({"max_new_tokens": None}, ValueError, "None"),
+        *(({"max_new_tokens": new}, ValueError, repr(new)) for new in (0, -1, None, 1.0, 2.5, "1")),
     ],
 )
 def test_what_a_stream_refuses(model, arguments, error, value):

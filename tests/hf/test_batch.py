@@ -1,5 +1,5 @@
 """Several texts at once: rows of different lengths, padded on the left, that accept different numbers of tokens; with
-criteria of the caller's own, scores and logits, and caches given and returned.
+criteria of the caller's own, scores and logits, and caches that are given.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import VOCABULARY, model_of, named
-from support.batches import EOS, batch, turned
+from support.batches import EOS, batch
 from support.runs import fix_costs
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
 
@@ -117,34 +116,6 @@ def test_scores_and_logits_of_a_batch_are_those_of_generate(ending, way):
             ours_then, theirs_then = (torch.stack(getattr(output, name)) for output in (ours, wanted))
             torch.testing.assert_close(ours_then, theirs_then, atol=1e-4, rtol=1e-4)
         assert ours.stats.mat >= 1
-
-
-FAMILIES = [
-    named("llama"),
-    named("gemma3n_text", "window of 8, shared keys and values"),
-    *(pytest.param(named(*case), marks=pytest.mark.nightly) for case in (("deepseek_v3",), ("bloom",))),
-]
-
-
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case):
-    """One cache is continued by plain generate, one by ours, and one by both, by turns."""
-    model = model_of(case)
-    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 17, 33, 60]
-    texts = []
-    for ours in ("", "012", "02", "1"):
-        inputs, cache = batch([5, 9, 3], 0), DynamicCache(config=model.config)
-        for turn in range(3):
-            stats = tr.Stats()
-            if str(turn) in ours:
-                text = tr.generate(model, **inputs, max_new_tokens=8, past_key_values=cache, stats=stats)
-                assert stats.steps
-            else:
-                text = model.generate(**inputs, max_new_tokens=8, past_key_values=cache)
-            assert cache.get_seq_length() == text.shape[1] - 1
-            inputs = turned(inputs, text, turn, VOCABULARY)
-        texts.append(text)
-    assert all(torch.equal(text, texts[0]) for text in texts)
 
 
 def test_a_cache_that_holds_less_than_the_padding(ending):

@@ -14,8 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support import tiny
-from support.architectures import VOCABULARY, chosen, model_of, named
+from support.architectures import BORDERS, EVERY_RUN, VOCABULARY, model_of, named
 from support.batches import batch, turned
+from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, skip_before
 from transformers import CompileConfig, DynamicCache, StaticCache
@@ -36,10 +37,10 @@ FAMILIES = [
 ]
 
 
-def of_family(case):
-    if case.family == "deepseek_v32":
+def of_family(case, kind):
+    if kind is StaticCache and case.family == "deepseek_v32":
         skip_before(*SPARSE_STATIC)
-    if case.family == "llama4_text":  # whose chunked masks do not know static caches before
+    if kind is StaticCache and case.family == "llama4_text":  # whose chunked masks do not know static caches before
         skip_before(5, 20)
     model = model_of(case)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 33]
@@ -77,24 +78,49 @@ def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog
     assert "decode in a dynamic one" in caplog.text
 
 
-@pytest.mark.parametrize("case", chosen(FAMILIES))
-@pytest.mark.parametrize("lengths", [[5], [4, 9]])
-def test_turns_on_one_static_cache(case, lengths):
-    """The caller's own, continued by plain generate and by ours; in the end both caches hold the same."""
-    model, texts, caches = of_family(case), [], []
-    for ours in ("", "012", "1"):
-        inputs, cache = batch(lengths, 1), StaticCache(config=model.config, max_cache_len=64)
+ALONE = (*BORDERS, BLOCKS)
+"""Families of which padded batches are left to transformers."""
+TURNS = [
+    *(
+        (DynamicCache, case, [5] if case in ALONE else [5, 9, 3])
+        for case in (*FAMILIES, named("gemma3_text"), named("gemma3n_text"), BLOCKS)
+    ),
+    *((StaticCache, case, lengths) for case in FAMILIES for lengths in ([5], [4, 9])),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "lengths"),
+    [
+        pytest.param(*turns, id=f"{turns[0].__name__} {turns[1]} {turns[2]}", marks=marks)
+        for turns in TURNS
+        for marks in [[] if str(turns[1]) in EVERY_RUN else [pytest.mark.nightly]]
+    ],
+)
+def test_turns_on_one_cache_plain_and_accelerated_by_turns(kind, case, lengths):
+    """The caller's own, continued by plain `generate` and by ours, by turns; in the end all caches hold the same."""
+    model, texts, caches = of_family(case, kind), [], []
+    for ours in ("", "02", "1"):
+        inputs = batch(lengths, 1)
+        config = model.config.get_text_config(decoder=True)
+        cache = kind(config=config, **({"max_cache_len": 64} if kind is StaticCache else {}))
         paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
         for turn in range(3):
             arguments = {**inputs, **GREEDY, "past_key_values": cache}
-            text = tr.generate(model, **arguments) if str(turn) in ours else model.generate(**arguments)
+            if str(turn) in ours:
+                stats = tr.Stats()
+                text = tr.generate(model, stats=stats, **arguments)
+                assert stats.steps or (case in ALONE and kind is StaticCache)
+            else:
+                text = model.generate(**arguments)
             assert int(cache.get_seq_length()) == text.shape[1] - 1
             inputs = turned(inputs, text, turn, VOCABULARY)
         texts.append(text)
         caches.append(cache)
     assert all(torch.equal(text, texts[0]) for text in texts)
-    for cache in caches[1:]:
-        assert_same_slots(cache, caches[0], paddings)
+    if kind is StaticCache:
+        for cache in caches[1:]:
+            assert_same_slots(cache, caches[0], paddings)
 
 
 def test_a_static_cache_keeps_its_memory(model):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.architectures import SUPPORTED, model_of
+from support.batches import padded
 from support.oracle import Oracle
 from transformers import DynamicCache, StoppingCriteriaList
 
@@ -37,14 +38,6 @@ def models(family):
     return [model_of(FAMILIES[family]) for _ in range(2)]
 
 
-def batch(prompts):
-    """Prompts (n,) of a batch, padded on the left: ids and mask."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def assert_same(outputs, reference):
     assert outputs.sequences.tolist() == reference.sequences.tolist()
     for step, expected in zip(outputs.logits, reference.logits, strict=True):
@@ -57,9 +50,9 @@ def assert_same(outputs, reference):
 def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, lengths, seed):
     model, accelerated = models(family)
     tr.accelerate(accelerated)
-    prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0].tolist() for row, length in enumerate(lengths)]
+    prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0] for row, length in enumerate(lengths)]
     assert_same(
-        accelerated.generate(**batch(prompts), **HOW, **OUTPUTS), model.generate(**batch(prompts), **HOW, **OUTPUTS)
+        accelerated.generate(**padded(prompts), **HOW, **OUTPUTS), model.generate(**padded(prompts), **HOW, **OUTPUTS)
     )
 
 
@@ -84,17 +77,17 @@ def test_a_batch_whose_rows_end_apart_goes_on_behind_its_cache(seed, further):
     """The row that ended long before the other is padded in the cache; the next turn is read behind both."""
     model, accelerated = models("llama")
     tr.accelerate(accelerated)
-    prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0].tolist() for row, length in enumerate((70, 3))]
-    said = model.generate(**batch(prompts), max_new_tokens=90, do_sample=False, pad_token_id=0)[:, 70:].tolist()
+    prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0] for row, length in enumerate((70, 3))]
+    said = model.generate(**padded(prompts), max_new_tokens=90, do_sample=False, pad_token_id=0)[:, 70:].tolist()
     end = next((token for token in said[0][:9] if token and token not in said[1]), said[0][0])
     outputs = []
     for which in (accelerated, model):
         how = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
-        first = which.generate(**batch(prompts), **how, max_new_tokens=90, eos_token_id=end)
+        first = which.generate(**padded(prompts), **how, max_new_tokens=90, eos_token_id=end)
         turn = torch.cat([tiny.prompt(seed + 7 + row, further, VOCABULARY) for row in range(2)])
         ids = torch.cat([first.sequences, turn], dim=1)
         mask = torch.ones_like(ids)
-        mask[:, :70] = batch(prompts)["attention_mask"]
+        mask[:, :70] = padded(prompts)["attention_mask"]
         again = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
         outputs.append(which.generate(**again, **HOW, **OUTPUTS))
     assert_same(*outputs)

@@ -27,7 +27,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Reach
 from token_recycling.model.target import Target, TreeInputs
-from token_recycling.model.tree_layer import TreeLayer
 from token_recycling.model.trial import largest_difference, random_tokens
 
 HERE = torch.device("cpu")
@@ -93,35 +92,6 @@ def test_texts_up_to_the_models_limit(family):
     plain = model.generate(ids, max_new_tokens=28, do_sample=False)
     ours = tr.generate(model, ids, drafter=Oracle(plain), max_new_tokens=28, do_sample=False)
     assert torch.equal(ours, plain)
-
-
-SLIDING = [
-    named("mistral", "window of 8"),
-    named("gemma3_text"),
-    named("gemma3n_text"),
-    named("deepseek_v32"),
-    named("llama4_text"),
-    BLOCKS,
-]
-
-
-@pytest.mark.parametrize("case", chosen(SLIDING))
-def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case):
-    """Four turns on one cache, every other one by transformers, windows crossed in between."""
-    model, cache = model_of(case), None
-    text = tiny.prompt(1, 5, VOCABULARY)
-    for turn in range(4):
-        wanted = model.generate(text, max_new_tokens=9, do_sample=False)
-        cache = DynamicCache(config=model.config.get_text_config(decoder=True)) if cache is None else cache
-        arguments = {"max_new_tokens": 9, "do_sample": False, "past_key_values": cache}
-        if turn % 2:
-            text = model.generate(text, **arguments)
-        else:
-            text = tr.generate(model, text, drafter=Oracle(wanted), **arguments)
-            assert any(isinstance(layer, TreeLayer) for layer in cache.layers)
-        assert torch.equal(text, wanted)
-        assert cache.get_seq_length() == text.shape[1] - 1
-        text = torch.cat([text, tiny.prompt(turn, 1 + turn, VOCABULARY)], dim=1)
 
 
 BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS, BLOCKS]
