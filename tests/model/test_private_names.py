@@ -1,9 +1,12 @@
-"""Private names of transformers and torch: few, each in `compat` alone."""
+"""Private names of transformers and torch: few, each in `compat` alone, and there in the installed releases."""
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
+import pytest
 import torch
+import transformers
 from support import tiny
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
@@ -47,6 +50,24 @@ def uses(path):
 
 def test_they_are_few():
     assert 0 < len(PRIVATE) <= 10
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_each_is_in_the_installed_release(name):
+    path, _, last = name.rpartition(".")
+    if name == "transformers.Cache._is_user_defined":
+        model, ids = tiny.llama(), tiny.prompt(0, 3)
+        cache = DynamicCache(config=model.config)
+        model.generate(ids, past_key_values=cache, max_new_tokens=1)
+        assert getattr(cache, last) is True or tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 17)
+    elif name.startswith("torch.ops."):
+        assert hasattr(torch.ops.mkldnn, last)
+    elif name.startswith(("torch.overrides", "torch.utils")):
+        assert hasattr(import_module(path), last)
+    else:
+        holder = {"torch.nn.Module": torch.nn.Module(), "transformers.PretrainedConfig": tiny.llama().config}
+        library, _, kind = path.partition(".")
+        assert hasattr(holder.get(path) or getattr({"torch": torch, "transformers": transformers}[library], kind), last)
 
 
 def test_no_other_module_uses_one():
