@@ -5,6 +5,7 @@ masked at the wrong place even where the most probable token stays the same.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ import token_recycling as tr
 from token_recycling.hf.accelerate import Acceleration, view
 from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
+from token_recycling.model import prefill
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.runner import eager
 from token_recycling.model.support import ready
@@ -54,6 +56,42 @@ def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, leng
     assert_same(
         accelerated.generate(**padded(prompts), **HOW, **OUTPUTS), model.generate(**padded(prompts), **HOW, **OUTPUTS)
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral window of 8", "gemma2 window of 8"])
+@settings(max_examples=12)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    further=st.integers(1, 40),
+    piece=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+def test_pieces_may_have_any_size(family, lengths, further, piece, seed):
+    """Small ones begin near the end, where windows still show what is wrong with them. A second turn is read behind
+    what the cache holds of each row, and the first row alone by the decoding thread.
+    """
+    model, accelerated = models(family)
+    tr.accelerate(accelerated)
+    inputs = batch([tiny.prompt(seed + row, length, VOCABULARY)[0].tolist() for row, length in enumerate(lengths)])
+    turn = torch.cat([tiny.prompt(seed + 7 + row, further, VOCABULARY) for row in range(len(lengths))])
+    sizes = {"PIECE": piece * len(lengths), "_EXTENDED_PIECE": piece, "_READ": piece, "_READ_FAR_ON_CPU": piece}
+    outputs = []
+    with mock.patch.multiple(prefill, **sizes):
+        for which in (accelerated, model):
+            first = which.generate(**inputs, **HOW, **OUTPUTS)
+            ids = torch.cat([first.sequences, turn], dim=1)
+            mask = torch.cat([inputs["attention_mask"], torch.ones(len(ids), NEW + further, dtype=torch.long)], dim=1)
+            again = {"input_ids": ids, "attention_mask": mask, "past_key_values": first.past_key_values}
+            outputs.append((first, which.generate(**again, **HOW, **OUTPUTS)))
+        alone = ids[:1, max(lengths) - lengths[0] :]
+        thread = DecodingThread(model)
+        try:
+            ours = thread.model(tr.make_drafter("recycling:tree=4"), 0).generate(alone, **HOW, **OUTPUTS)
+        finally:
+            thread.close()
+    for first, second in zip(*outputs, strict=True):
+        assert_same(first, second)
+    assert_same(ours, model.generate(alone, **HOW, **OUTPUTS))
 
 
 @settings(max_examples=8)
