@@ -1,5 +1,5 @@
-import itertools
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,16 +38,11 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def cache_numbers():
-    """Numbers of cache folders: pytest's own would be found anew for each test, among thousands of folders."""
-    return itertools.count()
-
-
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, cache_numbers, monkeypatch):
+def own_cache(tmp_path_factory, monkeypatch):
     """An empty cache folder, so that no test reads or writes the user's measurements."""
-    folder = tmp_path_factory.mktemp(f"cache{next(cache_numbers)}", numbered=False)
+    # pytest numbers its folders, and would look through thousands of them for the next number.
+    folder = Path(tempfile.mkdtemp(prefix="cache", dir=tmp_path_factory.getbasetemp()))
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(folder))
     return folder
 

@@ -72,7 +72,7 @@ def test_pieces_may_have_any_size(family, lengths, further, piece, seed):
     """
     model, accelerated = models(family)
     tr.accelerate(accelerated)
-    inputs = batch([tiny.prompt(seed + row, length, VOCABULARY)[0].tolist() for row, length in enumerate(lengths)])
+    inputs = padded([tiny.prompt(seed + row, length, VOCABULARY)[0].tolist() for row, length in enumerate(lengths)])
     turn = torch.cat([tiny.prompt(seed + 7 + row, further, VOCABULARY) for row in range(len(lengths))])
     sizes = {"PIECE": piece * len(lengths), "_EXTENDED_PIECE": piece, "_READ": piece, "_READ_FAR_ON_CPU": piece}
     outputs = []
