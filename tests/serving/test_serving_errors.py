@@ -196,6 +196,8 @@ REFUSED = [
     (H, {"tool_choice": "required"}, "tool_choice", "none"),
     (H, {"tools": HELD, "tool_choice": "zzz"}, "tool_choice", 'a function or allowed_tools, got "zzz"'),
     (H, {"tools": HELD, "tool_choice": 3}, "tool_choice", "a function or allowed_tools, got 3"),
+    (H, {"tools": HELD, "tool_choice": {"type": "custom", "custom": {"name": "fly"}}}, "tool_choice", 'got "custom"'),
+    (R, {"tool_choice": {"type": "web_search"}}, "tool_choice", 'allowed_tools, got "web_search"'),
     (R, {"tool_choice": {"type": "allowed_tools", "tools": 3}}, "tool_choice.tools", "must be a list, got 3"),
     (R, {"reasoning": {"effort": ""}}, "reasoning.effort", "at least 1 character"),
     (R, {"text": {"format": {**FORMAT, "schema": {"type": 3}}}}, "text.format", "#/type"),

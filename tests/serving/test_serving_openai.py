@@ -120,7 +120,6 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools
         ({"tools": [{"type": "web_search"}]}, None, None),
         ({"tools": [LOOK, GO], "tool_choice": "none"}, None, None),
         ({"tools": [LOOK, GO], "tool_choice": GO}, ["go"], "tool_choice"),
-        ({"tools": [LOOK, GO], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}, ["look", "go"], None),
         ({"tools": [LOOK, GO], "tool_choice": ALLOWED}, ["go"], "tool_choice"),
         ({"tools": [LOOK], "parallel_tool_calls": False}, ["look"], "parallel_tool_calls"),
         ({"parallel_tool_calls": False}, None, None),

@@ -278,13 +278,10 @@ class ToolChoice(NamedTool):
         """Return `auto`, `none`, `required` or `named`, and the names of the only functions; None for all of them."""
         if self.type in ("auto", "none", "required"):
             return self.type, None
-        if self.type == "function":
+        if self.allowed_tools is None:
             return "named", [self.named]
-        if self.allowed_tools is not None:
-            tools = self.allowed_tools.tools
-            return self.allowed_tools.mode, [tool.named for tool in tools if tool.type == "function"]
-        warn_ignored(f"tool_choice of type {self.type}")
-        return "auto", None
+        tools = self.allowed_tools.tools
+        return self.allowed_tools.mode, [tool.named for tool in tools if tool.type == "function"]
 
 
 def _choice_of_type(value: Any) -> Any:
@@ -294,7 +291,10 @@ def _choice_of_type(value: Any) -> Any:
     choice = {"type": value} if isinstance(value, str) else value
     if isinstance(choice, ToolChoice):
         return choice
-    if choice.get("type") == "allowed_tools":
+    types = (*_MODES, "function", "allowed_tools")
+    if choice.get("type") not in types:
+        raise ValueError(f"type must be {', '.join(types)}, got {shown(choice.get('type'))}")
+    if choice["type"] == "allowed_tools":
         choice = {"allowed_tools": {name: choice[name] for name in ("mode", "tools") if name in choice}, **choice}
     return {**choice, "type": "required"} if choice.get("type") == "any" else choice
 
