@@ -15,7 +15,7 @@ import pandas as pd
 from . import plots
 from .plots import Plot
 from .store import CLOCKS
-from .summary import TERMS, Comparison, Summary, finished, interval_of, read, repeat_spread, speedup_of
+from .summary import TERMS, Comparison, Summary, finished, interval_of, overall_speedup, read, repeat_spread
 from .tables import (
     Table,
     batch_table,
@@ -151,7 +151,7 @@ def _fastest(comparison: Comparison) -> dict[str, str]:
         second = comparison.speedups.index[1]
         rival = comparison.pairs_of(second).set_index("prompt")[["tokens", "call_seconds"]]
         both = pairs.drop(columns=TERMS[2:]).join(rival.rename(columns=lambda name: f"base_{name}"), "prompt", "inner")
-        ahead = float(speedup_of(both[TERMS].sum()))
+        ahead = overall_speedup(both)
         line["ahead of the next"] = (
             f"{with_interval(ahead, interval_of(both))} times {escaped(comparison.labels[second])}"
         )

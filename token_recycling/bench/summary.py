@@ -25,13 +25,13 @@ from .store import CLOCKS, MODES, ROWS, VERSION, Row
 
 
 _NUMBERS = ["batch", "tokens", "first_tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
-_COUNTS = ["parts", "lengths", "nodes", "tried", "accepted"]
+_COUNTS = ["parts", "nodes", "tried", "accepted"]
 _OTHERS = ["mode", "method", "label", "prompt", "category", "seconds", "total_seconds"]
 _OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
 _OTHERS += ["environment", "run", "prefill_seconds", "turns", "last_prefill_seconds"]
 TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
 """What a speedup is computed from, the baseline's after the method's."""
-QUARTILES = ["least", "lower", "median", "upper", "most"]
+QUARTILES = ["lower", "median", "upper"]
 _WHOLE = ["prompts", "tokens", "compared", "identical", "failures"]
 FIGURES = ["mat", "mat_without_loops", "discard_rate", "repeated_4grams", "decoding", "whole_call"]
 FIGURES += [
@@ -106,7 +106,7 @@ def figures_of(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.Dat
         table[name] = sums["above"] / sums["below"].where(sums["below"] > 0)
     if len(pairs):
         table["speedup"] = speedup_of(pairs.groupby(by)[TERMS].sum())
-        table[QUARTILES] = pairs.groupby(by)["speedup"].quantile([0, 0.25, 0.5, 0.75, 1]).unstack()
+        table[QUARTILES] = pairs.groupby(by)["speedup"].quantile([0.25, 0.5, 0.75]).unstack()
     groups = done.assign(identical=done["identical"].eq(True), compared=done["identical"].notna()).groupby(by)
     table["largest_margin"], table["prompts"] = groups["margin"].max(), groups.size()
     table[["tokens", "compared", "identical"]] = groups[["tokens", "compared", "identical"]].sum()
@@ -136,6 +136,11 @@ def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
     ours, theirs = (each[each["failure"].isna() & _answered(each)] for each in (rows, baseline))
     table = ours.join(theirs.set_index("prompt")[TERMS[:2]].add_prefix("base_"), on="prompt", how="inner")
     return table.assign(speedup=speedup_of(table))
+
+
+def overall_speedup(pairs: pd.DataFrame) -> float:
+    """The speedup of all pairs together; NaN without any."""
+    return float(speedup_of(pairs[TERMS].sum()))
 
 
 def speedup_of(sums: pd.DataFrame) -> pd.Series:
@@ -172,20 +177,9 @@ def repeat_spread(times: Iterable[list[float]]) -> float | None:
 
 def seconds_per_step(rows: pd.DataFrame) -> pd.DataFrame:
     """Seconds a step by method and part of a step: the parts' sums by the steps of the rows that have them."""
-    seconds, steps = _counted(rows, "parts")
+    known = finished(rows)[lambda each: each["parts"].astype(bool)].set_index("method")
+    seconds, steps = pd.DataFrame(known["parts"].tolist(), index=known.index), known["steps"]
     return seconds.groupby(level=0, sort=False).sum(min_count=1).div(steps.groupby(level=0).sum(), axis=0)
-
-
-def steps_by_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """Share of a method's steps by the number of tokens they gave."""
-    steps = _counted(rows, "lengths")[0].rename(columns=int).sort_index(axis=1).groupby(level=0, sort=False).sum()
-    return steps.div(steps.sum(axis=1), axis=0)
-
-
-def _counted(rows: pd.DataFrame, key: str) -> tuple[pd.DataFrame, pd.Series]:
-    """What rows counted under a key, a column for each name, and their steps; both by method."""
-    known = finished(rows)[lambda each: each[key].astype(bool)].set_index("method")
-    return pd.DataFrame(known[key].tolist(), index=known.index), known["steps"]
 
 
 def acceptance_by_node(rows: pd.DataFrame) -> pd.Series:
@@ -376,11 +370,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """Every figure as a plain value, for JSON, which knows neither NaN nor infinity."""
         results = _records(self.figures.assign(baseline=self.figures.index == self.baseline))
-        for line, known in (
-            ("categories", self.by_category),
-            ("seconds_per_step", self.parts),
-            ("steps_by_length", steps_by_length(self.rows)),
-        ):
+        for line, known in (("categories", self.by_category), ("seconds_per_step", self.parts)):
             for one in results:
                 own = known[known.index.get_level_values("method") == one["method"]]
                 one[line] = _records(own)

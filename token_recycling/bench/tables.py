@@ -17,14 +17,13 @@ from . import plots
 from .data import BASELINES, COLD, FORCED, HINDSIGHT, REPLAY_BASELINE
 from .plots import JobShares, Plot
 from .summary import (
-    TERMS,
     Comparison,
     Summary,
     finished,
     heading,
     interval_of,
     last_turn_speedups,
-    speedup_of,
+    overall_speedup,
 )
 
 # Words
@@ -315,7 +314,7 @@ def _pairs(comparison: Comparison, method: str, category: str | None = None) -> 
 
 def _speedup(comparison: Comparison, method: str, category: str) -> float | None:
     pairs = _pairs(comparison, method, category)
-    return None if pairs.empty else float(speedup_of(pairs[TERMS].sum()))
+    return None if pairs.empty else overall_speedup(pairs)
 
 
 def job_table(comparison: Comparison) -> Table:
@@ -380,8 +379,8 @@ def _ratio(pairs: pd.DataFrame, plain: pd.DataFrame | None = None) -> str:
     """Format a speedup over the baseline, or over that of plain decoding."""
     if pairs.empty or (plain is not None and plain.empty):
         return NONE
-    speedup = float(speedup_of(pairs[TERMS].sum()))
-    return f"{speedup if plain is None else speedup / float(speedup_of(plain[TERMS].sum())):.2f}"
+    speedup = overall_speedup(pairs)
+    return f"{speedup if plain is None else speedup / overall_speedup(plain):.2f}"
 
 
 def _column_head(comparison: Comparison, method: str) -> str:
@@ -411,7 +410,7 @@ def _overall(comparison: Comparison, method: str) -> str:
 
 def _with_interval(pairs: pd.DataFrame) -> str:
     """Return the speedup of some rows, with its confidence interval unless they are too few."""
-    speedup = float(speedup_of(pairs[TERMS].sum()))
+    speedup = overall_speedup(pairs)
     return f"{speedup:.2f}" if len(pairs) < _FEWEST else with_interval(speedup, interval_of(pairs))
 
 
@@ -470,7 +469,7 @@ def method_table(
         if method == first.baseline or pairs.empty:
             continue
         prompts = max(prompts, pairs["prompt"].nunique())
-        by_job = {heading(job): float(speedup_of(own[TERMS].sum())) for job, own in pairs.groupby("category")}
+        by_job = {heading(job): overall_speedup(own) for job, own in pairs.groupby("category")}
         cells = [_with_interval(pairs)]
         for job in (min(by_job, key=by_job.__getitem__), max(by_job, key=by_job.__getitem__)):
             cells.append(f"{by_job[job]:.2f} ({escaped(job)})")
@@ -478,7 +477,7 @@ def method_table(
             same = next((one for one in (f"{FORCED}{method}", method) if one in run.labels), None)
             cells.append(NONE if same is None else _ratio(_pairs_of_jobs(run, same, jobs)))
         name = escaped(_column_head(first, method)) if names is None else names[method]
-        lines.append((float(speedup_of(pairs[TERMS].sum())), [name, *cells]))
+        lines.append((overall_speedup(pairs), [name, *cells]))
     columns = ["method", f"{head}, 95% CI", "slowest job", "fastest job", *heads]
     lines.sort(key=lambda line: -line[0])
     note = f"{prompts} prompts"
