@@ -357,9 +357,10 @@ def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, timed:
     return None
 
 
-def prefix_function(processor: PrefixConstrainedLogitsProcessor) -> Any:
-    """Return the function that a processor was given, the one thing in it that is called."""
-    return next(filter(callable, vars(processor).values()))
+def prefix_parts(processor: PrefixConstrainedLogitsProcessor) -> tuple[Any, int]:
+    """Return what a processor was given: the function that it calls, and how many sequences a prompt has."""
+    parts = vars(processor).values()
+    return next(filter(callable, parts)), next(part for part in parts if isinstance(part, int))
 
 
 def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> State | None:
@@ -370,7 +371,7 @@ def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> 
     if kind is not None and kind.unused(processor):
         found = kind.matcher(processor)
     elif type(processor) is PrefixConstrainedLogitsProcessor:
-        function = prefix_function(processor)
+        function, _ = prefix_parts(processor)
         if _name(function) == _ENFORCER:
             found = _of_enforcer(function.token_enforcer, padded[0].tolist())
     if found is None:

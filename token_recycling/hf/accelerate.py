@@ -113,6 +113,10 @@ class _Accelerated(PreTrainedModel):
 
     acceleration: Acceleration
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a model that is not accelerated, of the original class: `from_pretrained` of this one, and calls."""
+        return _original_class(cls)(*args, **kwargs)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy under the name of the model's original class."""
         _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
@@ -206,8 +210,7 @@ def _original_class(kind: type) -> type:
 
 def _unfilled(original: type) -> _Accelerated:
     """Allocate for unpickling; state follows."""
-    accelerated_class = _accelerated_class(original)
-    return accelerated_class.__new__(accelerated_class)
+    return object.__new__(_accelerated_class(original))
 
 
 def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None:

@@ -43,7 +43,7 @@ from ..loop.stats import Stats
 from ..model.compat import CACHE, cache_argument, is_callers, mark_made
 from ..model.homes import is_foreign, is_own, name_of
 from ..model.info import ModelInfo
-from ..model.kv_cache import slots
+from ..model.kv_cache import rows, slots
 from ..model.prefill import Reading
 from ..model.replaced import replaced_in
 from ..model.runner import Backend, eager
@@ -145,6 +145,8 @@ class GenerateCall:
             return (
                 f"the cache must hold fewer than the {ids.shape[1]} tokens given, got {cached}; pass all tokens so far"
             )
+        if rows(self.cache) not in (None, len(ids)):
+            return f"the cache must hold the {len(ids)} sequences given, got {rows(self.cache)}"
         if min(self.paddings) < 0:
             return "padding must be on the left, got zeros elsewhere in the attention mask"
         if not self._counts_from_zero():
@@ -247,8 +249,8 @@ def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
         ignored = processor.prompt_ignore_length[row : row + 1]
         return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
     if type(processor) is processors.PrefixConstrainedLogitsProcessor:
-        allowed = adapters.prefix_function(processor)
-        return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
+        allowed, samples = adapters.prefix_parts(processor)
+        return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row // samples, ids), num_beams=1)
     return adapters.for_sequence(processor, row) or processor
 
 

@@ -349,6 +349,12 @@ def slots(cache: Cache) -> int:
     return int(cache.get_seq_length()) if _attends(cache) else 0
 
 
+def rows(cache: Cache) -> int | None:
+    """Return how many sequences a cache has keys of, or None if it has no keys yet."""
+    keys = (getattr(layer, "keys", None) for layer in cache.layers)
+    return next((len(one) for one in keys if one is not None), None)
+
+
 def _attends(cache: Cache) -> bool:
     """Whether it has layers with slots, or a count of what they would be."""
     return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
