@@ -62,6 +62,17 @@ def test_an_accelerated_model_is_saved_as_what_it_is(model, tmp_path):
 
 
 @pytest.mark.core
+def test_the_class_of_an_accelerated_model_makes_plain_ones(model, tmp_path):
+    """As code does that loads a model of the same class again."""
+    wanted = model.generate(IDS, max_new_tokens=9)
+    made = type(tr.accelerate(model))
+    model.save_pretrained(tmp_path)
+    for one in (made.from_pretrained(tmp_path), made(model.config)):
+        assert type(one) is LlamaForCausalLM
+        one.load_state_dict(model.state_dict())
+        assert torch.equal(one.eval().generate(IDS, max_new_tokens=9), wanted)
+
+
 def test_a_pipeline_writes_the_same_text(tokenizer):
     writer = tiny.llama(4, vocab_size=300)
     plain = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)

@@ -46,8 +46,8 @@ class TokenSequence:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
         self.max_length = min(limits)
         # The two criteria of every batch are checked on numbers; all others are called as they are, once per token.
-        eos = [criterion.eos_token_id.flatten().tolist() for criterion in criteria if type(criterion) is EosTokenCriteria]
-        self._eos = frozenset(token for tokens in eos for token in tokens)
+        ends = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
+        self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
         self._others = [
             criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
         ]

@@ -1,0 +1,271 @@
+"""Calls of public reports about speculative decoding and `generate`, and others of their kind.
+
+Each case names the repository and number of a report. Its outcome, an error included, is that of plain `generate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import model_of, named
+from support.batches import batch
+from support.recurrent_architectures import RECURRENT
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
+
+import token_recycling as tr
+
+IDS, OTHERS = tiny.prompt(0, 5).repeat(1, 3), tiny.prompt(3, 4)
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+SAMPLED: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "pad_token_id": 0}
+ONE_CHOICE: dict[str, Any] = {**SAMPLED, "top_k": 1}
+ENDS = [5, 11, 23, 41]
+Report = Callable[[PreTrainedModel], Any]
+
+
+def call(ids: torch.Tensor = IDS, **arguments: Any) -> Report:
+    """Two equal calls with a seed: the second one is drafted from what the first one said."""
+
+    def twice(model: PreTrainedModel) -> Any:
+        outputs = []
+        for _ in range(2):
+            torch.manual_seed(1)
+            outputs.append(model.generate(ids, **{**GREEDY, **arguments}))
+        return outputs
+
+    return twice
+
+
+def cached(model: PreTrainedModel) -> DynamicCache:
+    """A cache that holds `IDS`."""
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(IDS, past_key_values=cache, use_cache=True)
+    return cache
+
+
+def by_cache(ids: torch.Tensor, **arguments: Any) -> Report:
+    return lambda model: model.generate(ids, past_key_values=cached(model), **{**GREEDY, **arguments})
+
+
+def within(context: Callable[[], Any], **arguments: Any) -> Report:
+    def run(model: PreTrainedModel) -> Any:
+        with context():
+            return call(**arguments)(model)
+
+    return run
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Any:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def training_after(model: PreTrainedModel) -> Any:
+    with torch.inference_mode():
+        ids = model.generate(IDS, **GREEDY)
+    model(IDS, labels=IDS).loss.backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.sub_(0.05 * weight.grad)
+    return [ids, model.generate(IDS, **GREEDY)]
+
+
+def settings(model: PreTrainedModel) -> Any:
+    given = GenerationConfig(**GREEDY, eos_token_id=ENDS, repetition_penalty=1.2)
+    before = copy.deepcopy(given)
+    return [model.generate(IDS, given), model.generate(IDS, given, max_new_tokens=3), given == before]
+
+
+def pickled(model: PreTrainedModel) -> Any:
+    output = model.generate(IDS, **GREEDY, return_dict_in_generate=True, output_logits=True)
+    return [copy.deepcopy(output), pickle.loads(pickle.dumps(output))]
+
+
+def iterated(model: PreTrainedModel) -> Any:
+    streamer = TextIteratorStreamer(tiny.tokenizer(), timeout=5)
+    model.generate(IDS, streamer=streamer, **GREEDY)
+    return "".join(streamer)
+
+
+def turns(model: PreTrainedModel, cache: Any) -> Any:
+    outputs, ids = [], IDS
+    for _ in range(3):
+        outputs.append(model.generate(ids, past_key_values=cache, **GREEDY))
+        ids = torch.cat([outputs[-1], OTHERS], 1)
+    return outputs
+
+
+def prompts_of(model: PreTrainedModel) -> Any:
+    prompt = cached(model)
+    return [
+        model.generate(torch.cat([IDS, more], 1), past_key_values=copy.deepcopy(prompt), **GREEDY)
+        for more in (OTHERS, IDS, OTHERS)
+    ]
+
+
+def allowed(row: int, ids: torch.Tensor) -> list[int]:
+    return list(range(row, 64, 3))
+
+
+def ends_at(*arguments: Any, **more: Any) -> torch.Tensor:
+    return arguments[0][:, -1] % 7 == 3
+
+
+BOTH = torch.cat([IDS, IDS.roll(2, 1)])
+RIGHT = torch.tensor([[1] * 11 + [0] * 4])
+MIDDLE = torch.tensor([[1] * 6 + [0] * 2 + [1] * 7])
+
+REPORTS: dict[str, Report] = {
+    "huggingface/transformers#30042 a prompt of one token": call(IDS[:, :1]),
+    "huggingface/transformers#47912 an end within a step": call(eos_token_id=ENDS),
+    "huggingface/transformers#48981 an end and a limit": call(eos_token_id=ENDS, max_new_tokens=7),
+    "state-spaces/mamba#1040 a tensor of ends": call(eos_token_id=torch.tensor(ENDS)),
+    "state-spaces/mamba#1040 a tokenizer's tensor of ends": call(eos_token_id=torch.tensor([ENDS])),
+    "huggingface/transformers#29459 ends as lists in a list, in a batch": call(BOTH, eos_token_id=[ENDS[:2], ENDS[2:]]),
+    "ml-explore/mlx-lm#1689 no new token": call(max_new_tokens=0),
+    "onnxruntime-genai#2552 a least length": call(eos_token_id=ENDS, min_length=24),
+    "huggingface/transformers#29585 least new tokens beyond the limit": call(eos_token_id=ENDS, min_new_tokens=30),
+    "huggingface/transformers#24099 a forced end that is suppressed": call(forced_eos_token_id=9, suppress_tokens=[9]),
+    "huggingface/transformers#47995 tokens suppressed at the beginning": call(begin_suppress_tokens=[*range(0, 60, 2)]),
+    "onnxruntime-genai#2201 an end that is forced": call(forced_eos_token_id=9, eos_token_id=9),
+    "vllm-project/vllm#6718 a repetition penalty": call(repetition_penalty=1.4),
+    "vllm-project/vllm#38202 a bias of tokens": call(sequence_bias=[[[4], 3.0], [[9, 7], -9.0]]),
+    "vllm-project/vllm#42744 min_p": call(**SAMPLED, min_p=0.05),
+    "huggingface/transformers#29676 a watermark of the text so far": call(
+        watermarking_config={"bias": 3.0, "seeding_scheme": "selfhash"}
+    ),
+    "dottxt-ai/outlines#789 tokens allowed by prompt": call(BOTH, prefix_allowed_tokens_fn=allowed),
+    "dottxt-ai/outlines#789 tokens allowed by prompt, several samples": call(
+        BOTH, **ONE_CHOICE, num_return_sequences=2, prefix_allowed_tokens_fn=allowed
+    ),
+    "huggingface/transformers#31965 several samples": call(**ONE_CHOICE, num_return_sequences=3, eos_token_id=ENDS),
+    "unslothai/unsloth#4078 a padded batch": lambda model: model.generate(**batch([4, 9, 5], 1), **GREEDY),
+    "QwenLM/Qwen3#814 padding on the right": call(attention_mask=RIGHT),
+    "QwenLM/Qwen3#814 padding that the tokens tell": call(IDS * RIGHT.flip(1)),
+    "huggingface/transformers#5295 zeros within the mask": call(attention_mask=MIDDLE),
+    "QwenLM/Qwen#1047 embeddings": lambda model: model.generate(
+        inputs_embeds=model.get_input_embeddings()(IDS), **GREEDY
+    ),
+    "huggingface/transformers#9150 scores": call(
+        return_dict_in_generate=True, output_scores=True, output_logits=True, no_repeat_ngram_size=2
+    ),
+    "huggingface/transformers#8978 an output that is copied and pickled": pickled,
+    "huggingface/transformers#48700 settings that stay the caller's": settings,
+    "huggingface/transformers#22576 a streamer that is iterated": iterated,
+    "sgl-project/sglang#31599 a stop string before the limit": call(
+        stop_strings=["a", "7"], tokenizer=tiny.tokenizer(), max_new_tokens=9
+    ),
+    "huggingface/transformers#9846 no time": call(max_time=0.0),
+    "alipay/PainlessInferenceAcceleration#28 a criterion": call(stopping_criteria=StoppingCriteriaList([ends_at])),
+    "huggingface/transformers#24841 a prompt's cache, used again": prompts_of,
+    "huggingface/transformers#24841 turns on one cache": lambda model: turns(model, DynamicCache()),
+    "huggingface/transformers#32946 turns on one static cache": lambda model: turns(
+        model, StaticCache(config=model.config, max_cache_len=120)
+    ),
+    "huggingface/transformers#40906 a cache of the whole prompt": by_cache(IDS),
+    "huggingface/transformers#47597 new tokens alone": by_cache(OTHERS, attention_mask=torch.ones(1, 19).long()),
+    "huggingface/transformers#20621 several samples, a cache of one": by_cache(
+        torch.cat([IDS, OTHERS], 1), **ONE_CHOICE, num_return_sequences=2
+    ),
+    "pytorch/pytorch#119162 a default dtype of 16 bits": within(lambda: default_dtype(torch.bfloat16), **SAMPLED),
+    "pytorch/pytorch#175953 a default device": within(lambda: torch.device("meta"), **SAMPLED),
+    "unslothai/unsloth#2434 training after inference mode": training_after,
+    "hao-ai-lab/LookaheadDecoding#62 a longer output": call(max_new_tokens=60),
+}
+"""The calls by report."""
+
+ON_EVERY_FAMILY = (
+    *("#30042", "#47912", "mamba#1040 a tokenizer", "#6718", "#4078", "#31965", "#9150", "#24841", "#20621", "#28"),
+    *("#2434", "#40906"),
+)
+"""Parts of the names of reports that are tried on further families too."""
+LEFT_TO_GENERATE = ("padding on the right", "zeros within", "embeddings", "#40906", "#47597", "#20621")
+FAMILIES = {
+    "window": named("gemma3_text"),
+    "learned positions": named("gpt2"),
+    "experts": named("mixtral"),
+    "hybrid": next(case for case in RECURRENT if case.family == "bamba"),
+    "recurrent": next(case for case in RECURRENT if case.family == "mamba"),
+}
+
+
+@cache
+def prototype(family: str) -> PreTrainedModel:
+    """A random model whose outputs repeat themselves, so that drafts are accepted."""
+    if family == "llama":
+        return tiny.llama()
+    model = model_of(FAMILIES[family])
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and not any(part in name for part in ("embed", "head", "wte")):
+                weight.mul_(0.4)
+    return model
+
+
+def outcome(report: Report, model: PreTrainedModel) -> Any:
+    """What a report returns, with outputs as dictionaries without caches; or the error that it raises."""
+    try:
+        return comparable(report(model))
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        return [type(error).__name__, str(error)]
+
+
+def comparable(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [comparable(one) for one in value]
+    if hasattr(value, "sequences"):
+        return [comparable(value[name]) for name in ("sequences", "scores", "logits") if name in value]
+    return value
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, list):
+        assert len(found) == len(wanted), (found, wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    elif isinstance(wanted, torch.Tensor) and wanted.is_floating_point():
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    elif isinstance(wanted, torch.Tensor):
+        assert found.tolist() == wanted.tolist()
+    else:
+        assert found == wanted
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "prompt_lookup", "lookahead"])
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_reported_call_is_that_of_generate(report, drafter):
+    compare(report, drafter, "llama")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("report", [name for name in REPORTS if any(part in name for part in ON_EVERY_FAMILY)])
+def test_a_reported_call_is_that_of_generate_in_every_family(report, family):
+    compare(report, "recycling", family)
+
+
+def compare(report: str, drafter: str, family: str) -> None:
+    wanted = outcome(REPORTS[report], copy.deepcopy(prototype(family)))
+    accelerated = tr.accelerate(copy.deepcopy(prototype(family)), drafter)
+    assert_same(outcome(REPORTS[report], accelerated), wanted)
+    # Of states alone `generate` makes a cache of its own.
+    left = family != "recurrent" and any(part in report for part in LEFT_TO_GENERATE)
+    assert (accelerated.acceleration.fallback is not None) == left, accelerated.acceleration.fallback
