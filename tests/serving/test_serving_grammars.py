@@ -6,8 +6,10 @@ import gc
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import jsonschema
 import psutil
 import pytest
 from support.openai_answers import completion
@@ -103,3 +105,42 @@ def test_steps_say_which_tokens_had_no_choice_of_characters(server, regex, lengt
                 assert forced == (place not in open_places), (place, text)
             place += len(text)
     assert place == length
+
+
+def an_object(**properties):
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+WORD = {"type": "string", "pattern": "^[a-z]{1,8}$"}
+SCHEMAS = [
+    an_object(name=WORD, tags={"type": "array", "items": WORD, "minItems": 1, "maxItems": 3}),
+    an_object(count={"type": "integer", "minimum": 3, "maximum": 70}, unit={"enum": ["kg", "m", "s"]}),
+    an_object(place=an_object(city=WORD, open={"type": "boolean"}), note={"anyOf": [{"type": "null"}, WORD]}),
+    {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 4},
+]
+
+
+def test_strict_schemas_of_many_requests_at_once_are_those_of_each_alone(shipped):
+    """Equal and different schemas, whole and streamed, twice: with a drafter that has learned all of them, too."""
+
+    def asked(number):
+        schema = {"name": "answer", "strict": True, "schema": SCHEMAS[number % len(SCHEMAS)]}
+        form = {"type": "json_schema", "json_schema": schema}
+        body = {
+            "prompt": f"value {number % 6}:\n",
+            "max_tokens": 90,
+            "temperature": 0,
+            "extra_body": {"response_format": form},
+        }
+        if number % 3:
+            return server.complete(**body).choices[0].text
+        with server.complete(**body, stream=True) as stream:
+            return "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+
+    with serving(*shipped, cache=0, concurrency=1) as server:
+        alone = [asked(number) for number in range(12)]
+    with serving(*shipped, concurrency=6) as server, ThreadPoolExecutor(12) as pool:
+        for _ in range(2):
+            assert [*pool.map(asked, range(12))] == alone
+    for number, text in enumerate(alone):
+        jsonschema.validate(json.loads(text), SCHEMAS[number % len(SCHEMAS)])
