@@ -16,7 +16,7 @@ import pytest
 import torch
 from support import tiny
 from support.drafters import NAMES, example
-from transformers import LlamaForCausalLM, pipeline
+from transformers import DynamicCache, LlamaForCausalLM, pipeline
 
 import token_recycling as tr
 from token_recycling._util.options import options_of
@@ -152,6 +152,13 @@ def test_no_option_of_a_drafter_is_an_argument_of_ours(function):
 def test_what_a_stream_refuses(model, arguments, error, value):
     with pytest.raises(error, match=f"got {value}"):
         tr.stream(model, **{"input_ids": IDS, **arguments})
+
+
+def test_a_stream_refuses_a_cache_of_two_sequences(model):
+    cache = DynamicCache()
+    model(IDS[:, :-1].expand(2, -1), past_key_values=cache)
+    with pytest.raises(ValueError, match="one sequence, got 2"):
+        tr.stream(model, IDS, past_key_values=cache)
 
 
 def test_one_call_of_generate_returns_statistics_and_leaves_the_model_alone(model):

@@ -19,7 +19,7 @@ from support.batches import batch, turned
 from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, skip_before
-from transformers import CompileConfig, DynamicCache, StaticCache
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
 
 import token_recycling as tr
 
@@ -167,6 +167,17 @@ def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():
         assert torch.equal(ours, wanted)
         found = model.acceleration.fallback
         assert found is None if reason is None else reason in found
+
+
+def test_two_caches_in_one_are_left_to_transformers():
+    """GPT-2 takes the caches of an encoder and a decoder, too."""
+    model, ids = model_of(named("gpt2")), tiny.prompt(0, 5, VOCABULARY)
+    texts = [
+        one.generate(ids, past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()), **GREEDY)
+        for one in (model, tr.accelerate(model))
+    ]
+    assert torch.equal(*texts)
+    assert "EncoderDecoderCache" in model.acceleration.fallback
 
 
 CONTINUED = [named("llama"), named("gemma2", "window of 8")]

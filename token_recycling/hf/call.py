@@ -126,6 +126,8 @@ class GenerateCall:
             return "the prompt is empty or embeddings; pass token ids"
         if not kwargs.get("use_cache", True) or self.cache is None:
             return "the call uses no cache; pass use_cache=True"
+        if not hasattr(self.cache, "layers"):  # one of several caches, for an encoder and a decoder
+            return f"{type(self.cache).__name__} is unsupported; use a DynamicCache"
         if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
             return "output_attentions and output_hidden_states are unsupported"
         others = self._other_inputs(model)

@@ -18,7 +18,7 @@ from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import slots, why_not_cache
+from ..model.kv_cache import rows, slots, why_not_cache
 from ..model.prefill import checked_prompt
 from ..model.support import ready, why_not_beside, why_not_code
 from ..trees.draft import Step
@@ -67,6 +67,8 @@ def stream(
     if reason is not None:
         raise UnsupportedModelError(reason)
     check_cached(slots(cache), len(prompt))
+    if rows(cache) not in (None, 1):
+        raise ValueError(f"the cache must hold one sequence, got {rows(cache)}; pass the cache of this prompt alone")
     sequence = TokenSequence(prompt, criteria)
     selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
     measured = stats if stats is not None else Stats()
