@@ -146,5 +146,5 @@ def test_drawn_tokens_have_the_distribution_of_generate(shipped):
         texts = [call(ids, **how, logits_processor=[tr.constrain(model, regex=form)]) for _ in range(300)]
         counts.append(Counter(tuple(text[0, ids.shape[1] :].tolist()) for text in texts))
     often = [text for text, number in (counts[0] + counts[1]).items() if number >= 10]
-    assert len(often) > 3
+    assert len(often) >= 3
     assert chi2_contingency([[seen[text] for text in often] for seen in counts]).pvalue > 0.01

@@ -38,7 +38,6 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(coun
     def note(_, args, given):
         texts.append(len(given["input_ids"]))
 
-    note.__module__ = "transformers.utils.output_capturing"  # as transformers' own hooks that note what they see
     hook = counting.register_forward_pre_hook(note, with_kwargs=True)
     ours = tr.generate(counting, ids, drafter=drafter, **arguments)
     hook.remove()

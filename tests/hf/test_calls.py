@@ -24,17 +24,19 @@ IDS = tiny.prompt(0, 6)
 
 
 def meanwhile(other, thread):
-    """A criterion that ends nothing, and lets something else happen once, from beginning to end."""
-    happened = []
+    """A criterion that ends nothing, and lets something else happen once, from beginning to end. It reaches the thread
+    but not the model, or the call would be left to `generate`.
+    """
+    waiting = [threading.Thread(target=other)]
 
     def criterion(input_ids, scores, **more):
-        if not happened:
-            happened.append(threading.Thread(target=other))
+        if waiting:
+            happening = waiting.pop()
             if thread:
-                happened[0].start()
-                happened[0].join()
+                happening.start()
+                happening.join()
             else:
-                other()
+                happening.run()
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
     return StoppingCriteriaList([criterion])

@@ -72,6 +72,8 @@ def moved(tensor: Elsewhere, *args: Any, **kwargs: Any) -> torch.Tensor:
 class _Construct(TorchFunctionMode):
     """The functions that make a tensor without asking the mode below."""
 
+    __module__ = "torch.of_the_tests"  # it stands for what a device of torch does
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor and kwargs.get("device") is not None and torch.device(kwargs["device"]) == THERE:
@@ -82,6 +84,8 @@ class _Construct(TorchFunctionMode):
 
 
 class _Dispatch(TorchDispatchMode):
+    __module__ = "torch.of_the_tests"  # it stands for what a device of torch does
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 

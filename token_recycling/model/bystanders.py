@@ -118,12 +118,12 @@ def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
         functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]
         if isinstance(thing, _CONTAINERS) or any(_names_in(one.__code__) & _ANY_NAME for one in functions):
             yield from (("__all__", item) for item in gc.get_referents(thing))
-        yield from list(getattr(thing, "__dict__", {}).items())
+        yield from list((_own_attributes(thing) or {}).items())
     for base in kind.__mro__:
         if not is_own(base.__module__):
             for name, value in list(vars(base).items()):
                 if isinstance(value, MemberDescriptorType):  # of __slots__
-                    yield name, getattr(thing, name, None) if kind is not thing else None
+                    yield name, _slot(value, thing) if kind is not thing else None
                 elif name not in ("__init__", "__dict__", "__weakref__"):
                     yield name, value
 
@@ -151,7 +151,21 @@ def _next_to(thing: Any) -> Iterable[Any]:
         return (thing.get(None),)
     if isinstance(thing, ModuleType) or (type(thing).__module__ in _THREADS and not isinstance(thing, threading.local)):
         return ()
-    return (*gc.get_referents(thing), getattr(thing, "__dict__", None))
+    return (*gc.get_referents(thing), _own_attributes(thing))
+
+
+def _own_attributes(thing: Any) -> dict[str, Any] | None:
+    """Attributes of an object, without running code of its class."""
+    with contextlib.suppress(AttributeError, TypeError):
+        attributes: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+        return attributes
+    return None
+
+
+def _slot(descriptor: MemberDescriptorType, thing: Any) -> Any:
+    with contextlib.suppress(AttributeError):
+        return descriptor.__get__(thing)
+    return None
 
 
 @functools.cache

@@ -3,15 +3,18 @@
 Code is plain if its functions store nothing outside their local variables, and reach only immutable values, tensors,
 modules, functions that are plain themselves, and libraries without state: torch, transformers, `math` and the like.
 Functions are followed through closures, defaults and the globals that they name; modules through the attributes that
-they name. All else, such as a list, an object of a user's class or `random`, is not plain, whatever it is for: the code
-is left to `generate`. Code of adapters of peft is known to keep no state, and is not searched.
+they name. Lists may only be appended to. All else, such as an object of a user's class or `random`, is not plain,
+whatever it is for: the code is left to `generate`. Code of adapters of peft is known to keep no state, and is
+not searched.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import logging
+import time
 import typing
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -80,6 +83,9 @@ _IMMUTABLE = (
 )
 _HINTS = (GenericAlias, UnionType, typing.TypeVar, type(typing.Any), type(typing.Optional[int]), type(typing.List[int]))  # noqa: UP006, UP045
 _STORING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_DEREF"})
+_LOADING = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"})
+_APPENDING = frozenset({"append", "extend"})
+"""Methods of a list by which code notes down what it sees: it stays plain, since code that reads the list is not."""
 _SMALL = 4096
 """Numbers of a tensor that are compared in every call; of others, the address and how often torch wrote to them."""
 _FEW = 16
@@ -96,6 +102,8 @@ class _Operations:
     """Names of attributes, and strings that could be such."""
     stores: tuple[tuple[str, str], ...]
     """Operations that store something outside of local variables, and the name."""
+    read: frozenset[str]
+    """Variables from outside that it does more with than to append to them."""
     in_place: bool
     """Whether it may write to a tensor."""
 
@@ -105,9 +113,13 @@ def _operations_in(code: CodeType) -> _Operations:
     variables: set[str] = set()
     stores: list[tuple[str, str]] = []
     names = set(code.co_names)
+    read: set[str] = set()
     in_place = False
-    for one in dis.get_instructions(code):
+    instructions = [*dis.get_instructions(code)]
+    for one, following in itertools.zip_longest(instructions, instructions[1:]):
         name = str(one.argval)
+        if one.opname in _LOADING and (following is None or following.argval not in _APPENDING):
+            read.add(name)
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             variables.add(name)
         elif one.opname in _STORING or (one.opname == "IMPORT_NAME" and name.partition(".")[0] not in _LIBRARIES):
@@ -120,10 +132,11 @@ def _operations_in(code: CodeType) -> _Operations:
             variables |= within.globals
             names |= within.names
             stores += within.stores
+            read |= within.read
             in_place = in_place or within.in_place
         elif isinstance(constant, str) and constant.isidentifier():
             names.add(constant)
-    return _Operations(frozenset(variables), frozenset(names), tuple(stores), in_place)
+    return _Operations(frozenset(variables), frozenset(names), tuple(stores), frozenset(read), in_place)
 
 
 class Reach:
@@ -136,6 +149,8 @@ class Reach:
         self.functions: list[FunctionType] = []
         self.values: list[tuple[str, Any]] = []
         """Immutable values, configurations and tensors, by name."""
+        self.notes: list[list[Any]] = []
+        """Lists that it only appends to."""
         self._names: set[str] = set()
         self._seen: dict[int, Any] = {}
         self._modules: list[torch.nn.Module] = parts_of(target.model)
@@ -242,7 +257,7 @@ class Reach:
         self._names |= operations.names - operations.globals
         for variable, cell in zip(free, function.__closure__ or (), strict=True):
             try:
-                self._unread.append((variable, cell.cell_contents))
+                self._variable(variable, cell.cell_contents, operations)
             except ValueError:  # empty as yet
                 self.reason = f"{path} reads {variable}, which has no value"
         values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -252,11 +267,17 @@ class Reach:
             if variable in function.__globals__:
                 value = function.__globals__[variable]
                 if isinstance(value, ModuleType):
-                    self._names_of(value, operations.names)
+                    self._names_of(value, operations.names - operations.globals)
                 else:
-                    self._unread.append((variable, value))
+                    self._variable(variable, value, operations)
             elif variable not in _BUILTINS and not variable.endswith(("Error", "Warning", "Exception")):
                 self.reason = f"{path} uses {variable}"
+
+    def _variable(self, name: str, value: Any, operations: _Operations) -> None:
+        if type(value) is list and name not in operations.read:
+            self.notes.append(value)
+        else:
+            self._unread.append((name, value))
 
     def _names_of(self, module: ModuleType, names: Collection[str]) -> None:
         """Follow what code takes of a module: all that it names, but for libraries other modules alone."""
@@ -264,14 +285,15 @@ class Reach:
             others = [value for name, value in vars(module).items() if name in names and isinstance(value, ModuleType)]
             self._unread += [(value.__name__, value) for value in others]
         elif is_own(module.__name__):
-            self.reason = f"it uses {module.__name__}"
+            if module is not time or vars(time).keys() & names != {"sleep"}:
+                self.reason = f"it uses {module.__name__}"
         else:
             self._unread += [(name, value) for name, value in vars(module).items() if name in names]
 
     def _class(self, name: str, kind: type) -> None:
         if is_own(kind.__module__):
             package = kind.__module__.partition(".")[0]
-            exception = issubclass(kind, Exception)
+            exception = issubclass(kind, BaseException)
             if package not in _LIBRARIES and not exception and kind.__name__ not in _BUILTINS:
                 self.reason = f"it uses {name}, a class of {package}"
         elif issubclass(kind, torch.nn.Module):
@@ -283,7 +305,7 @@ class Reach:
                         called = not attribute.startswith(_ELSEWHERE) and attribute not in _AROUND_THE_LOOP
                         called = called or attribute in ("__call__", "__getattr__", "__getattribute__")
                         (self._unread if called else self._methods).append((attribute, value))
-        elif not issubclass(kind, (ModelOutput, Exception)):
+        elif not issubclass(kind, (ModelOutput, BaseException)):
             self.reason = f"it reaches the class {kind.__qualname__}"
 
     def _module(self, name: str, module: torch.nn.Module) -> None:

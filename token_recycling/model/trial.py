@@ -231,12 +231,20 @@ def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
 def _tried(
     target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], what: Hashable, trial: Callable[[], T]
 ) -> T:
-    """Return the result of a trial of the same code, or make it."""
+    """Return the result of a trial of the same code, or make it; what it appends to lists is removed."""
     key = "trial", what, target.dtype, form_of(target, foreign, searched)
     if target.kept.recall(key, values_matter=False) is None and target.kept.count("trial") >= _MOST_TRIALS:
         target.kept.forget("trial")
-    result: tuple[T] = target.kept.get(key, lambda: (trial(),), values_matter=False)
-    return result[0]
+    lengths = [(notes, len(notes)) for reach in searched for notes in reach.notes]
+
+    def unnoted() -> tuple[T]:
+        try:
+            return (trial(),)
+        finally:
+            for notes, length in lengths:
+                del notes[length:]
+
+    return target.kept.get(key, unnoted, values_matter=False)[0]
 
 
 def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], batch: int) -> str | None:
