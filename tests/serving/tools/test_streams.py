@@ -106,3 +106,14 @@ def test_what_the_client_prefilled_is_not_said_again(server, says):
         assert thought == ("ell" if "think" in begun else None)
         blocks = server.post("/v1/messages", {"messages": messages, "max_tokens": 40}).json()["content"]
         assert blocks[-1]["text"].strip() == "done"
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_text_that_ends_like_a_stop_string_begins_is_shown_whole(server, says, length):
+    """Beside tools a parser reads the text: what is held back for a stop string comes at the end."""
+    says(f"{THOUGHT}It ends here")
+    stop = "It ends here"[-length:] + "?"
+    body = {"tools": TOOLS, "stop": [stop], "max_tokens": 60}
+    assert chat(server, **body).choices[0].message.content == "It ends here"
+    events = streamed_chat(server, **body)
+    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == "It ends here"
