@@ -287,6 +287,33 @@ def test_what_hooks_keep_is_as_after_generate():
     assert counter.calls == GREEDY["max_new_tokens"]
 
 
+def test_a_list_that_is_only_appended_to_holds_the_passes_of_the_call():
+    model, rows = llama(), []
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape[1]))
+    tr.accelerate(model)
+    for _ in range(2):
+        before = len(rows)
+        model.generate(IDS, **GREEDY)
+        assert model.acceleration.fallback is None
+        passes = rows[before:]
+        assert passes[0] >= IDS.shape[1]
+        assert 0 <= len(passes) - model.acceleration.stats.steps <= 1
+
+
+def test_a_list_that_other_code_reads_is_left_to_generate():
+    """One hook appends, another one acts by what was appended."""
+    texts = []
+    for accelerate in (lambda model: model, tr.accelerate):
+        model, rows = llama(), []
+        model.model.layers[0].register_forward_hook(lambda *given, rows=rows: rows.append(1))
+        model.model.layers[1].register_forward_hook(
+            lambda module, inputs, output, rows=rows: everywhere(module, inputs, output) if len(rows) > 5 else None
+        )
+        texts.append(accelerate(model).generate(IDS, **GREEDY))
+    assert torch.equal(*texts)
+    assert model.acceleration.fallback is not None
+
+
 @pytest.mark.parametrize("hook", [everywhere, last])
 def test_sixteen_bits(hook):
     model = llama().to(torch.bfloat16)
