@@ -12,7 +12,7 @@ import types
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import peft
@@ -298,6 +298,30 @@ def test_a_list_that_is_only_appended_to_holds_the_passes_of_the_call():
         passes = rows[before:]
         assert passes[0] >= IDS.shape[1]
         assert 0 <= len(passes) - model.acceleration.stats.steps <= 1
+
+
+class Steering(NamedTuple):
+    """Derived from a type whose values cannot change, and with a state all the same."""
+
+    strength: float
+
+    def __call__(self, module, inputs, output):
+        PASSES.append(1)
+        return output + self.strength if len(PASSES) > 25 else output
+
+
+PASSES: list[int] = []
+
+
+def test_objects_of_classes_derived_from_data_are_left_to_generate():
+    texts = []
+    for accelerate in (lambda model: model, tr.accelerate):
+        PASSES.clear()
+        model = llama()
+        model.model.layers[0].register_forward_hook(Steering(3.0))
+        texts.append([accelerate(model).generate(IDS, **GREEDY) for _ in range(4)])
+    assert all(map(torch.equal, *texts))
+    assert "Steering" in model.acceleration.fallback
 
 
 def test_a_list_that_other_code_reads_is_left_to_generate():

@@ -198,8 +198,10 @@ class Reach:
         return None
 
     def _follow(self, name: str, thing: Any) -> None:
-        is_tensor = isinstance(thing, torch.Tensor) and is_own(type(thing).__module__)
-        if is_tensor or isinstance(thing, (*_IMMUTABLE, PretrainedConfig)):
+        foreign = not is_own(type(thing).__module__)  # whatever it derives from, its methods may keep state
+        if foreign and not isinstance(thing, (type, torch.nn.Module, PretrainedConfig)):
+            self.reason = f"it reaches {name}, a {type(thing).__name__}, which may change"
+        elif isinstance(thing, (*_IMMUTABLE, torch.Tensor, PretrainedConfig)):
             self.values.append((name, thing))
         elif isinstance(thing, (tuple, frozenset)):
             self._unread += [(name, item) for item in thing]

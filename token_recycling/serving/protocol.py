@@ -278,10 +278,10 @@ class ToolChoice(NamedTool):
         """Return `auto`, `none`, `required` or `named`, and the names of the only functions; None for all of them."""
         if self.type in ("auto", "none", "required"):
             return self.type, None
-        if self.allowed_tools is None:
+        if self.type == "function":
             return "named", [self.named]
-        tools = self.allowed_tools.tools
-        return self.allowed_tools.mode, [tool.named for tool in tools if tool.type == "function"]
+        allowed = self.allowed_tools or AllowedTools()
+        return allowed.mode, [tool.named for tool in allowed.tools if tool.type == "function"]
 
 
 def _choice_of_type(value: Any) -> Any:
@@ -296,6 +296,10 @@ def _choice_of_type(value: Any) -> Any:
         raise ValueError(f"type must be {', '.join(types)}, got {shown(choice.get('type'))}")
     if choice["type"] == "allowed_tools":
         choice = {"allowed_tools": {name: choice[name] for name in ("mode", "tools") if name in choice}, **choice}
+        if not choice["allowed_tools"]:
+            raise ValueError(
+                f"allowed_tools must be an object with mode and tools, got {shown(choice['allowed_tools'])}"
+            )
     return {**choice, "type": "required"} if choice.get("type") == "any" else choice
 
 
@@ -696,9 +700,9 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         tools = self.tools or []
         if names is not None and (unknown := {*names} - {tool.function.name for tool in tools}):
             raise invalid("tool_choice", f"must name functions of tools, got {', '.join(sorted(unknown))[:80]!r}")
-        if mode == "required" and not tools:
-            raise invalid("tool_choice", "needs a function in tools, got none")
         chosen = [tool.shown() for tool in tools if names is None or tool.function.name in names]
+        if mode == "required" and not chosen:
+            raise invalid("tool_choice", "needs a function in tools, got none")
         return None if mode == "none" else chosen or None
 
     @property
