@@ -116,9 +116,9 @@ def _operations_in(code: CodeType) -> _Operations:
     read: set[str] = set()
     in_place = False
     instructions = [*dis.get_instructions(code)]
-    for one, following in itertools.zip_longest(instructions, instructions[1:]):
+    for one, following in itertools.pairwise([*instructions, instructions[-1]]):
         name = str(one.argval)
-        if one.opname in _LOADING and (following is None or following.argval not in _APPENDING):
+        if one.opname in _LOADING and not _appends(following):
             read.add(name)
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             variables.add(name)
@@ -137,6 +137,11 @@ def _operations_in(code: CodeType) -> _Operations:
         elif isinstance(constant, str) and constant.isidentifier():
             names.add(constant)
     return _Operations(frozenset(variables), frozenset(names), tuple(stores), frozenset(read), in_place)
+
+
+def _appends(instruction: dis.Instruction) -> bool:
+    """Whether an instruction takes the method of a list by which notes are added."""
+    return instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and instruction.argval in _APPENDING
 
 
 class Reach:
@@ -174,11 +179,10 @@ class Reach:
 
     def _follow_names(self) -> bool:
         """Go on with methods and attributes of modules that the code names; whether there are new ones."""
-        before = len(self._seen)
         named = [(name, method) for name, method in self._methods if name in self._names]
         named += [item for module in self._modules for item in _attributes(module, self._names)]
         self._unread += [(name, thing) for name, thing in named if id(thing) not in self._seen]
-        return bool(self._unread) and len(self._seen) >= before
+        return bool(self._unread)
 
     def _why_not_names(self) -> str | None:
         operations = [_operations_in(function.__code__) for function in self.functions]
@@ -351,8 +355,12 @@ def is_adapter(piece: Foreign) -> bool:
 
 
 def reaches(target: Target, foreign: Iterable[Foreign]) -> list[Reach]:
-    """Return what foreign code reaches, but for adapters."""
-    return [Reach(target, piece) for piece in foreign if not is_adapter(piece)]
+    """Return what foreign code reaches, but for adapters; code that is at several modules is searched once."""
+    pieces: dict[int, Foreign] = {}
+    for piece in foreign:
+        if not is_adapter(piece):
+            pieces.setdefault(id(piece.code), piece)
+    return [Reach(target, piece) for piece in pieces.values()]
 
 
 def numbers_in(searched: Iterable[Reach]) -> list[int]:
