@@ -20,8 +20,7 @@ from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.graphs.support import passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.target import ROWS, Target
-from token_recycling.trees.draft import Draft
-from token_recycling.trees.shapes import star
+from token_recycling.trees.draft import Draft, star
 
 from .profiled import profiled
 from .rows import Row

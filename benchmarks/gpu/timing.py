@@ -15,8 +15,7 @@ from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.kv_cache import TreeCache, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.target import Target
-from token_recycling.trees.draft import Draft
-from token_recycling.trees.shapes import star
+from token_recycling.trees.draft import Draft, star
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
 _PROMPT = 16

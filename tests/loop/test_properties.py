@@ -59,7 +59,7 @@ def test_a_node_sees_its_own_line_within_reach_and_nothing_else(tree, reach, len
     n = len(tree)
     visible = torch.zeros(1, 1, n, length + hole + n, dtype=torch.bool)
     visible[..., :length] = True
-    visible[..., length + hole :] = torch.from_numpy(tree.shape.ancestors)
+    visible[..., length + hole :] = torch.from_numpy(tree.ancestors)
     depths = torch.from_numpy(tree.depths)[None] + length
     keys = torch.cat([torch.arange(length + hole)[None], depths], dim=1)
     made = masks({"any": Reach(kind, size) if size else Reach()}, visible, depths, keys, torch.float32)

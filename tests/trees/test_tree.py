@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import rank_paths, trees
 
-from token_recycling import Template
+from token_recycling import Draft, Template
 from token_recycling.trees.templates import chain, grow, paper, parse_paths, template_from
 
 
@@ -78,20 +78,21 @@ def test_ancestors_are_the_transitive_closure_of_parents(tree):
     closure = step
     for _ in range(n):
         closure = closure @ step
-    np.testing.assert_array_equal(tree.shape.ancestors, closure)
+    np.testing.assert_array_equal(tree.ancestors, closure)
     np.testing.assert_array_equal(closure.sum(1) - 1, tree.depths)
 
 
 @given(trees())
-def test_the_functions_of_a_shape_agree(tree):
+def test_the_views_of_a_tree_agree(tree):
     lineages, children = tree.lineages, tree.children
+    ranks = Draft(tree.parents, tree.parents).ranks
     assert max(tree.depths) == tree.depth
     for node in range(len(tree)):
         assert lineages[node][-1] == node
         assert len(lineages[node]) == tree.depths[node] + 1
         assert all(tree.parents[child] == node for child in children[node])
-        assert np.flatnonzero(tree.shape.ancestors[node]).tolist() == list(lineages[node])
-        assert [tree.shape.places[child] for child in children[node]] == [*range(len(children[node]))]
+        assert np.flatnonzero(tree.ancestors[node]).tolist() == list(lineages[node])
+        assert [ranks[child] for child in children[node]] == [*range(len(children[node]))]
     assert sum(map(len, children)) == len(tree) - 1
     again = Template.from_paths(rank_paths(tree))
     np.testing.assert_array_equal(again.parents, tree.parents)

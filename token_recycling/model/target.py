@@ -28,7 +28,6 @@ from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees
-from ..trees.shapes import Shape
 from .architectures import Reach
 from .attention import attending, biased_by_position, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
@@ -300,7 +299,7 @@ class TreeInputs:
         """Whether passes over drafts have shapes from few (`rows_of`, `band_of`): on an accelerator, where positions
         are an argument.
         """
-        self._widest: tuple[Shape | None, int, Masks] = None, 0, {}
+        self._widest: tuple[np.ndarray | None, int, Masks] = None, 0, {}
         """The parents of the last draft, a sequence length, and the mask of such drafts for it."""
 
     def of(
@@ -316,7 +315,7 @@ class TreeInputs:
         (draft,) = drafts
         return PassInputs(
             self._sent(draft.tokens)[None],
-            self._mask(draft.shape, cached),
+            self._mask(draft, cached),
             (self._sent(draft.depths) + cached)[None],
             parents=[draft.parents.tolist()] if self._info.recurrent and len(draft) > 1 else None,
         )
@@ -347,7 +346,7 @@ class TreeInputs:
         m = len(unread)
         depths = torch.cat([torch.arange(m, device=self._device), self._sent(draft.depths) + m])
         seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
-        seen[m:, m:] = self._sent(draft.shape.ancestors)
+        seen[m:, m:] = self._sent(draft.ancestors)
         return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), seen, depths, cached)
 
     def of_layer(self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> PassInputs:
@@ -372,7 +371,7 @@ class TreeInputs:
             nodes = len(draft)
             ids[row, :nodes] = self._sent(draft.tokens)
             positions[row, :nodes] += self._sent(draft.depths)
-            visible[row, :nodes, cached : cached + nodes] |= self._sent(draft.shape.ancestors)
+            visible[row, :nodes, cached : cached + nodes] |= self._sent(draft.ancestors)
         keys = torch.cat([torch.arange(cached, device=device).expand(len(drafts), cached), positions], dim=1)
         mask = masks(self._info.layers, visible[:, None], positions, keys, self._dtype)
         if not self._info.recurrent:
@@ -380,26 +379,27 @@ class TreeInputs:
         parents = [[*draft.parents.tolist(), *[0] * (n - len(draft))] for draft in drafts]
         return PassInputs(ids, mask, positions, parents=parents)
 
-    def _mask(self, shape: Shape, length: int) -> Masks | None:
+    def _mask(self, draft: Draft, length: int) -> Masks | None:
         """(1, 1, n, length + n) each; None for a lone root, which sees everything.
 
         The mask of a longer sequence is the same with more columns before it, so each is a window on the last one; only
         where layers see fixed chunks of the sequence is it made again.
         """
-        n = len(shape.depths)
+        n = len(draft)
         if n == 1:
             return None
-        ancestors, depths = self._sent(shape.ancestors), self._sent(shape.depths)
+        ancestors, depths = self._sent(draft.ancestors), self._sent(draft.depths)
         chunked = any(reach.kind == "chunked" for reach in self._info.layers.values())
         if chunked or self._device.type != "cpu":  # accelerators take no mask that begins anywhere
             return self._masks(ancestors, depths, length)
         last, columns, widest = self._widest  # replaced as one, since several threads may draft with one model
-        if last is not shape or columns < length:
-            # Room to grow only for a shape that comes again: many drafters make one for every step.
-            columns = -(-(2 * length if last is shape else length) // _MASK_GRAIN) * _MASK_GRAIN
+        again = last is not None and np.array_equal(last, draft.parents)
+        if not again or columns < length:
+            # Room to grow only for a tree that comes again: many drafters make one for every step.
+            columns = -(-(2 * length if again else length) // _MASK_GRAIN) * _MASK_GRAIN
             with torch.inference_mode(False), torch.no_grad():  # kept for later calls, outside of it too
                 widest = self._masks(ancestors, depths, columns)
-            self._widest = shape, columns, widest
+            self._widest = draft.parents, columns, widest
         return _columns(widest, columns - length, length + n)
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:

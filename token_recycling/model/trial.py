@@ -34,8 +34,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..trees import shapes
-from ..trees.draft import Draft
+from ..trees.draft import Draft, Tree, branch, star
 from ..trees.templates import parse_paths
 from .compat import LOOP, plain_loop
 from .foreign import Foreign, listed, own_class
@@ -104,7 +103,7 @@ def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
             prefill(target, [text], cache := target.new_cache())
             size = bytes_of_states(recurrent_layers(cache)) / 1e6
             notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
-        parents = _WIDE_TREE if info.branches else shapes.branch(1 + len(_WIDE_TREE))
+        parents = _WIDE_TREE if info.branches else branch(1 + len(_WIDE_TREE))
         trees, scale = largest_difference(target, text, parents)
         left = 2 * (time.perf_counter() - began)
         if left > _PATIENCE:
@@ -156,8 +155,8 @@ def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray, 
 def _leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
     """Return the paths from the root to the leaves of a tree, by their number of nodes."""
     by_nodes: dict[int, list[Sequence[int]]] = {}
-    shape = shapes.shape_of(parents)
-    for path, below in zip(shape.lineages, shape.children, strict=True):
+    tree = Tree(parents)
+    for path, below in zip(tree.lineages, tree.children, strict=True):
         if not below:
             by_nodes.setdefault(len(path), []).append(path)
     return dict(sorted(by_nodes.items()))
@@ -191,7 +190,7 @@ def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = Fa
         if not target.info.fits(length, rows) or length + rows > (target.max_length or math.inf):
             continue
         if behind_cache:
-            parents = shapes.star(rows) if target.info.branches else shapes.branch(rows)
+            parents = star(rows) if target.info.branches else branch(rows)
             logits = _behind(target, text[None], parents, random_tokens(target, rows - 1))
         else:
             logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
@@ -299,7 +298,7 @@ def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | 
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
     numbers = numbers_in(searched)
     texts, tokens = _texts(target, numbers, batch)
-    parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
+    parents = _TREE if target.info.branches else branch(len(_TREE))
     tokens = tokens[: len(parents) - 1]
     paths = [path for alike in _leaf_paths(parents).values() for path in alike]
 
@@ -345,7 +344,7 @@ def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | 
     for rows in (*_ROWS, *more[:_MOST_NUMBERS]):
         if not target.info.fits(texts.shape[1] - 1, rows):
             continue
-        shape = shapes.star(rows) if target.info.branches else shapes.branch(rows)
+        shape = star(rows) if target.info.branches else branch(rows)
         nodes = torch.cat([child, random_tokens(target, rows, 2)])[: rows - 1]
         logits = _behind(target, texts, shape, nodes)
         if size := off(logits[:, 0], wanted[0]):
@@ -382,7 +381,7 @@ def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tenso
 def _rows_are_independent(target: Target, searched: Sequence[Reach]) -> bool:
     """Whether sequences of a batch have the logits that each has alone."""
     texts, tokens = _texts(target, numbers_in(searched), 3)
-    parents = _TREE if target.info.branches else shapes.branch(len(_TREE))
+    parents = _TREE if target.info.branches else branch(len(_TREE))
     together = _behind(target, texts, parents, tokens)
     alone = torch.cat([_behind(target, text[None], parents, tokens) for text in texts])
     return _beyond_rounding(target, together, alone, alone.float().std()) is None

@@ -1,4 +1,10 @@
-"""Values that pass between the loop and a drafter: the context of a draft, the draft, the step that verified it."""
+"""Values that pass between the loop and a drafter: the context of a draft, the draft, the step that verified it.
+
+A draft is a tree, verified in one forward pass by *tree attention*: every node sees the whole context and its own
+ancestors, nothing else (Token Recycling, section 2.3). Node 0 is the root: the newest token of the sequence, not yet in
+the key/value cache. Nodes are in order of depth, so a parent comes before its children, and cutting a draft keeps its
+first nodes. A chain has one branch, and a lone root is plain autoregressive decoding.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,6 @@ import torch
 
 from .._util.topk import top_candidates
 from ..costs.budget import Budget
-from . import shapes
 
 if TYPE_CHECKING:
     from .._util.display import Html
@@ -23,8 +28,56 @@ Array = np.ndarray | torch.Tensor | Sequence[int] | Sequence[float]
 """What a draft takes for its arrays."""
 
 
+class Tree:
+    """Nodes in order of depth. Depths, ancestors and children follow from the parents."""
+
+    parents: np.ndarray
+    """(n,) int64: -1 for the root."""
+    depths: np.ndarray
+    """(n,) int64: 0 for the root."""
+
+    def __init__(self, parents: Array) -> None:
+        """`parents` (n,), -1 for the root. Raises ValueError unless they are a tree in order of depth."""
+        own = vars(self)  # drafts are frozen
+        own["parents"] = _on_host(parents, np.int64)
+        own["depths"] = _depths(self.parents.tolist())
+
+    def __len__(self) -> int:
+        """Number of nodes, the root included."""
+        return len(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return int(self.depths[-1])
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
+        ancestors = np.eye(len(self), dtype=bool)
+        for node, parent in enumerate(self.parents.tolist()[1:], start=1):
+            ancestors[node] |= ancestors[parent]
+        return ancestors
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """For each node its children, in order."""
+        children: list[list[int]] = [[] for _ in range(len(self))]
+        for node, parent in enumerate(self.parents.tolist()[1:], start=1):
+            children[parent].append(node)
+        return tuple(map(tuple, children))
+
+    @cached_property
+    def lineages(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the nodes from the root down to it, both included."""
+        lineages: list[tuple[int, ...]] = [(0,)]
+        for node, parent in enumerate(self.parents.tolist()[1:], start=1):
+            lineages.append((*lineages[parent], node))
+        return tuple(lineages)
+
+
 @dataclass(frozen=True, eq=False, init=False)
-class Draft(shapes.Shaped):
+class Draft(Tree):
     """The nodes to verify, n parallel arrays on the host in order of depth: node 0 is the root, the newest token of the
     sequence. Lists and tensors are converted. Raises ValueError for parents that are no tree in order of depth.
     """
@@ -52,18 +105,18 @@ class Draft(shapes.Shaped):
         sampled_from: Mapping[int, torch.Tensor] | None = None,
         needed: frozenset[int] = frozenset(),
     ) -> None:
+        super().__init__(parents)
         own = vars(self)  # frozen: fields are set here alone
-        own["tokens"], own["parents"] = _on_host(tokens, np.int64), _on_host(parents, np.int64)
+        own["tokens"] = _on_host(tokens, np.int64)
         own["probabilities"] = None if probabilities is None else _on_host(probabilities, np.float32)
         own["sampled_from"], own["needed"] = sampled_from, needed
-        if len(self.tokens) != len(self.parents):
-            raise ValueError(f"tokens and parents must be equally many, got {len(self.tokens)} and {len(self.parents)}")
-        own["shape"] = shapes.shape_of(self.parents)
+        if len(self.tokens) != len(self):
+            raise ValueError(f"tokens and parents must be equally many, got {len(self.tokens)} and {len(self)}")
 
     @classmethod
     def chain(cls, tokens: Array, probabilities: Array | None = None) -> Draft:
         """Return the draft of one branch: `tokens` (n,), the root first. Of the root alone it is plain decoding."""
-        return cls(tokens, shapes.branch(len(tokens)), probabilities)
+        return cls(tokens, branch(len(tokens)), probabilities)
 
     @classmethod
     def of(
@@ -74,20 +127,24 @@ class Draft(shapes.Shaped):
         sampled_from: Mapping[int, torch.Tensor] | None = None,
     ) -> Draft:
         """Return the draft of nodes in any order in which parents come before their children."""
-        order = shapes.by_depth(parents)
+        order = by_depth(parents)
         places = np.full(len(order) + 1, -1)  # the last entry is the root's parent
         places[order] = np.arange(len(order))
-        known = None if probabilities is None else _on_host(probabilities, np.float32)[order]
-        if known is not None:
-            known[0] = 1
+        ordered = None if probabilities is None else _on_host(probabilities, np.float32)[order]
+        if ordered is not None:
+            ordered[0] = 1
         if sampled_from:
             sampled_from = {int(places[node]): source for node, source in sampled_from.items()}
-        return cls(_on_host(tokens, np.int64)[order], places[np.asarray(parents)[order]], known, sampled_from or None)
+        above = places[np.asarray(parents)[order]]
+        return cls(_on_host(tokens, np.int64)[order], above, ordered, sampled_from or None)
 
-    @property
+    @cached_property
     def ranks(self) -> np.ndarray:
         """(n,) int64: the place of every node among its siblings."""
-        return self.shape.places
+        ranks = np.zeros(len(self), np.int64)
+        for siblings in self.children:
+            ranks[list(siblings)] = range(len(siblings))
+        return ranks
 
     @cached_property
     def values(self) -> np.ndarray | None:
@@ -147,11 +204,13 @@ class Draft(shapes.Shaped):
         if len(nodes) == len(self):
             return self
         chosen = np.asarray(nodes, np.int64)
+        parents = np.searchsorted(chosen, self.parents[chosen])
+        parents[0] = -1
         places = {node: place for place, node in enumerate(nodes)}
         sources = {places[node]: source for node, source in (self.sampled_from or {}).items() if node in places}
         return Draft(
             self.tokens[chosen],
-            shapes.part(self.parents, chosen),
+            parents,
             None if self.probabilities is None else self.probabilities[chosen],
             sources or None,
             frozenset(places[node] for node in self.needed if node in places),
@@ -202,6 +261,42 @@ class DraftBuilder:
         """Return what was added; without probabilities unless all of them are known."""
         known = [probability for probability in self.probabilities if probability is not None]
         return Draft.of(self.tokens, self.parents, known if len(known) == len(self.parents) else None)
+
+
+def branch(nodes: int) -> np.ndarray:
+    """Return the parents (nodes,) int64 of one branch, the root included."""
+    return np.arange(-1, nodes - 1)
+
+
+def star(nodes: int) -> np.ndarray:
+    """Return the parents (nodes,) int64 of a root with children only, the root included."""
+    parents = np.zeros(nodes, np.int64)
+    parents[0] = -1
+    return parents
+
+
+def by_depth(parents: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return nodes (n,) int64 in order of depth, those of one depth as they come; `parents` names nodes that come
+    before their children.
+    """
+    depths = [0] * len(parents)
+    for node in range(1, len(parents)):
+        depths[node] = depths[parents[node]] + 1
+    return np.argsort(depths, kind="stable")
+
+
+def _depths(parents: Sequence[int]) -> np.ndarray:
+    """Return the depths (n,) int64 of nodes. Raises ValueError unless they are a tree in order of depth."""
+    if not parents or parents[0] != -1:
+        raise ValueError(f"node 0 must be the root, with parent -1, got parents {parents[:4]}")
+    depths = [0]
+    for node, parent in enumerate(parents[1:], start=1):
+        if not 0 <= parent < node:
+            raise ValueError(f"the parent of node {node} must come before it, got {parent}")
+        depths.append(depths[parent] + 1)
+        if depths[node] < depths[node - 1]:
+            raise ValueError(f"nodes must be in order of depth, got parents {parents}; `Draft.of` sorts them")
+    return np.array(depths)
 
 
 def _on_host(array: Array, dtype: type[np.generic]) -> np.ndarray:

@@ -64,7 +64,7 @@ def pack(drafts: Sequence[Draft], lengths: Sequence[int], nodes: int, buffer: to
         parents[:] = np.arange(nodes)
         parents[1:own] = draft.parents[1:]
         depths[:own], depths[own:] = draft.depths, 0
-        ancestors[row, :own, :own] = draft.shape.ancestors
+        ancestors[row, :own, :own] = draft.ancestors
 
 
 def unpack(buffer: torch.Tensor, batch: int, nodes: int) -> PackedTrees:

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from . import shapes
 from .best_first import best_first
+from .draft import Array, Tree, branch
 
 RankPath = tuple[int, ...]
 """A node as the ranks from the root down: `(0, 2)` is the third candidate after the best candidate."""
@@ -23,21 +22,18 @@ _MOST = 10_000
 """Most nodes of a tree: its mask has their square."""
 
 
-@dataclass(frozen=True, eq=False)
-class Template(shapes.Shaped):
-    """The shape of drafts that are filled with candidates: parents (n,) int64 as in `Draft`, and the rank (n,) int64 of
-    each node among the candidates after its parent, 0 the best one. Raises ValueError for arrays that are no tree.
-    """
+class Template(Tree):
+    """A tree of drafts that are filled with candidates."""
 
-    parents: np.ndarray
-    ranks: np.ndarray
-
-    def __post_init__(self) -> None:
-        for name in ("parents", "ranks"):
-            object.__setattr__(self, name, np.asarray(getattr(self, name), np.int64))
-        if len(self.parents) != len(self.ranks):
-            raise ValueError(f"parents and ranks must be equally many, got {len(self.parents)} and {len(self.ranks)}")
-        object.__setattr__(self, "shape", shapes.shape_of(self.parents))
+    def __init__(self, parents: Array, ranks: Array) -> None:
+        """`parents` (n,) as in `Draft`; `ranks` (n,) of each node among the candidates after its parent, 0 the best
+        one. Raises ValueError for arrays that are no tree.
+        """
+        super().__init__(parents)
+        self.ranks = np.asarray(ranks, np.int64)
+        """(n,) int64."""
+        if len(self) != len(self.ranks):
+            raise ValueError(f"parents and ranks must be equally many, got {len(self)} and {len(self.ranks)}")
 
     def __repr__(self) -> str:
         layers = np.bincount(self.depths)[1:]
@@ -84,7 +80,7 @@ def chain(length: int) -> Template:
     """A sequence draft: `length` nodes after the root, each the best candidate of the one before."""
     if length < 1:
         raise ValueError(f"chain length must be >= 1, got {length}; for plain decoding use the drafter 'plain'")
-    return Template(shapes.branch(1 + length), np.zeros(1 + length))
+    return Template(branch(1 + length), np.zeros(1 + length))
 
 
 _PAPER = """

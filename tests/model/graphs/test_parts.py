@@ -49,7 +49,7 @@ def test_packed_drafts_are_what_they_were_and_padding_is_seen_by_nobody(drafts, 
         assert trees.tokens[row].tolist() == [*draft.tokens.tolist(), *[PADDING] * (n - own)]
         assert trees.parents[row, :own].tolist() == [0, *draft.parents[1:].tolist()]
         assert trees.depths[row].tolist() == [*draft.depths.tolist(), *[0] * (n - own)]
-        assert torch.equal(trees.ancestors[row, :own, :own], torch.from_numpy(draft.shape.ancestors))
+        assert torch.equal(trees.ancestors[row, :own, :own], torch.from_numpy(draft.ancestors))
         assert torch.equal(trees.ancestors[row, own:], torch.eye(n, dtype=torch.bool)[own:])
         assert not trees.ancestors[row, :own, own:].any()
 

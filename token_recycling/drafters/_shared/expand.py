@@ -26,8 +26,7 @@ import torch
 
 from ...costs.budget import Budget
 from ...trees.best_first import best_first
-from ...trees.draft import Draft
-from ...trees.shapes import by_depth
+from ...trees.draft import Draft, by_depth
 
 
 class Graph:

@@ -13,8 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.utils.logging import tqdm
 
 from ..._util.device import lasting
-from ...trees import shapes
-from ...trees.draft import Draft
+from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..fingerprint import operations_of
 from ..inspection import layer_states
@@ -240,7 +239,7 @@ class CapturedPasses:
         ]
         bar = tqdm(missing, desc="Capturing CUDA graphs", unit="graph", leave=False, disable=None if missing else True)
         for batch, rows in bar:
-            draft = Draft(torch.zeros(rows, dtype=torch.long), shapes.star(rows))
+            draft = Draft(torch.zeros(rows, dtype=torch.long), star(rows))
             self.forward(target, [draft] * batch, [1] * batch, states)
 
 
