@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._util.display import mat_over_time, text_by_step
     from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
+    from .drafters.published import AdjacencyMatrix
     from .engines.vllm import VLLM
     from .hf.accelerate import Acceleration, accelerate, accelerated, decelerate, generate
     from .hf.constrain import constrain
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .model.info import ModelInfo, UnsupportedModelError
     from .model.loading import load
     from .model.support import why_not
-    from .recycling.matrix import AdjacencyMatrix
     from .recycling.matrix_file import MatrixFileError, fingerprint
     from .trees.draft import Context, Draft, Step
     from .trees.templates import Template
@@ -85,7 +85,7 @@ _MODULES = {
     "model.loading": ("load",),
     "model.support": ("why_not",),
     "model.info": ("ModelInfo", "UnsupportedModelError"),
-    "recycling.matrix": ("AdjacencyMatrix",),
+    "drafters.published": ("AdjacencyMatrix",),
     "recycling.matrix_file": ("MatrixFileError", "fingerprint"),
     "trees.draft": ("Context", "Draft", "Step"),
     "trees.templates": ("Template",),

@@ -9,8 +9,8 @@ from support.commandline import CONTEXT, PROMPT, assert_refused, interrupt, refe
 
 from token_recycling import fingerprint
 from token_recycling._util.text_stream import decoded
+from token_recycling.drafters.published import read_matrix
 from token_recycling.model.loading import load
-from token_recycling.recycling.matrix import read_matrix
 
 pytestmark = pytest.mark.core
 

@@ -19,7 +19,7 @@ from support import tiny
 from support.matrices import learn
 
 from token_recycling import AdjacencyMatrix, MatrixFileError, fingerprint
-from token_recycling.recycling.matrix import read_matrix
+from token_recycling.drafters.published import read_matrix
 from token_recycling.recycling.matrix_file import FORMAT, VERSION, read_matrix_file
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.suffix_index import BREAK

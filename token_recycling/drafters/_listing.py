@@ -1,4 +1,4 @@
-"""Lists as plain values: the drafters with their options, and the rows of a saved matrix.
+"""The drafters with their options, as plain values.
 
 Everything about a drafter is read from its class: the fields of the dataclass and the strings under them.
 """
@@ -10,19 +10,13 @@ import dataclasses
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from .._util.options import is_required, kinds_of, options_of
-from ..recycling.matrix import AdjacencyMatrix
 from ._base import Drafter
 from ._registry import check_name, drafter_class, drafter_names
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def drafters(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -84,43 +78,3 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def _summary(doc: str) -> str:
     return " ".join(inspect.cleandoc(doc).partition("\n\n")[0].split())
-
-
-def busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
-    """Return the filled rows used most by drafts: those of the tokens that are candidates most often."""
-    filled = matrix.filled
-    counts = torch.bincount(matrix.candidates[filled].flatten().long(), minlength=matrix.vocab_size)
-    order = torch.where(filled, counts, -1).argsort(descending=True, stable=True)
-    return order[: min(rows, int(filled.sum()))].tolist()
-
-
-def tokens_of(given: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[int]:
-    """Return the ids of tokens that a user names: ids as digits, or texts, all of whose tokens count; raises
-    ValueError.
-    """
-    tokens: list[int] = []
-    for one in given:
-        if one.isascii() and one.isdigit():
-            if int(one) >= vocab_size:
-                raise ValueError(f"token ids must be from 0 to {vocab_size - 1}, got {one}")
-            tokens.append(int(one))
-        elif tokenizer is None:
-            raise ValueError(f"{one!r} is no token id; to look up text give --model too")
-        else:
-            tokens += tokenizer(one, add_special_tokens=False)["input_ids"]
-    return tokens
-
-
-def matrix_rows(
-    matrix: AdjacencyMatrix, tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase | None
-) -> list[dict[str, Any]]:
-    """Return rows as plain values, with token texts if there is a tokenizer."""
-
-    def read(token: int) -> str | None:
-        return None if tokenizer is None else tokenizer.decode([token])
-
-    rows = ((token, matrix.candidates[token].tolist()) for token in tokens)
-    return [
-        {"token": token, "text": read(token), "candidates": row, "candidate_texts": list(map(read, row))}
-        for token, row in rows
-    ]

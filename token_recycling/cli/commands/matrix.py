@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +14,11 @@ from rich.text import Text
 from ...model import loading
 from .. import console, running
 from ..options import Json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ...drafters.published import AdjacencyMatrix
 
 
 def matrix(
@@ -26,8 +32,7 @@ def matrix(
     if not file.is_file():
         raise ValueError(f"there is no matrix file at {file}")
     with console.working(f"reading {file.name}"):
-        from ...drafters import _listing as listing
-        from ...recycling.matrix import matrix_in
+        from ...drafters.published import matrix_in
         from ...recycling.matrix_file import fingerprint, read_matrix_file
 
         tensors, header = read_matrix_file(file)
@@ -41,7 +46,7 @@ def matrix(
             f"{file} was learned with the tokenizer {header['tokenizer']}, got {fingerprint(tokenizer)}; "
             "give the model that it was learned from"
         )
-    shown = listing.tokens_of(token, tokenizer, found.vocab_size) if token else listing.busiest(found, rows)
+    shown = _tokens_of(token, tokenizer, found.vocab_size) if token else _busiest(found, rows)
     facts = {
         "file": str(file),
         "format_version": int(header["version"]),
@@ -52,12 +57,54 @@ def matrix(
         "rows_filled": int(found.filled.sum()),
         "longer_contexts": int((tensors["context_keys"] > 0).sum()) if "context_keys" in tensors else 0,
         "history_tokens": int((tensors["history"] >= 0).sum()) if "history" in tensors else 0,
-        "rows": listing.matrix_rows(found, shown, tokenizer),
+        "rows": _rows(found, shown, tokenizer),
     }
     if as_json:
         console.print_json(facts)
     else:
         _print(Console(), facts)
+
+
+def _busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
+    """Return the filled rows used most by drafts: those of the tokens that are candidates most often."""
+    import torch
+
+    filled = matrix.filled
+    counts = torch.bincount(matrix.candidates[filled].flatten().long(), minlength=matrix.vocab_size)
+    order = torch.where(filled, counts, -1).argsort(descending=True, stable=True)
+    return order[: min(rows, int(filled.sum()))].tolist()
+
+
+def _tokens_of(names: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[int]:
+    """Return the ids of tokens that a user names: ids as digits, or texts, all of whose tokens count; raises
+    ValueError.
+    """
+    tokens: list[int] = []
+    for name in names:
+        if name.isascii() and name.isdigit():
+            if int(name) >= vocab_size:
+                raise ValueError(f"token ids must be from 0 to {vocab_size - 1}, got {name}")
+            tokens.append(int(name))
+        elif tokenizer is None:
+            raise ValueError(f"{name!r} is no token id; to look up text give --model too")
+        else:
+            tokens += tokenizer(name, add_special_tokens=False)["input_ids"]
+    return tokens
+
+
+def _rows(
+    matrix: AdjacencyMatrix, tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase | None
+) -> list[dict[str, Any]]:
+    """Return rows as plain values, with token texts if there is a tokenizer."""
+
+    def read(token: int) -> str | None:
+        return None if tokenizer is None else tokenizer.decode([token])
+
+    rows = ((token, matrix.candidates[token].tolist()) for token in tokens)
+    return [
+        {"token": token, "text": read(token), "candidates": row, "candidate_texts": list(map(read, row))}
+        for token, row in rows
+    ]
 
 
 def _print(out: Console, facts: dict[str, Any]) -> None:
