@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ._util.display import mat_over_time, text_by_step
     from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
-    from .drafters.published import AdjacencyMatrix
     from .engines.vllm import VLLM
     from .hf.accelerate import Acceleration, accelerate, accelerated, decelerate, generate
     from .hf.constrain import constrain
@@ -38,7 +37,6 @@ if not {"sglang", "vllm"} & {*sys.modules}:  # engines pin versions of their own
 __all__ = [
     "VLLM",
     "Acceleration",
-    "AdjacencyMatrix",
     "Context",
     "Conversation",
     "Draft",
@@ -85,7 +83,6 @@ _MODULES = {
     "model.loading": ("load",),
     "model.support": ("why_not",),
     "model.info": ("ModelInfo", "UnsupportedModelError"),
-    "drafters.published": ("AdjacencyMatrix",),
     "recycling.matrix_file": ("MatrixFileError", "fingerprint"),
     "trees.draft": ("Context", "Draft", "Step"),
     "trees.templates": ("Template",),

@@ -9,9 +9,10 @@ import torch
 from support.commandline import PROMPT, run, run_json
 from transformers import RwkvConfig, T5Config
 
-from token_recycling import AdjacencyMatrix, Template, __version__, drafter_names, fingerprint
+from token_recycling import Template, __version__, drafter_names, fingerprint
 from token_recycling.bench import methods, session
 from token_recycling.bench.data import OWN_METHODS
+from token_recycling.drafters.published import AdjacencyMatrix
 from token_recycling.model import prepacking
 
 

@@ -8,7 +8,7 @@ from support.commandline import CONTEXT, assert_refused, run
 from support.speaking import TEMPLATE
 from transformers import T5Config, T5ForConditionalGeneration
 
-from token_recycling import AdjacencyMatrix
+from token_recycling.drafters.published import AdjacencyMatrix
 
 G, C = ("generate", "MODEL", "hi"), ("compare", "MODEL", "hi")
 REFUSED = [

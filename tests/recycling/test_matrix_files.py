@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from support import tiny
 from support.matrices import learn
 
-from token_recycling import AdjacencyMatrix, MatrixFileError, fingerprint
-from token_recycling.drafters.published import read_matrix
+from token_recycling import MatrixFileError, fingerprint
+from token_recycling.drafters.published import AdjacencyMatrix, read_matrix
 from token_recycling.recycling.matrix_file import FORMAT, VERSION, read_matrix_file
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.suffix_index import BREAK
