@@ -105,8 +105,8 @@ def test_drafters_of_a_given_size_are_neither_measured_nor_paused():
 def test_a_fork_takes_over_what_drafts_took_and_gave():
     drafter = tr.make_drafter("recycling")
     history = History.of(drafter)
-    history.sums[False] = np.array([9.0, 3.0, 2.0, 4.0])
+    history.sums = np.array([9.0, 3.0, 2.0, 4.0])
     fork = History.of(drafter.fork())
-    assert fork.sums[False].tolist() == [9.0, 3.0, 2.0, 4.0]
+    assert fork.sums.tolist() == [9.0, 3.0, 2.0, 4.0]
     assert fork is not history
-    assert History.of(tr.make_drafter("recycling")).sums[False].tolist() != fork.sums[False].tolist()
+    assert History.of(tr.make_drafter("recycling")).sums.tolist() != fork.sums.tolist()

@@ -86,7 +86,7 @@ def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fix_overhead(drafter: Any, step: float) -> None:
     """Says what drafting for a step of one sequence takes, or a pass of a drafter's model."""
-    History.of(drafter).overheads[False, 1] = Overhead(step)
+    History.of(drafter).overheads[1] = Overhead(step)
 
 
 def check_same(

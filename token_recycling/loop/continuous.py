@@ -31,7 +31,7 @@ from ..trees.draft import Step
 from .batch import Batch
 from .pacer import Pacer
 from .request import Request
-from .stats import Clock, Stats
+from .stats import Clock
 
 OnStep = Callable[[Step], None]
 _MOST_PASSED_OVER = 8
@@ -268,11 +268,10 @@ class RunningBatch:
     def _pass(self, batch: Batch) -> None:
         """Make one forward pass over all sequences; its time counts for each of them."""
         self._pacer.share(len(batch.requests), batch.longest)
-        batch.clock.stats = spent = Stats(batch.requests[0].stats.synchronize)
+        batch.clock.stats = [request.stats for request in batch.requests]
         batch.clock.restart()
         _step(batch, [self._callbacks[request] for request in batch.requests])
         for row, request in enumerate(batch.requests):
-            request.stats.spend(spent)
             if not request.active:
                 _keep_sequence(batch, row)
 

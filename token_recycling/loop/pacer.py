@@ -81,53 +81,54 @@ class Overhead:
 
 
 class History:
-    """What the drafts of a drafter took and gave, over all its sequences; those within grammars apart. Thread-safe."""
+    """What the drafts of a drafter took and gave, over all its sequences, within grammars or elsewhere. Thread-safe."""
 
     def __init__(self, assumed_nodes: int = 1) -> None:
-        """`assumed_nodes`: see `DrafterTraits`; within grammars, where most nodes are forced, one is assumed."""
-        self.assumed_nodes = {False: assumed_nodes, True: 1}
-        self.overheads: dict[tuple[bool, int], Overhead] = {}
-        """By whether there is a grammar, and the number of sequences, which are drafted for one after another."""
-        self.sums = {
-            within: np.array([0.0, 0.0, _PRIOR_RATIO * _PRIOR_PREDICTED, _PRIOR_PREDICTED]) for within in (False, True)
-        }
+        """`assumed_nodes`: see `DrafterTraits`."""
+        self.assumed_nodes = assumed_nodes
+        self.overheads: dict[int, Overhead] = {}
+        """By the number of sequences, which are drafted for one after another."""
+        self.sums = np.array([0.0, 0.0, _PRIOR_RATIO * _PRIOR_PREDICTED, _PRIOR_PREDICTED])
         """(4,) float64: tokens, time, accepted drafted tokens, and predicted ones."""
-        self._prior_steps = {False: _PRIOR_STEPS, True: _PRIOR_STEPS}
+        self._prior_steps = _PRIOR_STEPS
         """How many of the prior steps still count."""
         self._too_slow = 0
         """Sequences that began while passes of a draft model took too long."""
         self.counting = Lock()
 
     @classmethod
-    def of(cls, drafter: Drafter) -> History:
-        """Return the history that is kept with a drafter; a fork takes over what its original has."""
-        history: History = vars(drafter).setdefault("_history", cls(drafter.traits.assumed_nodes))
-        return history
+    def of(cls, drafter: Drafter, within: bool = False) -> History:
+        """Return the history that is kept with a drafter, that of drafts `within` grammars apart: most nodes are forced
+        there, so one is assumed. A fork takes over what its original has.
+        """
+        histories: tuple[History, History] | None = vars(drafter).get("_histories")
+        if histories is None:
+            histories = vars(drafter).setdefault("_histories", (cls(drafter.traits.assumed_nodes), cls()))
+        return histories[within]
 
     def begin(self) -> None:
         """Begin a sequence. Passes of a draft model that take too long are no longer made, so that nothing measures
         them: now and then a sequence starts with the prior again.
         """
         with self.counting:
-            slow = [key for key, overhead in self.overheads.items() if overhead.step >= 1]
+            slow = [sequences for sequences, overhead in self.overheads.items() if overhead.step >= 1]
             self._too_slow += bool(slow)
             if slow and self._too_slow % _PROBED == 0:
-                for key in slow:
-                    del self.overheads[key]
+                for sequences in slow:
+                    del self.overheads[sequences]
 
-    def count(self, within: bool, step: Sequence[float]) -> None:
+    def count(self, step: Sequence[float]) -> None:
         """Count a step: its tokens, time, accepted drafted tokens, and predicted ones."""
         with self.counting:
-            self.sums[within] = _DECAY * self.sums[within] + step
-            self._prior_steps[within] *= _DECAY
+            self.sums = _DECAY * self.sums + step
+            self._prior_steps *= _DECAY
 
-    def of_call(self, within: bool, assumed: float) -> np.ndarray:
+    def of_call(self, assumed: float) -> np.ndarray:
         """Return the sums (4,) float64 that a call begins with, in proportion to past steps; `assumed`: t(assumed
         nodes).
         """
-        tokens, passes, accepted, predicted = self.sums[within].tolist()
-        prior = self._prior_steps[within]
-        tokens, passes = tokens + prior * _PRIOR_RATE, passes + prior * assumed
+        tokens, passes, accepted, predicted = self.sums.tolist()
+        tokens, passes = tokens + self._prior_steps * _PRIOR_RATE, passes + self._prior_steps * assumed
         ratio = accepted / predicted
         return np.array([_PRIOR_STEPS * tokens / passes, _PRIOR_STEPS, _PRIOR_PREDICTED * ratio, _PRIOR_PREDICTED])
 
@@ -139,27 +140,26 @@ class Pace:
     drafter: SequenceDrafter
     nodes: int | Literal["auto"] | None
     """See `DrafterTraits.nodes`."""
-    history: History = field(init=False)
     runs_model: bool = field(init=False)
     """Whether the overhead of its drafts is that of passes of a draft model."""
     budget: Budget | None = field(default=None, init=False)
     """That of the draft of this step; None without one, or for a draft that is not sized by cost."""
-    within: bool = field(default=False, init=False)
-    """Whether the draft is within a grammar."""
     paused: int = field(default=0, init=False)
     """Steps for which drafting is disabled."""
+    history: History = field(init=False)
     overhead: Overhead = field(init=False)
-    """Of drafts like the one of this step."""
     sums: np.ndarray = field(init=False)
-    """Of this call, for drafts like the one of this step; see `History.of_call`."""
+    """Of drafts like the one of this step: their history, their overhead, and their sums in this call (see
+    `History.of_call`).
+    """
     seconds: float = field(default=0.0, init=False)
     """Spent on the draft of this step."""
     drafts: int = field(default=0, init=False)
     """Drafts so far; the first one also reads the prompt, and is not measured."""
 
     def __post_init__(self) -> None:
-        self.history = History.of(self.drafter.drafter)
-        self.history.begin()
+        for within in (False, True):
+            History.of(self.drafter.drafter, within).begin()
         self.runs_model = self.drafter.pass_cost is not None
 
 
@@ -184,8 +184,8 @@ class Pacer:
         """None until a draft is sized by cost."""
         self._largest = 1
         """Nodes of the largest tree of the newest pass."""
-        self._sums: WeakKeyDictionary[History, dict[bool, np.ndarray]] = WeakKeyDictionary()
-        """Sums of `History.of_call` for this call, without a grammar and within one."""
+        self._sums: WeakKeyDictionary[History, np.ndarray] = WeakKeyDictionary()
+        """Sums of `History.of_call` for this call."""
 
     @classmethod
     def of(cls, target: Target, sequences: int, length: int, kind: str = "", fixed: bool = False) -> Pacer:
@@ -233,21 +233,26 @@ class Pacer:
 
     def budget(self, pace: Pace, within: bool) -> Budget | None:
         """Return what the next draft of a sequence may cost, None to leave it out; `within`: there is a grammar."""
-        pace.budget, pace.within = None, within
+        pace.budget = None
         if pace.nodes != "auto":
             return Budget() if pace.nodes is None else Budget.of_nodes(pace.nodes)
         if pace.paused:
             pace.paused -= 1
             return None
-        self._recall(pace)
-        (_, _, accepted, predicted), overhead = pace.sums.tolist(), pace.overhead
+        history, cost = History.of(pace.drafter.drafter, within), pace.drafter.pass_cost
+        overhead, sums = history.overheads.get(self.sequences), self._sums.get(history)
+        if overhead is None:
+            prior = _OVERHEAD if cost is None else cost * self.sequences
+            overhead = history.overheads[self.sequences] = Overhead(prior)
+        if sums is None:
+            sums = self._sums[history] = history.of_call(self.time_of(history.assumed_nodes))
+        pace.history, pace.overhead, pace.sums, pace.drafts = history, overhead, sums, pace.drafts + 1
+        _, _, accepted, predicted = sums.tolist()
         ratio, times = min(1.0, accepted / predicted), self.curve.relative
-        pace.budget = (
-            Budget(times, ratio, of_pass=overhead.step)
-            if pace.runs_model
-            else Budget(times, ratio, step=overhead.step, node=overhead.node)
-        )
-        pace.drafts += 1
+        if pace.runs_model:
+            pace.budget = Budget(times, ratio, of_pass=overhead.step)
+        else:
+            pace.budget = Budget(times, ratio, step=overhead.step, node=overhead.node)
         return pace.budget
 
     def best(self, drafts: Sequence[Draft], paces: Sequence[Pace]) -> Sequence[Draft]:
@@ -300,20 +305,8 @@ class Pacer:
         step = tokens, passes, *forecast
         pace.sums *= _DECAY_OF_CALL
         pace.sums += step
-        pace.history.count(pace.within, step)
+        pace.history.count(step)
         return 0 if paid or pace.sums[0] >= pace.sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
-
-    def _recall(self, pace: Pace) -> None:
-        """Look up the overhead and the sums of drafts like the next one of a sequence."""
-        history, within, cost = pace.history, pace.within, pace.drafter.pass_cost
-        key, prior = (within, self.sequences), _OVERHEAD if cost is None else cost * self.sequences
-        overhead = history.overheads.get(key)
-        if overhead is None:
-            overhead = history.overheads[key] = Overhead(prior)
-        sums = self._sums.setdefault(history, {})
-        if within not in sums:
-            sums[within] = history.of_call(within, self.time_of(history.assumed_nodes[within]))
-        pace.overhead, pace.sums = overhead, sums[within]
 
 
 def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -> list[Draft]:

@@ -144,12 +144,6 @@ class Stats:
                 if child == following:
                     self.accepted[depth, rank] += 1
 
-    def spend(self, other: Stats) -> None:
-        """Add the time of passes that this sequence shared with others."""
-        self.compile_seconds += other.compile_seconds
-        for part in PARTS:
-            self.seconds[part] += other.seconds[part]
-
     def __add__(self, other: Stats) -> Stats:
         merged: dict[str, Any] = {
             "synchronize": self.synchronize or other.synchronize,
@@ -225,7 +219,8 @@ class Clock:
     """Attributes the time since the last call to a part of the step."""
 
     def __init__(self, stats: Stats, device: torch.device) -> None:
-        self.stats = stats
+        self.stats = [stats]
+        """Of all sequences that share what is timed."""
         self.reads_prompt = True
         """Whether what is timed belongs to the prompt: up to the first tokens."""
         self._device = device
@@ -233,7 +228,7 @@ class Clock:
 
     def restart(self) -> None:
         """Begin a step: forget the time that passed outside the loop."""
-        if self.stats.synchronize:
+        if self.stats[0].synchronize:
             synchronize(self._device)
         self._last, self._compiled = time.perf_counter(), compiling.seconds
         self.pass_seconds = 0.0
@@ -241,16 +236,17 @@ class Clock:
 
     def lap(self, part: str) -> None:
         """Count the time since the last call as `part`."""
-        if self.stats.synchronize:
+        if self.stats[0].synchronize:
             synchronize(self._device)
         now, compiled = time.perf_counter(), compiling.seconds
         of_compiling = compiled - self._compiled  # counted separately
         seconds = now - self._last - of_compiling
         self._last, self._compiled = now, compiled
-        self.stats.compile_seconds += of_compiling
-        if self.reads_prompt:
-            self.stats.prefill_seconds += seconds
-            return
-        self.stats.seconds[part] += seconds
+        for stats in self.stats:
+            stats.compile_seconds += of_compiling
+            if self.reads_prompt:
+                stats.prefill_seconds += seconds
+            else:
+                stats.seconds[part] += seconds
         if part not in (PARTS[0], PARTS[-1]):
             self.pass_seconds += seconds
