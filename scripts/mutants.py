@@ -51,7 +51,10 @@ PARTS = (
     "token_recycling/drafters/_shared",
     "token_recycling/serving",
 )
-TESTS = ("tests/loop", "tests/hf", "tests/serving", "tests/drafters", "tests/model")
+TESTS = tuple(
+    f"tests/{folder}"
+    for folder in ("loop", "hf", "serving", "drafters", "model", "costs", "trees", "recycling", "grammar")
+)
 SEED = 20261125
 HANGS = 5, 8
 """Seconds of the processor, and times as many as without a mutant, after which a test hangs."""

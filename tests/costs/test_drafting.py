@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
 import token_recycling as tr
 from token_recycling.costs.curve import OnlineCurve
 from token_recycling.drafters._base import SequenceDrafter
 from token_recycling.loop import pacer as pacing
 from token_recycling.loop.pacer import History, Overhead, Pace, Pacer
+from token_recycling.trees.draft import Draft, Step
 
 pytestmark = pytest.mark.measured
 
@@ -91,6 +93,27 @@ def test_forecasts_are_believed_as_far_as_they_came_true():
     for _ in range(300):
         pacer.back_off(pace, 5, 1.0, 0.1, predicted=3.0)
     assert pacer.budget(pace, within=False).ratio == 1, "no more than was predicted"
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("runs_model", [True, False])
+def test_drafts_that_never_pay_are_timed_by_pass_or_by_step_and_probed_a_hundredth_of_the_time(runs_model, sequences):
+    """A draft takes 0.1, or each of its passes does, for every sequence."""
+    pacer = Pacer(lambda sequences, length: OnlineCurve(np.linspace(1, 3, 8)), sequences, 10)
+    pace = Pace(SequenceDrafter(tr.make_drafter("plain")), "auto")
+    pace.runs_model, step = runs_model, Step(Draft.chain([1]), torch.zeros(1, 4), [0], [1], finished=False)
+    for number in range(200):
+        budget = pacer.budget(pace, within=False)
+        assert budget is not None
+        budget.passes = 1 + number % 4
+        units = budget.passes if runs_model else 1
+        pace.seconds = 0.03 * units
+        pacer.count(pace, budget, step, 0.07 * units)
+        rest = pace.paused
+        assert [pacer.budget(pace, within=False) for _ in range(rest)] == [None] * rest
+        if number > 100:
+            assert pace.overhead.step == pytest.approx(0.1 * sequences, rel=0.1), "the prior counts as four steps"
+            assert rest == pytest.approx(min(64, 10 * units * sequences), rel=0.1, abs=1)
 
 
 def test_drafters_of_a_given_size_are_neither_measured_nor_paused():
