@@ -33,8 +33,11 @@ def with_past(history, rows, **sizes):
 
 
 @pytest.mark.parametrize("in_history", [True, False], ids=["history", "this text"])
-@pytest.mark.parametrize(("repeated", "weight"), [(1, 0.1), (3, 0.25), (5, 0.5), (16, 0.8), (32, 0.8)])
-def test_an_occurrence_counts_the_more_the_longer_the_match(repeated, weight, in_history):
+@pytest.mark.parametrize(
+    ("repeated", "here", "past"), [(1, 0.1, 0.1), (3, 0.25, 0.25), (5, 0.5, 0.5), (16, 0.8, 0.8), (32, 0.8, 0.95)]
+)
+def test_an_occurrence_counts_the_more_the_longer_the_match(repeated, here, past, in_history):
+    weight = past if in_history else here
     again = list(range(20, 20 + repeated))
     history = [*again, 7, BREAK] if in_history else []
     matrix = with_past(history, {(again[-1],): {10: 0.5}}, vocab_size=60)
@@ -73,7 +76,7 @@ def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next():
 
 def cell(share, rank, text=0, history=0):
     """The kind of a candidate, which neither this text nor the past supports unless that is said."""
-    return cell_of(np.float32(share), rank, text * 4 + history, 4 * MATCHES + 7)
+    return cell_of(np.float32(share), rank, text * 5 + history, 5 * MATCHES + 7)
 
 
 def test_observations_outweigh_the_prior_of_four():
@@ -130,7 +133,7 @@ def test_calibration_changes_what_grows():
     close(grower.children(), {11: (50 + 0.28 * 4) / 54, 10: 0.48 * 4 / 54})
 
 
-@pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (3, 2), (8, 3)])
+@pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (3, 2), (8, 3), (31, 3), (32, 4)])
 def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind):
     again = list(range(20, 20 + repeated))
     matrix = with_past([*again, 7], {(0,): {10: 0.5}})

@@ -149,7 +149,7 @@ def test_texts_that_are_written_at_once_do_not_mix(turns):
     for who in range(3):
         own = [piece for piece in pieces if piece[0] // 1000 == who]
         assert sorted({token for piece in own for token in piece}) == [1000 * who + one for one in range(said[who] + 1)]
-        assert all(second[0] == first[-1] - 15 for first, second in itertools.pairwise(own))
+        assert all(second[0] == first[-1] - 31 for first, second in itertools.pairwise(own))
 
 
 @pytest.mark.parametrize("piece", [32, 64])
@@ -160,7 +160,7 @@ def test_a_match_is_of_the_longest_kind_where_a_piece_ends(piece):
     for start in range(0, 256, 4):
         for who, recorder in enumerate(recorders):
             recorder.add(range(1000 * who + start, 1000 * who + start + 4))
-    for end in range(16, 256):
+    for end in range(32, 256):
         _, length = longest_match(history.arrays, np.arange(1000, 1000 + end), FOUND // 2)
         assert match_kind(length) == MATCHES - 1
 
@@ -178,7 +178,7 @@ def test_a_text_that_was_there_is_not_stored_again():
         write(text)
         assert texts_of(history) == [text]
     write([*text, *range(500, 532)])
-    assert texts_of(history)[1:] == [[*text[-16:], *range(500, 532)]], "what is new is, with what it follows"
+    assert texts_of(history)[1:] == [[*text[-32:], *range(500, 532)]], "what is new is, with what it follows"
     assert history.holds([7, 7, 7, *range(40)])
     for other in ([7, *range(LONGEST)], [*range(1, LONGEST)], [*range(39), 50]):
         assert not history.holds(other)

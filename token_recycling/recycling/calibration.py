@@ -14,8 +14,8 @@ from .._util.compiled import compiled_part
 _PROBABILITIES = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97], np.float32)
 RANKS = 3
 """Ranks that are distinguished: the best, the second, all others."""
-MATCHES = 8
-"""Kinds of matches: none, of 1, 2, 3 and 4 tokens, of 5 to 7, of 8 to 15, longer ones."""
+MATCHES = 9
+"""Kinds of matches: none, of 1, 2, 3 and 4 tokens, of 5 to 7, of 8 to 15, of 16 to 31, longer ones."""
 _UNSUPPORTED = (len(_PROBABILITIES) + 1) * RANKS
 CELLS = _UNSUPPORTED * MATCHES
 """Number of kinds of candidates."""
@@ -42,7 +42,7 @@ def match_kind(length: int) -> int:
     """Return the kind of a match of `length` tokens."""
     if length < 5:
         return length
-    return 5 if length < 8 else 6 if length < 16 else 7
+    return 5 if length < 8 else 6 if length < 16 else 7 if length < 32 else 8
 
 
 @compiled_part

@@ -24,9 +24,11 @@ from .suffix_index import FOUND, LONGEST, MATCH, IndexArrays, find_matches, toke
 
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)
 """Weight of the shortest known n-gram, and of each longer one against the shorter ones."""
-_MATCH_WEIGHTS = np.array([0.0, 0.1, 0.15, 0.25, 0.35, 0.5, 0.6, 0.8], np.float32)
-"""Weight of the continuations in a sequence, by the kind of the longest match (`calibration.match_kind`)."""
-_PLACE_WEIGHTS = np.array([0.0, 1.0, 4.0, 10.0, 25.0, 80.0, 300.0, 1000.0], np.float32)
+_MATCH_WEIGHTS = np.array([[0.0, 0.1, 0.15, 0.25, 0.35, 0.5, 0.6, 0.8, longest] for longest in (0.8, 0.95)], np.float32)
+"""Weight of the continuations in this sequence and in the history, by the kind of the longest match
+(`calibration.match_kind`). A sequence is often an edit of what it contains; the history often has the same sequence.
+"""
+_PLACE_WEIGHTS = np.array([0.0, 1.0, 4.0, 10.0, 25.0, 80.0, 300.0, 1000.0, 4000.0], np.float32)
 """Weight of one occurrence among all in a sequence, by the kind of its match."""
 _BESIDE_WEIGHT, _AFTER_WEIGHT = np.float32(0.1), np.float32(0.3)
 """Weight of the candidates that lost to the newest token, and of their continuations."""
@@ -34,7 +36,8 @@ _BESIDE, _AFTER = 4, 4
 """How many of these candidates have their continuations looked up, and how many continuations each adds."""
 _LONG = 3
 """Length of the context from which on a row also covers these continuations."""
-_PAST_KINDS = 4
+_PAST_KINDS = 5
+"""Kinds of matches in the history: none, of 1 and 2 tokens, of 3 to 7, of 8 to 31, longer ones."""
 _MATCHED = MATCHES * _PAST_KINDS
 _CERTAIN = np.float32(1 - 1e-6)
 """Upper bound of a probability, so that a node gains less than a whole token."""
@@ -116,15 +119,19 @@ def mix(sources: Sources, node: Record) -> int:
                 break
             share = candidates[other].share
             rank += share > candidate.share or (share == candidate.share and other < place)
-        history = candidate.matches[1]
-        history_kind = 0 if history == 0 else 1 if history < 3 else 2 if history < 6 else 3
-        kind = candidate.matches[0] * _PAST_KINDS + history_kind
+        kind = candidate.matches[0] * _PAST_KINDS + _past_kind(candidate.matches[1])
         if candidate.copied >= 0 and candidate.matches[0] < _LONG_MATCH:
             kind = _MATCHED + candidate.copied
         candidate.cell = cell_of(candidate.share, rank, kind, _KINDS)
         probability = calibrated(sources.calibration, candidate.cell, candidate.share)
         candidate.probability = min(probability, _CERTAIN)
     return found
+
+
+@compiled_part
+def _past_kind(kind: int) -> int:
+    """Return which of the fewer kinds of matches in the history a kind of match is."""
+    return kind if kind == 0 else 1 if kind < 3 else 2 if kind < 6 else 3 if kind < MATCHES - 1 else 4
 
 
 @compiled_part
@@ -184,7 +191,7 @@ def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: in
         total += _PLACE_WEIGHTS[match_kind(matches[number].length)]
         if matches[number].length > longest.length:
             longest.place, longest.length = matches[number].place, matches[number].length
-    weight = _MATCH_WEIGHTS[match_kind(longest.length)]
+    weight = _MATCH_WEIGHTS[which, match_kind(longest.length)]
     _fade(mixture, found, weight)
     for number in range(count):
         kind = match_kind(matches[number].length)

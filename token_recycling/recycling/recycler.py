@@ -32,9 +32,9 @@ _NO_MASK = np.zeros(0, np.int32)
 _NO_TOKENS = np.zeros(0, np.int64)
 _NO_OUTCOME, _NOT_READ, _NO_DRAFT, _NO_PARENT = 0, -1, -1, -1
 """Arguments of `advance` where there is nothing to count, to read, to draft, or a token to add."""
-_PIECE, _LEAD = 32, 16
-"""Tokens per piece of a sequence, and how many of them are repeated at the start of the next piece: so many that a
-match is of the longest kind there.
+_PIECE = 32
+"""Tokens per piece of a sequence. The last `LONGEST` are repeated at the start of the next piece, so that a match is of
+the longest kind there.
 """
 _LOWER = 0.9
 """Share of the gain that paid in the last batch from which on nodes are added at once."""
@@ -344,5 +344,5 @@ class Recorder:
                 alone = len(self._history) == self._written_to
                 self._history.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
                 self._written_to = len(self._history)
-        self._held = self._held[-_LEAD:]
+        self._held = self._held[-LONGEST:]
         self._lead = len(self._held)
