@@ -92,6 +92,18 @@ def test_a_seeded_sampled_step_crosses_twice_and_gives_the_sequence():
         assert later - earlier == {"to card": 1, "to host": 1}
 
 
+@pytest.mark.parametrize("kept", [["scores"], ["logits"], ["scores", "logits"]], ids=str)
+def test_scores_of_a_seeded_call_are_those_of_generate(kept):
+    model, ids = llama(), tiny.prompt(0, 12)
+    how = {"max_new_tokens": 8, "return_dict_in_generate": True, **SAMPLED, **{f"output_{name}": True for name in kept}}
+    wanted, _ = tiny.seeded(model.generate, ids, **how)
+    with PretendCard():
+        ours, _ = tiny.seeded(tr.generate, model.to(CARD), ids.to(CARD), drafter=Repeating(), **how)
+        found = {name: torch.stack([row.cpu() for row in ours[name]]) for name in kept}
+    for name in kept:
+        torch.testing.assert_close(found[name], torch.stack(wanted[name]), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("way", [{"do_sample": False}, SAMPLED], ids=["greedy", "sampled"])
 def test_a_batch_crosses_twice_a_step_whatever_its_size(way):
     model, ids = llama(), torch.cat([tiny.prompt(seed, 12) for seed in range(3)])
@@ -133,6 +145,22 @@ def test_a_running_batch_crosses_twice_a_step_and_every_seed_gives_its_own_seque
     assert list(running.said.values()) == wanted
     assert len(crossed) > 5
     assert all(one == {"to card": 1, "to host": 1} for one in crossed)
+
+
+def test_a_running_batch_goes_on_where_a_processor_of_one_fails():
+    model, prompts, warper = llama(), [tiny.prompt(seed, 12) for seed in range(3)], TemperatureLogitsWarper(0.8)
+    wanted = [alone(model, ids, 12) for ids in prompts]
+    with PretendCard():
+        running = Texts(model.to(CARD))
+        first, failed, last = (
+            running.join(ids, 12, Repeating(), seed, [warper] if seed else [])
+            for ids, seed in zip(prompts, (None, 1, None), strict=True)
+        )
+        running.step()
+        warper.temperature = None
+        running.finish()
+    assert [running.said[first], running.said[last]] == [wanted[0], wanted[2]]
+    assert isinstance(failed.error, TypeError)
 
 
 def test_few_shapes_recur_in_many_steps(attended):

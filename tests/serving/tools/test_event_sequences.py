@@ -434,6 +434,8 @@ def test_events_of_steps(server, says, tokenizer, name):
         kinds = [kind for kind, _ in events]
         assert kinds == ["start", *["step"] * (len(events) - 2), "end"]
         assert [data["index"] for kind, data in events if kind == "step"] == list(range(len(events) - 2))
+        seconds = [data["seconds"] for kind, data in events if kind == "step"]
+        assert seconds == sorted({*seconds}), "each since the prompt was read"
         tokens = [token for kind, data in events if kind == "step" for token in data["tokens"]]
         assert tokens == [*ids, 0][:limit]
         shown = "".join("".join(data["texts"]) for kind, data in events if kind == "step") + events[-1][1]["text"]
