@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from token_recycling.costs.budget import NO_COSTS
-from token_recycling.recycling.options import Options
+from token_recycling.recycling.ngram_matrix import Options
 from token_recycling.recycling.recycler import Recycler, draft_together
 
 NODES = 12

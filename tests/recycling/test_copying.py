@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.recycling.options import Options
+from token_recycling.recycling.ngram_matrix import Options
 from token_recycling.recycling.recycler import Recycler
 
 FILE = list(range(100, 160))

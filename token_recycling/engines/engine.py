@@ -29,11 +29,9 @@ from .._util.topk import as_candidates, packed_candidates
 from .._util.versions import release
 from ..costs.budget import paying_prefix
 from ..costs.curve import OnlineCurve
-from ..recycling.ngram_matrix import NgramMatrix
+from ..recycling.ngram_matrix import NgramMatrix, Options
 from ..recycling.ngrams import ngrams_at
-from ..recycling.options import Options
-from ..recycling.recycler import Recorder, Recycler
-from ..recycling.warm_up import warm_up
+from ..recycling.recycler import Recorder, Recycler, warm_up
 
 if TYPE_CHECKING:
     import torch

@@ -1,29 +1,49 @@
-"""Grow the draft of one sequence, most valuable node first, in compiled code.
+"""Grow the draft of one sequence in compiled code: nodes with their candidates, most valuable node first.
 
 A node's value is the product of the probabilities from the root: its expected gain in tokens (Sequoia, 2402.12374,
 section 4.1; here at every step, as in EAGLE-2). The most valuable node is added next, until more would not pay
 (`costs.budget`). A chain is a tree with one child per node; a template is filled with the candidates of its ranks.
 
 In a batch some sequences are easier to predict than others, so the probabilities along chains are corrected per
-sequence by observed against expected rejections. Cost: two microseconds per node (`nodes`), a few per call.
+sequence by observed against expected rejections. Cost: two microseconds per node, a few per call.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .._util.compiled import compiled, compiled_part
+from .._util.compiled import compiled, compiled_inline, compiled_part
 from ..costs.budget import may_pay
 from .calibration import OUTCOMES, count
-from .copying import COPYING, Record, begin_draft, follow
-from .mixture import Mixture, Sources
+from .copying import COPY, COPYING, HYPOTHESES, Record, begin_draft, find, follow, go_on
+from .mixture import Mixture, Sources, mix
 from .ngrams import ABSENT, Rows
-from .nodes import consider, keep_allowed, put_below
 from .suffix_index import LONGEST, IndexArrays, append_one
 
 _PRIOR, _OF_SEQUENCE, _OF_ALL = 2.0, 0.9, 0.99
 """Prior in verified tokens of a new sequence; decay per step of one sequence, and of all."""
 
+CHILDREN = 16
+"""Most candidates of one node."""
+NODE = np.dtype(
+    [
+        ("token", np.int64),
+        ("parent", np.int64),
+        ("depth", np.int64),
+        ("rank", np.int64),  # among the parent's candidates
+        ("value", np.float32),  # probability that the node is accepted
+        ("known", np.int64),  # number of candidates
+        ("drafted", np.int64),  # how many of them became children
+        ("candidates", np.int64, (CHILDREN,)),  # most probable first
+        ("probabilities", np.float32, (CHILDREN,)),
+        ("cells", np.int64, (CHILDREN,)),  # kinds, as the calibration has them
+        ("copies", COPY, (HYPOTHESES,)),  # where copying may continue
+    ],
+    align=True,
+)
+"""A node in order of growth. A `Draft` has no candidates; here the next node is grown from them, and after the step it
+is counted which were right.
+"""
 SEQUENCE = np.dtype(
     [
         ("recent", np.int64, (LONGEST,)),  # the last tokens, newest first
@@ -50,6 +70,13 @@ def new_sequence(nodes: int, children: int, corrected: bool, counted: bool) -> n
     sequence["nodes"], sequence["children"] = nodes, children
     sequence["corrected"], sequence["counted"] = corrected, counted
     return sequence
+
+
+def new_tree(nodes: int) -> np.ndarray:
+    """Return an empty tree of up to `nodes` nodes, the root included: (nodes,) of `NODE`."""
+    tree = np.zeros(nodes, NODE)
+    tree["copies"]["place"] = ABSENT
+    return tree
 
 
 @compiled(allocates=False)
@@ -79,7 +106,7 @@ def advance(
     (-1: no draft), none gains `least` or less. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit;
     empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
 
-    `mask` (see `keep_allowed`), where it is not empty, restricts the candidates of the first node that is added. With a
+    `mask` (see `_keep_allowed`), where it is not empty, restricts candidates of the first node that is added. With a
     `parent` that is only `token`, with its probability; its candidates are not looked up if the mask is empty.
     """
     sequence, index = sequences[0], IndexArrays(index_tokens, index_before, index_newest, index_added)
@@ -101,7 +128,7 @@ def advance(
     if max_depth < 0:
         return 0, 0, 0.0
     if parent >= 0:
-        put_below(tree, grown, parent, tree[parent].drafted, token, np.float32(probability), copying, index)
+        _put_below(tree, grown, parent, tree[parent].drafted, token, np.float32(probability), copying, index)
         if not len(mask):
             return 0, grown + 1, 0.0
     elif grown == 0:
@@ -115,9 +142,9 @@ def advance(
     added = grown == 0 or parent >= 0
     while True:
         if added:
-            consider(tree, grown, sequence.recent, sources)
+            _consider(tree, grown, sequence.recent, sources)
             if len(mask):
-                keep_allowed(tree[grown], mask)
+                _keep_allowed(tree[grown], mask)
             grown, expected = grown + 1, expected + gain
             if parent >= 0:
                 return 0, grown, 0.0
@@ -134,7 +161,7 @@ def advance(
         if gain <= least or not may_pay(costs, grown, expected, rate, gain):
             return paying, grown, gain
         token, probability = tree[above].candidates[rank], tree[above].probabilities[rank]
-        put_below(tree, grown, above, rank, token, np.float32(probability), copying, index)
+        _put_below(tree, grown, above, rank, token, np.float32(probability), copying, index)
         if sequence.children == 1:
             tree[grown].value = gain
         added = True
@@ -159,6 +186,62 @@ def _read(index: IndexArrays, copying: Record, tokens: np.ndarray, indexed: int)
         if indexed + place >= copying.prompt:
             follow(copying, index, tokens[place])
         append_one(index, tokens[place])
+
+
+@compiled_part
+def _put_below(
+    tree: np.ndarray, node: int, parent: int, rank: int, token: int, probability: float, copying: Record,
+    index: IndexArrays,
+) -> None:  # fmt: skip
+    """Add a token below a node, as the newest node, with that rank among the candidates of its parent."""
+    new, above = tree[node], tree[parent]
+    new.token, new.parent, new.depth, new.rank = token, parent, above.depth + 1, rank
+    new.value = above.value * probability
+    new.known = new.drafted = 0
+    if above.drafted <= rank:
+        above.drafted = rank + 1
+    go_on(copying, index, tree, parent, node, token)
+
+
+@compiled_inline
+def _consider(tree: np.ndarray, node: int, recent: np.ndarray, sources: Sources) -> None:
+    """Find the candidates after the newest node; `recent` (LONGEST,) int64: the tokens up to the root, newest first."""
+    new, mixture, known, above = tree[node], sources.mixture, np.int64(0), np.int64(node)
+    for place in range(LONGEST):
+        if place < new.depth:
+            mixture.recent[place], above = tree[above].token, tree[above].parent
+        else:
+            mixture.recent[place] = recent[place - new.depth]
+    for number in range(mix(sources, new)):
+        candidate, place = mixture.candidates[number], known
+        while place > 0 and new.probabilities[place - 1] < candidate.probability:
+            if place < CHILDREN:
+                new.candidates[place], new.cells[place] = new.candidates[place - 1], new.cells[place - 1]
+                new.probabilities[place] = new.probabilities[place - 1]
+            place -= 1
+        if place < CHILDREN:
+            new.candidates[place], new.cells[place] = candidate.token, candidate.cell
+            new.probabilities[place] = candidate.probability
+            known = min(known + 1, np.int64(CHILDREN))
+    new.known, new.drafted = known, 0
+    if node == 0:
+        longest = mixture.longest[0]
+        find(sources.copying, tree, longest.place, longest.length)
+
+
+@compiled_part
+def _keep_allowed(node: Record, mask: np.ndarray) -> None:
+    """Drop the candidates of a node that a grammar forbids; they do not count for the calibration either. `mask`
+    (words,) int32: one bit per token, lowest first, set if the token is allowed.
+    """
+    known = np.int64(0)
+    for rank in range(node.known):
+        token = node.candidates[rank]
+        if token < 32 * len(mask) and mask[token >> 5] >> (token & 31) & 1:
+            node.candidates[known], node.cells[known] = token, node.cells[rank]
+            node.probabilities[known] = node.probabilities[rank]
+            known += 1
+    node.known = known
 
 
 @compiled_part

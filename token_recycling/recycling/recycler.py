@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS, least_gain, paying_prefix
 from ..grammar.grow import Candidates, GrammarStatistics
 from ..grammar.grow import grow as grow_within
 from . import copying
-from .growth import TEMPLATE_NODE, advance, new_sequence
-from .ngram_matrix import NgramMatrix
-from .nodes import CHILDREN, new_tree
+from .growth import CHILDREN, TEMPLATE_NODE, advance, new_sequence, new_tree
+from .ngram_matrix import NgramMatrix, Options
 from .suffix_index import BREAK, LONGEST, IndexArrays, SuffixIndex, masked
 
 if TYPE_CHECKING:
@@ -328,21 +328,32 @@ class Recorder:
     def __init__(self, history: SuffixIndex, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
         """`before` (n,): tokens before the sequence, matched but never drafted. `piece`: tokens added at once."""
         self._history, self._piece, self._written_to = history, piece, -1
-        self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
+        self._tokens: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
         """The end of the last piece, or of `before`, and the tokens since."""
-        self._lead = len(self._held)
+        self._lead = len(self._tokens)
 
     def add(self, tokens: Iterable[int], ends: bool = False) -> None:
         """Add tokens; `ends`: the sequence ends with them."""
-        self._held.extend(tokens)
-        if len(self._held) - self._lead < (1 if ends else self._piece):
+        self._tokens.extend(tokens)
+        if len(self._tokens) - self._lead < (1 if ends else self._piece):
             return
         with self._history.writing:
-            if self._history.holds(self._held):
+            if self._history.holds(self._tokens):
                 self._written_to = -1  # the next piece does not continue the end of the history
             else:
                 alone = len(self._history) == self._written_to
-                self._history.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
+                self._history.extend(self._tokens[self._lead :] if alone else [BREAK, *self._tokens])
                 self._written_to = len(self._history)
-        self._held = self._held[-LONGEST:]
-        self._lead = len(self._held)
+        self._tokens = self._tokens[-LONGEST:]
+        self._lead = len(self._tokens)
+
+
+def warm_up() -> None:
+    """Compile drafting and learning, before a request waits for them."""
+    prompt, options = np.zeros(2, np.int64), Options(k=1, orders=1, history=LONGEST)
+    recycler = Recycler(options.new_matrix(2), prompt, 1)
+    recycler.predict(prompt)
+    recycler.draft(prompt, 1, np.ones(1))  # the root alone: one more node may be added
+    recycler.observe([0] * LONGEST, ends=True)
+    ngrams = recycler.ngrams(np.array([-1, 0]), np.zeros(2, np.int64))
+    recycler.matrix.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1))

@@ -23,11 +23,10 @@ from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...grammar.grow import GrammarStatistics
 from ...model.target import Target
+from ...recycling.growth import CHILDREN
 from ...recycling.matrix_file import check_vocabulary, say_that_it_starts_again
-from ...recycling.ngram_matrix import NgramMatrix
-from ...recycling.nodes import CHILDREN
-from ...recycling.options import Options
-from ...recycling.warm_up import warm_up as compile_drafting
+from ...recycling.ngram_matrix import NgramMatrix, Options
+from ...recycling.recycler import warm_up as compile_drafting
 from ...trees.templates import Template, size_in_words, template_from
 from .._base import Drafter, DrafterTraits
 from .sequence import RecyclingSequence
