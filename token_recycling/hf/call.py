@@ -41,9 +41,9 @@ from ..loop.processors import Scope, scope
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.compat import CACHE, cache_argument, is_callers, mark_made
-from ..model.homes import is_foreign, is_own, name_of
+from ..model.homes import code_beside, is_foreign, is_own, name_of
 from ..model.info import ModelInfo
-from ..model.kv_cache import rows, slots
+from ..model.kv_cache import dtypes, rows, slots
 from ..model.prefill import Reading
 from ..model.replaced import replaced_in
 from ..model.runner import Backend, eager
@@ -89,6 +89,10 @@ class GenerateCall:
         self.reading: Reading | None = getattr(streamer, "reading_prompt", None)
         """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
         raise to end the call.
+        """
+        self.streams_tokens = streamer is not None and is_foreign(streamer)
+        """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take
+        one at a time, and share with a criterion or processor what it saw. Others are given all tokens of a step.
         """
         self.pads = any(hasattr(one, "eos_token_id") for one in criteria)
         """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
@@ -149,6 +153,8 @@ class GenerateCall:
             )
         if rows(self.cache) not in (None, len(ids)):
             return f"the cache must hold the {len(ids)} sequences given, got {rows(self.cache)}"
+        if cached and (converted := dtypes(self.cache) - {target.dtype}):
+            return f"the cache must hold keys of {target.dtype}, got {', '.join(map(str, converted))}"
         if min(self.paddings) < 0:
             return "padding must be on the left, got zeros elsewhere in the attention mask"
         if not self._counts_from_zero():
@@ -309,10 +315,14 @@ def run_call(
         with closing(passes):  # whatever ends the call, before the next one begins
             for steps in passes:
                 whole = True  # where the streamer ends the sequence, too
-                if call.streamer is not None:
+                if call.streamer is not None and not call.streams_tokens:
                     call.streamer.put(torch.tensor(steps[0].tokens))
                 whole = False
         whole = True
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # of a processor or criterion, within our generator
+            raise error.__cause__ from None
+        raise
     finally:
         if prefixes is not None and whole:
             prefixes.keep(sequences[0].on_host[: slots(cache) + 1], cache)
@@ -381,11 +391,15 @@ def beginnings(
     generators = [generator] * batch
     if batch > 1 and config.do_sample:
         generators = [*seeded_generators(len(generators), call.input_ids.device, generator)]
+    watched = bool(code_beside((*call.processors, *call.criteria, call.streamer)))
     sequences = [
         # As with the first token that `generate` appends: int32 becomes int64.
-        TokenSequence(ids.long(), call.criteria_by_text, pad)
+        TokenSequence(ids.long(), call.criteria_by_text, pad, watched)
         for ids, pad in zip(call.input_ids, call.paddings, strict=True)
     ]
+    streamer = call.streamer
+    if streamer is not None and call.streams_tokens:
+        sequences[0].on_token = lambda token: streamer.put(torch.tensor([token]))
     selectors = [
         TokenSelector(
             sequence,
@@ -394,6 +408,7 @@ def beginnings(
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),
             generator=generators[row],
+            watched=watched,
         )
         for row, sequence in enumerate(sequences)
     ]

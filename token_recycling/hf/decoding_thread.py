@@ -96,7 +96,7 @@ class DecodingThread:
         ended: Future[None] = Future()
 
         def on_step(step: Step) -> None:
-            if streamer is not None:
+            if streamer is not None and not call.streams_tokens:
                 streamer.put(torch.tensor(step.tokens))
 
         def join() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
@@ -23,6 +24,7 @@ from .._util.device import derived_generator, random_state, set_random_state
 from ..drafters._base import Drafter, DrafterTraits
 from ..grammar.constraint import constraint_of
 from ..grammar.state import State
+from ..model.homes import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from ..trees.packed import PackedTrees
@@ -39,19 +41,24 @@ _LEAST_GROWTH = 256
 class TokenSequence:
     """The tokens so far, and what ends them."""
 
-    def __init__(self, prompt: torch.Tensor, criteria: StoppingCriteriaList, padding: int = 0) -> None:
-        """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit."""
-        limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
-        if not limits:
+    def __init__(
+        self, prompt: torch.Tensor, criteria: StoppingCriteriaList, padding: int = 0, watched: bool = False
+    ) -> None:
+        """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit. `watched`:
+        code of users runs between tokens, which may change what ends the sequence.
+        """
+        self._limits = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
+        if not self._limits:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
-        self.max_length = min(limits)
         # The two criteria of every batch are checked on numbers; all others are called as they are, once per token.
-        ends = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
+        on_numbers = (MaxLengthCriteria,) if watched else (MaxLengthCriteria, EosTokenCriteria)
+        ends = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria and type(one) in on_numbers]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
-        self._others = [
-            criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
-        ]
-        self._read_scores = any(type(other) not in (MaxTimeCriteria, StopStringCriteria) for other in self._others)
+        self._others = StoppingCriteriaList(one for one in criteria if type(one) not in on_numbers)
+        known = (EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
+        self._read_scores = any(type(other) not in known for other in self._others)
+        self.on_token: Callable[[int], None] | None = None
+        """Called with every token, once the criteria have seen it."""
         # Tokens are written on the host, and copied to the prompt's device when they are read there. Writing a
         # number through numpy costs a fiftieth of writing it through torch.
         self._host, self._buffer = prompt.cpu(), prompt
@@ -109,6 +116,11 @@ class TokenSequence:
         return self._end
 
     @property
+    def max_length(self) -> int:
+        """Most tokens of the sequence, padding included."""
+        return min(limit.max_length for limit in self._limits)
+
+    @property
     def remaining(self) -> int:
         """Number of tokens that still fit; at least one, as in `generate`."""
         return max(1, self.max_length - self._end)
@@ -117,10 +129,12 @@ class TokenSequence:
         """Append a token; return True if the sequence ends with it."""
         self.push(token)
         ended = token in self._eos or self._end >= self.max_length
-        scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
-        for criterion in self._others:
-            ended |= bool(torch.as_tensor(criterion(self.padded, scores)).all())
+        if self._others:
+            scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
+            ended |= not bool((1 & ~self._others(self.padded, scores)).any())  # whatever they return, as `generate`
         self.ended = ended
+        if self.on_token is not None:
+            self.on_token(token)
         return ended
 
     def push(self, token: int) -> None:
@@ -147,7 +161,9 @@ class TokenSelector:
         keep_scores: bool = False,
         keep_logits: bool = False,
         generator: torch.Generator | None = None,
+        watched: bool = False,
     ) -> None:
+        """`watched`: code of users runs between tokens, which may change processors."""
         self.sequence, self.processors, self.sample = sequence, processors, sample
         self.generator = generator
         """Random numbers of this sequence alone, on the prompt's device; None to sample from torch's own generator."""
@@ -156,8 +172,8 @@ class TokenSelector:
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
         """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
-        keeps = keep_scores or keep_logits
-        self.at_every_node = self.greedy or (not keeps and all(map(holds_at_nodes, processors)))
+        one_by_one = keep_scores or keep_logits or watched
+        self.at_every_node = self.greedy or (not one_by_one and all(map(holds_at_nodes, processors)))
         """Whether the choice can be made at all nodes of a tree at once."""
         self._left: list[Callable[[], None]] = []
         """For each length of the path that `every_node` sampled: sets the generator to its state after so many tokens.
@@ -213,9 +229,13 @@ class TokenSelector:
         return scores
 
     def scored(self, logits: torch.Tensor) -> torch.Tensor:
-        """The processed scores (1, vocabulary) after the sequence so far, which are kept where they are wanted."""
+        """The processed scores (1, vocabulary) after the sequence so far, which are kept where they are wanted. Raises
+        TypeError, IndexError or RuntimeError, as `generate` would, where processors return something else.
+        """
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.sequence.padded.device)
         scores = self.processors(self.sequence.padded, raw)
+        if not isinstance(scores, torch.Tensor) or scores.ndim != 2 or len(scores) != 1:
+            raise _wrong_scores(self.processors, scores)
         if self.sequence.scores is not None:
             self.sequence.scores.append(scores)
         if self.logits is not None:
@@ -227,6 +247,15 @@ class TokenSelector:
         for kept in (self.sequence.scores, self.logits):
             if kept is not None:
                 del kept[tokens:]
+
+
+def _wrong_scores(processors: LogitsProcessorList, scores: Any) -> Exception:
+    """Return the error for what processors returned in place of scores (1, vocabulary)."""
+    names = ", ".join(name_of(processor) for processor in processors)
+    if not isinstance(scores, torch.Tensor):
+        return TypeError(f"logits processors must return a tensor of scores, got {type(scores).__name__} from {names}")
+    problem = f"logits processors must return scores (1, vocabulary), got {tuple(scores.shape)} from {names}"
+    return IndexError(problem) if scores.ndim < 2 else RuntimeError(problem)
 
 
 @dataclass(eq=False)

@@ -355,6 +355,11 @@ def rows(cache: Cache) -> int | None:
     return next((len(one) for one in keys if one is not None), None)
 
 
+def dtypes(cache: Cache) -> set[torch.dtype]:
+    """Return the types of the numbers that a cache holds keys of; keys of another type change it as they are added."""
+    return {layer.keys.dtype for layer in cache.layers if getattr(layer, "keys", None) is not None}
+
+
 def _attends(cache: Cache) -> bool:
     """Whether it has layers with slots, or a count of what they would be."""
     return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)

@@ -1,0 +1,175 @@
+"""Code of users beside the model is called as `generate` calls it: each piece once a token, in the same order, and what
+one piece changes counts for the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from transformers import (
+    DynamicCache,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+import token_recycling as tr
+
+IDS = tiny.prompt(0, 5).repeat(1, 3)
+BATCH = torch.cat([IDS, IDS.roll(2, 1)])
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+Code = dict[str, Any]
+
+
+class Streamer(BaseStreamer):
+    def __init__(self, do: Callable[[int], Any]) -> None:
+        self.do, self.puts = do, 0
+
+    def put(self, value):
+        self.puts += 1
+        self.do(int(value.flatten()[-1]) if self.puts == 1 else value.item())
+
+    def end(self):
+        self.do(-1)
+
+
+def goes_on(do: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
+    return lambda ids, scores, **_: (do(ids), torch.zeros(len(ids), dtype=torch.bool))[1]
+
+
+def all_three(log: list[Any]) -> Code:
+    return {
+        "logits_processor": [lambda ids, scores: (log.append(("processor", ids.shape[1])), scores)[1]],
+        "stopping_criteria": [goes_on(lambda ids: log.append(("criterion", ids.shape[1])))],
+        "streamer": Streamer(lambda token: log.append(("streamer", token))),
+        "eos_token_id": [5, 11, 23, 41],
+    }
+
+
+def a_criterion_that_asks_a_streamer(log: list[Any]) -> Code:
+    criterion = goes_on(lambda ids: None)
+    streamer = Streamer(lambda token: None)
+    return {
+        "stopping_criteria": [lambda ids, scores: criterion(ids, scores) | (streamer.puts >= 8)],
+        "streamer": streamer,
+    }
+
+
+def a_processor_that_asks_a_streamer(log: list[Any]) -> Code:
+    streamer = Streamer(lambda token: None)
+    return {"logits_processor": [lambda ids, scores: scores.roll(streamer.puts, 1)], "streamer": streamer}
+
+
+def a_streamer_that_changes_a_penalty(log: list[Any]) -> Code:
+    penalty = RepetitionPenaltyLogitsProcessor(1.0)
+    streamer = Streamer(lambda token: setattr(penalty, "penalty", 1.0 + streamer.puts % 5))
+    return {"logits_processor": [penalty], "streamer": streamer}
+
+
+def a_criterion_that_changes_a_temperature(log: list[Any]) -> Code:
+    warper = TemperatureLogitsWarper(1.0)
+    criterion = goes_on(lambda ids: setattr(warper, "temperature", 0.1 + ids.shape[1] % 3))
+    return {"logits_processor": [warper], "stopping_criteria": [criterion], "do_sample": True}
+
+
+def a_criterion_that_changes_the_ends(log: list[Any]) -> Code:
+    ends = EosTokenCriteria(1000)
+
+    def change(ids, scores):
+        ends.eos_token_id = torch.arange(64 if ids.shape[1] > 20 else 1)
+        return ids[:, -1] < 0
+
+    return {"stopping_criteria": [change, ends]}
+
+
+def a_processor_that_changes_the_length(log: list[Any]) -> Code:
+    length = MaxLengthCriteria(30)
+
+    def shorten(ids, scores):
+        length.max_length = 20 if ids.shape[1] > 17 else 30
+        return scores
+
+    return {"logits_processor": [shorten], "stopping_criteria": [length]}
+
+
+def tokens_of_an_iterator(log: list[Any]) -> Code:
+    tokens = iter([5, 6, 7, 8, 9])
+    return {"logits_processor": [lambda ids, scores: scores.index_fill(1, torch.tensor([next(tokens)]), 99.0)]}
+
+
+def scores(change: Callable[[torch.Tensor], Any]) -> Callable[[list[Any]], Code]:
+    return lambda log: {"logits_processor": [lambda ids, scores: change(scores)]}
+
+
+def ends(result: Callable[[torch.Tensor], Any], **more: Any) -> Callable[[list[Any]], Code]:
+    return lambda log: {"stopping_criteria": [lambda ids, scores: result(ids)], **more}
+
+
+CASES: dict[str, Callable[[list[Any]], Code]] = {
+    "all three": all_three,
+    "a criterion that asks a streamer": a_criterion_that_asks_a_streamer,
+    "a processor that asks a streamer": a_processor_that_asks_a_streamer,
+    "a streamer that changes a penalty": a_streamer_that_changes_a_penalty,
+    "a criterion that changes a temperature": a_criterion_that_changes_a_temperature,
+    "a criterion that changes the ends": a_criterion_that_changes_the_ends,
+    "a processor that changes the length": a_processor_that_changes_the_length,
+    "tokens of an iterator": tokens_of_an_iterator,
+    "no scores": scores(lambda scores: None),
+    "scores that are no tensor": scores(lambda scores: scores.numpy()),
+    "scores without rows": scores(lambda scores: scores[0]),
+    "scores of more rows": scores(lambda scores: scores.repeat(2, 1)),
+    "scores in a list": scores(lambda scores: scores[None]),
+    "scores as integers": scores(lambda scores: (scores * 10).long()),
+    "no answer": ends(lambda ids: None),
+    "an answer in a list": ends(lambda ids: [True]),
+    "a number": ends(lambda ids: ids.shape[1] // 20),
+    "an answer as floats": ends(lambda ids: torch.ones(len(ids))),
+    "an answer of two dimensions": ends(lambda ids: torch.zeros(len(ids), 1).bool(), inputs=BATCH),
+}
+
+
+def outcomes(model: Any, bring: Callable[[list[Any]], Code]) -> list[Any]:
+    """The tokens of calls, or the class of their error, and what was logged; the later ones have drafts."""
+    results: list[Any] = []
+    for seed in itertools.repeat(1, 3):
+        log: list[Any] = []
+        torch.manual_seed(seed)
+        arguments = {"inputs": IDS, **GREEDY, **bring(log)}
+        try:
+            results += [model.generate(**arguments).tolist(), log]
+        except (TypeError, IndexError, RuntimeError, StopIteration) as error:
+            results.append(type(error))
+    return results
+
+
+@pytest.mark.parametrize("bring", CASES.values(), ids=CASES)
+def test_code_beside_the_model_is_called_as_by_generate(bring):
+    model = tr.accelerate(tiny.llama())
+    assert outcomes(model, bring) == outcomes(tiny.llama(), bring)
+    assert model.acceleration.fallback is None
+
+
+def test_a_processor_that_returns_nothing_is_named():
+    with pytest.raises(TypeError, match=r"NoneType from .*<lambda>"):
+        tr.accelerate(tiny.llama()).generate(IDS, logits_processor=[lambda ids, scores: None], **GREEDY)
+
+
+def test_a_cache_of_another_type_is_left_to_generate():
+    def output(model):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(IDS, past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
+        return model.generate(torch.cat([IDS, IDS], 1), past_key_values=cache, **GREEDY)
+
+    model = tr.accelerate(tiny.llama())
+    assert torch.equal(output(model), output(tiny.llama()))
+    assert "bfloat16" in model.acceleration.fallback
