@@ -103,7 +103,13 @@ def _another(weight: nn.Parameter, model: nn.Module) -> None:
     model.lm_head.weight = nn.Parameter(-weight.detach())
 
 
-@pytest.mark.parametrize("change", [_through_data, _other_data, _another])
+def _transposed(weight: nn.Parameter, model: nn.Module) -> None:
+    for layer in model.model.layers:
+        square = layer.self_attn.q_proj.weight
+        square.data = square.data.t()
+
+
+@pytest.mark.parametrize("change", [_through_data, _other_data, _another, _transposed])
 def test_changed_weights_are_used_as_they_are(change, packed_products: list[int]) -> None:
     model, plain = llama(), llama()
     plain.load_state_dict(model.state_dict())

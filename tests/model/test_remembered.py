@@ -44,9 +44,15 @@ def replaced(model):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 
 
+def swapped(model):
+    weight = model.lm_head.weight
+    torch.utils.swap_tensors(weight, torch.nn.Parameter(weight.detach().clone()))
+
+
 NEW_VALUES = [trained, loaded]
 NEW_TENSORS: list[Callable[[LlamaForCausalLM], Any]] = [
     replaced,
+    swapped,
     lambda model: model.to(torch.bfloat16),
     lambda model: model.to("meta"),
     lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.clone()),

@@ -13,6 +13,7 @@ Nothing is kept alive: objects count by their numbers, and one that is gone is n
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import weakref
@@ -21,6 +22,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .compat import CHILDREN, PARAMETERS, methods_of_the_loop, times_written, with_hooks
@@ -75,17 +77,26 @@ class Identities:
         self._things: Sequence[Any] = [*things]
         self._numbers = [*map(id, self._things)]
         self._watches: list[weakref.ref] = []
+        self._memory: list[StorageWeakRef] = []
         self._one_is_gone = False
 
     def __eq__(self, later: object) -> bool:
-        return isinstance(later, Identities) and not self._one_is_gone and self._numbers == later._numbers
+        if not isinstance(later, Identities) or self._numbers != later._numbers:
+            return False
+        return not self._one_is_gone and not any(memory.expired() for memory in self._memory)
 
     __hash__ = None  # type: ignore[assignment]
 
     def watch(self) -> Identities:
-        """Let go of the objects, and notice when one of them is gone: another one may be given its number."""
-        things = {id(thing): thing for thing in self._things if getattr(type(thing), "__weakrefoffset__", 0)}
-        self._watches = [weakref.ref(thing, self._note) for thing in things.values()]
+        """Let go of the objects, and notice when one of them is gone: another one may be given its number. Of tensors
+        the memory is watched, since torch swaps no tensor that has a weak reference (`torch.utils.swap_tensors`).
+        """
+        for thing in {id(thing): thing for thing in self._things}.values():
+            if isinstance(thing, torch.Tensor):
+                with contextlib.suppress(RuntimeError):  # sparse ones have several
+                    self._memory.append(StorageWeakRef(thing.untyped_storage()))
+            elif getattr(type(thing), "__weakrefoffset__", 0):
+                self._watches.append(weakref.ref(thing, self._note))
         self._things = ()
         return self
 

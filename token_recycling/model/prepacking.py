@@ -71,6 +71,7 @@ class _Layer:
         rows, columns = self.weight.shape
         self._some = self.weight.detach()[:: -(-rows // _COMPARED), columns // 2]
         self._numbers = self._some.clone()
+        self._strides = self.weight.stride()
         self.least = 1
         """Rows from which on it is used."""
 
@@ -99,8 +100,8 @@ class _Layer:
 
     @property
     def unchanged(self) -> bool:
-        """Whether some numbers of the weight are what they were."""
-        return torch.equal(self._some, self._numbers)
+        """Whether some numbers of the weight are what they were, and in the same order in memory."""
+        return self.module.weight.stride() == self._strides and torch.equal(self._some, self._numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and saved as the layer's own product: a copy of the model packs weights of its own."""
