@@ -131,7 +131,7 @@ def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama, caplog):
     assert ["OtherCache" in record.message for record in caplog.records] == [True]
 
 
-def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path):
+def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path, monkeypatch):
     file = tmp_path / "tiny.matrix"
     draft = drafter(matrix=str(file))
     cold = said(llama, draft)
@@ -148,7 +148,8 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path):
         np.testing.assert_array_equal(before, after)
     again.recycler.matrix.load(file, fingerprint(TOKENIZER))
     file.unlink()
-    said(llama, drafter(matrix=str(file), save_seconds=1e-9))
+    monkeypatch.setattr("token_recycling.engines.engine.SAVED_EVERY", 1e-9)
+    said(llama, drafter(matrix=str(file)))
     assert file.exists()
     other = copy.deepcopy(TOKENIZER)
     other.add_tokens(["<more>"])

@@ -4,7 +4,6 @@ While it starts, vLLM 0.32 without Triton looks into the values of all modules a
 comes with numba. So what needs numba is imported in the tests, after the engine has been made.
 """
 
-import dataclasses
 import gc
 import itertools
 import weakref
@@ -37,8 +36,10 @@ def folder(model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def llm(folder):
     """Prompts come in pieces: a step takes 64 tokens of all requests together."""
-    options = {"token_cost": 0, "matrix": str(folder / "engine.matrix"), "save_seconds": 3_600}
-    return engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
+    options = {"token_cost": 0, "matrix": str(folder / "engine.matrix")}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("token_recycling.engines.engine.SAVED_EVERY", 3_600)
+        yield engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
 
 
 def test_one_text_is_that_of_transformers(llm, model):
@@ -166,7 +167,7 @@ def test_the_matrix_is_saved_while_the_engine_works(llm, folder, monkeypatch):
     recycler = runner_of(llm).drafter.recycler
     say(llm, prompts(1), greedy(8))
     assert not (folder / "engine.matrix").exists(), "an hour has not passed"
-    monkeypatch.setattr(recycler, "options", dataclasses.replace(recycler.options, save_seconds=1e-9))
+    monkeypatch.setattr("token_recycling.engines.engine.SAVED_EVERY", 1e-9)
     say(llm, prompts(1), greedy(8))
     saved = NgramMatrix(VOCABULARY)
     saved.load(folder / "engine.matrix")

@@ -132,14 +132,6 @@ def check_declared(options: Any) -> None:
             raise ValueError(f"{field.name} must be <= {most:g}, got {value}")
 
 
-def check_above(bound: float, options: Any, *names: str) -> None:
-    """Raises ValueError for the first of these options whose value is not above `bound`; None is any."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value > bound:
-            raise ValueError(f"{name} must be > {bound}, got {value}")
-
-
 def split_outside(text: str, sign: str) -> list[str]:
     """The pieces of `text` between the occurrences of `sign`, one character, outside parentheses; raises ValueError
     for parentheses without their other half.

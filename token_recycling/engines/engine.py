@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._util.options import check_above, read_options
+from .._util.options import read_options
 from .._util.topk import as_candidates, packed_candidates
 from .._util.versions import release
 from ..costs.budget import paying_prefix
@@ -52,6 +52,8 @@ _STRICTER, _LEAST, _STRICT_STEPS = 0.7, 0.2, 256
 """Factor on expected gains for each loss, the least it may come to, and the steps after which one loss is forgotten."""
 _FILLERS = 8
 """Most tokens that fill up a step."""
+SAVED_EVERY = 30.0
+"""Seconds between two saves of the matrix."""
 
 
 @dataclass
@@ -66,14 +68,11 @@ class EngineOptions(Options):
     """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
     matrix: str = ""
     """File of the matrix: loaded at the start if it is there, saved at intervals and at the end."""
-    save_seconds: float = 30.0
-    """Time between two saves."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.token_cost < 1:
             raise ValueError(f"token_cost must be >= 0 and < 1, got {self.token_cost}")
-        check_above(0, self, "save_seconds")
 
     @classmethod
     def parse(cls, options: object) -> EngineOptions:
@@ -323,7 +322,7 @@ class Replica:
 
     def save_if_due(self) -> None:
         """Saves where the interval is over."""
-        if time.monotonic() - self._saved >= self.options.save_seconds:
+        if time.monotonic() - self._saved >= SAVED_EVERY:
             self.save()
 
     def warm_up(self, tokens: type[np.integer]) -> None:
