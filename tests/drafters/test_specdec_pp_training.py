@@ -18,7 +18,6 @@ from token_recycling.training.specdec_pp import (
     loss,
     states_and_labels,
     task_of,
-    weighted,
 )
 
 
@@ -85,7 +84,6 @@ def test_the_loss_by_hand():
     found = loss(head, torch.randn(3, 2), torch.tensor([1.0, 0.0, 0.5]), 3.0)
     accepted, rejected = -math.log(0.8), -math.log(0.2)
     assert float(found) == pytest.approx((accepted + 3 * rejected + 0.5 * accepted + 1.5 * rejected) / 3)
-    assert weighted(0.9, 3.0) == pytest.approx(0.75)
 
 
 def test_a_text_of_which_no_token_was_replaced_is_trained_over():

@@ -31,6 +31,8 @@ _MASK = BREAK - 1
 """A masked token is this minus the token."""
 _LONG = 3
 """Tokens of the longer chain; the shorter one has 1."""
+_LEAST = 1024
+"""Least number of tokens that memory is reserved for: 20 KB, so that few short sequences are indexed again."""
 _RENUMBERED = 2**31 - 2
 """Places have 32 bits: after so many tokens they are numbered again."""
 
@@ -212,10 +214,10 @@ class SuffixIndex:
         total, capacity = len(self) + more, len(self.arrays.tokens)
         if total <= capacity and total <= _RENUMBERED:
             return
-        wanted = _power_of_two(2 * total)
-        wanted = wanted if self.capacity is None else min(wanted, self.capacity)
-        if total > capacity < wanted:
-            self._rebuild(wanted)
+        larger = max(_LEAST, _power_of_two(2 * total))
+        larger = larger if self.capacity is None else min(larger, self.capacity)
+        if total > capacity < larger:
+            self._rebuild(larger)
         elif total > _RENUMBERED:
             self._rebuild(len(self.arrays.tokens))
 
@@ -230,9 +232,9 @@ class SuffixIndex:
         return length == len(before) and any(token_at(self.arrays, place) == tokens[-1] for place in places)
 
     def _rebuild(self, capacity: int) -> None:
-        held = self.tokens.astype(np.int64)
+        tokens = self.tokens.astype(np.int64)
         self.arrays = IndexArrays.empty(capacity)
-        append(self.arrays, held)
+        append(self.arrays, tokens)
 
 
 def _power_of_two(number: int) -> int:

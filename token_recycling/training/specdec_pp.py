@@ -4,7 +4,8 @@ A text X is what the target says after a prompt. At every place after the prompt
 the target would accept with the probability min(1, p(Y)/q(Y)), both after the tokens of X before it. The head reads the
 draft model's states over a mixture, in which each token is X's with a small probability and Y's otherwise, as in use;
 the loss, binary cross-entropy with these soft labels, is taken over the latter alone. Rejections are rare where both
-models agree, and are weighted more: a head learns not the probability, but one of smaller odds; see `weighted`.
+models agree, and are weighted more: where the target accepts with probability a and rejections weigh w, a perfect head
+says a / (a + w (1 - a)).
 
 Cost: one forward pass of both models over every text for the labels, and one of the draft model in every epoch.
 """
@@ -146,13 +147,6 @@ def loss(head: AcceptanceHead, states: torch.Tensor, labels: torch.Tensor, rejec
 
 def _crossed(labels: torch.Tensor, odds: torch.Tensor, rejection_weight: float = 1.0) -> torch.Tensor:
     return labels * functional.softplus(-odds) + rejection_weight * (1 - labels) * functional.softplus(odds)
-
-
-def weighted(acceptance: float, rejection_weight: float) -> float:
-    """Return the prediction of a perfect head where the target accepts with probability `acceptance`: the minimum of
-    the loss.
-    """
-    return acceptance / (acceptance + rejection_weight * (1 - acceptance))
 
 
 def task_of(draft: Target, texts: Sequence[Labelled], how: SpecDecTraining) -> Task[AcceptanceHead, Batch]:

@@ -19,9 +19,11 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ..._util.files import cache_folder
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...grammar.grow import GrammarStatistics
+from ...model.inspection import weights_fingerprint
 from ...model.target import Target
 from ...recycling.growth import CHILDREN
 from ...recycling.matrix_file import check_vocabulary, say_that_it_starts_again
@@ -30,7 +32,6 @@ from ...recycling.recycler import warm_up as compile_drafting
 from ...trees.templates import Template, size_in_words, template_from
 from .._base import Drafter, DrafterTraits
 from .sequence import RecyclingSequence
-from .warmed import load_warmed, warmed_file
 
 _UNLEARNED = 8
 """Assumed size of earlier drafts before anything is learned: where nodes are expensive, drafting is disabled after the
@@ -98,10 +99,10 @@ class Recycling(Drafter, Options):
                 say_that_it_starts_again(self.matrix.vocab_size, target.vocab_size)
                 self.matrix = None
             if self.matrix is None:
-                made = self.new_matrix(target.vocab_size)
+                matrix = self.new_matrix(target.vocab_size)
                 if self.warmed:
-                    load_warmed(made, target)
-                self.matrix = made
+                    self._load_warmed(matrix, target)
+                self.matrix = matrix
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
                 f"the matrix must have this drafter's k={self.k}, orders={self.orders}, "
@@ -110,8 +111,19 @@ class Recycling(Drafter, Options):
         return self.matrix
 
     def warmed_file(self, target: Target) -> Path:
-        """Return the file of what the target taught by output of its own, for these options."""
-        return warmed_file(target, self.k, self.orders)
+        """Return the file of what the target taught by output of its own (`hf.warm`), for these options: in the cache
+        folder, named by the weights.
+        """
+        return cache_folder() / "warm" / f"{weights_fingerprint(target.model)}-{self.k}-{self.orders}.safetensors"
+
+    def _load_warmed(self, matrix: NgramMatrix, target: Target) -> None:
+        path = self.warmed_file(target)
+        if not path.exists():
+            raise ValueError(
+                f"this model was not warmed for k={self.k}, orders={self.orders}: no file {path}; "
+                "run `token-recycling warm MODEL` first, or leave out warmed=true"
+            )
+        matrix.load(path)
 
     def describe(self) -> str:
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
