@@ -15,6 +15,8 @@ from token_recycling.model.graphs import capture as capturing
 from token_recycling.model.graphs.capture import Graphs
 from token_recycling.model.graphs.passes import CapturedPasses
 
+pytestmark = pytest.mark.usefixtures("card_of_torch")
+
 WAYS = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 9, "top_p": 0.9},
