@@ -13,12 +13,12 @@ pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: nox 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
-from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache, trim_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.mlx_models import KEYS_AND_VALUES, ROTATING, STATES, TOKENIZER, VOCABULARY, made
 
-from token_recycling.engines.mlx import TokenRecycling, stream_generate
+from token_recycling.engines.mlx import TokenRecycling, layers_of, stream_generate
 
 mx.set_default_device(mx.cpu)
 LENGTH = 40
@@ -200,6 +200,21 @@ def test_a_limited_cache_that_keeps_its_beginning():
         accepted += drafted(found)
         assert not drafted(found[max(1, 24 - len(prompt)) :])
     assert accepted
+
+
+@pytest.mark.parametrize("family", ROTATING)
+def test_a_rotating_cache_keeps_its_size_however_much_is_drafted(family):
+    """mlx-lm issue 1914: passes of several tokens leave out old keys as if they had one."""
+    model, draft, (prompt,) = made(family), always(), prompts(1, 20, 20)
+    recycled(model, prompt, 150, draft_model=draft)  # so that all of it is drafted
+    cache = make_prompt_cache(model)
+    rotating = [layer for layer in layers_of(cache) if isinstance(layer, RotatingKVCache)]
+    assert rotating
+    answers, accepted = stream_generate(model, TOKENIZER, prompt, 150, prompt_cache=cache, draft_model=draft), 0
+    for answer in answers:
+        accepted += answer.from_draft
+        assert all(layer.keys.shape[2] < layer.max_size + 1 + TokenRecycling.most for layer in rotating)
+    assert accepted > 3 * TokenRecycling.most
 
 
 def test_quantised_weights():
