@@ -1,6 +1,6 @@
 """Captured steps on a card, which is played: nothing in them makes the host wait; captures are not learned from."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from itertools import pairwise
 
 import pytest
@@ -59,8 +59,8 @@ def test_a_step_sends_once_and_reads_once(crossed, way, sequences):
     # With a penalty the new tokens of each sequence go to the device as well.
     noted = sequences if "repetition_penalty" in way else 0
     assert len(each) > 5
-    assert all(one["to host"] == 1 and not one["read"] and one["to card"] <= 1 + 2 * noted for one in each)
-    assert noted or all(one["to card"] == 1 for one in each)
+    # One more where the slots of accepted nodes move.
+    assert all(one["to host"] == 1 and not one["read"] and 1 <= one["to card"] <= 2 + 2 * noted for one in each)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_a_capture_takes_is_compilation_and_no_step(monkeypatch):
         return Graph(), function()
 
     made = Graphs.__new__(Graphs)
-    made.device, made._kept = torch.device("cuda"), __import__("collections").OrderedDict()
+    made.device, made._kept, made.stopped = torch.device("cuda"), OrderedDict(), False
     monkeypatch.setattr(Graphs, "_capture", capture)
     stats, before = Stats(), compiling.seconds
     clock = Clock(stats, torch.device("cpu"))
