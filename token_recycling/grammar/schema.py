@@ -99,6 +99,8 @@ _UNSUPPORTED = (
     "contains", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
 _MAX_REMAINDERS = 10_000
+_LEAST_STEP = 1e-9
+"""How much farther from zero than a whole exclusive bound a number must be."""
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 """Keywords with schemas for the same value."""
 
@@ -269,7 +271,7 @@ class _Node:
             for name, value in bounds:
                 value = rounded(value, upward)
                 by_name[name] = outer(by_name.get(name, value), value)
-            self._own.update(by_name)
+            self._own.update(_inclusive(by_name) if "number" in self._kinds else by_name)
         step = self._get("multipleOf", lambda value: is_number(value) and value > 0, "a number above 0")
         if step is not None:
             why = unwritable(step) or _too_many_remainders(step)
@@ -613,6 +615,19 @@ def _can_end(schema: Schema, ending: Set[str]) -> bool:
         items = [*schema.get("prefixItems", ()), schema.get("items", True)][: schema.get("minItems", 0)]
         return all(_can_end(item, ending) for item in items)
     return True
+
+
+def _inclusive(bounds: dict[str, float]) -> dict[str, float]:
+    """Return bounds with a whole exclusive one that faces away from zero as an inclusive one just beyond it: llguidance
+    admits 1 for `{"exclusiveMinimum": 1, "maximum": 1.5}`, and -1 for its mirror image.
+    """
+    for exclusive, name, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        whole = bounds.get(exclusive)
+        if whole is not None and whole == int(whole) and sign * whole >= 0:
+            beyond = abs(whole) + max(_LEAST_STEP, math.ulp(whole))
+            rest = {key: value for key, value in bounds.items() if key != exclusive}
+            return {**rest, name: sign * max(beyond, sign * bounds.get(name, whole))}
+    return bounds
 
 
 def _too_many_remainders(step: float) -> str | None:
