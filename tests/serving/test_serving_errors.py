@@ -122,6 +122,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
 PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
 FORMAT = {"type": "json_schema", "name": "a"}
 STRICT = {"name": "a", "strict": True, "parameters": {"uniqueItems": True}}
+SO, CHOSEN = "structured_outputs", "tool_choice.allowed_tools.tools"
 ALLOWED = {"type": "allowed_tools", "tools": [{"name": "fly"}]}
 REFUSED = [
     # Prompts
@@ -161,7 +162,6 @@ REFUSED = [
     (C, {"stop": ["a", 3]}, "stop.1", "must be a string, got 3"),
     (A, {"stop_sequences": {}}, "stop_sequences", "must be a string or a list, got {}"),
     (C, {"stop": "a" * 129}, "stop", "at most 128 characters"),
-    (C, {"format": "xml"}, "format", """must be 'json' or an object, got "xml\""""),
     (R, {"temperature": 1e-40}, "temperature", "1e-40"),
     (A, {"temperature": -1}, "temperature", "-1"),
     (C, {"repetition_penalty": 1e-300, "temperature": 1}, "repetition_penalty", "1e-300"),
@@ -196,16 +196,21 @@ REFUSED = [
     (H, {"tool_choice": "required"}, "tool_choice", "none"),
     (H, {"tools": HELD, "tool_choice": "zzz"}, "tool_choice", 'a function or allowed_tools, got "zzz"'),
     (H, {"tools": HELD, "tool_choice": 3}, "tool_choice", "a function or allowed_tools, got 3"),
-    (H, {"tools": HELD, "tool_choice": {"type": "custom", "custom": {"name": "fly"}}}, "tool_choice", 'got "custom"'),
-    (H, {"tools": HELD, "tool_choice": {"type": "allowed_tools", "allowed_tools": None}}, "tool_choice", "got null"),
-    (H, {"tools": HELD, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "got {}"),
+    (
+        H,
+        {"tools": HELD, "tool_choice": {"type": "custom", "custom": {"name": "fly"}}},
+        "tool_choice",
+        'got {"type": "custom"',
+    ),
+    (H, {"tools": HELD, "tool_choice": {"type": "allowed_tools", "allowed_tools": 3}}, CHOSEN, "missing"),
+    (H, {"tools": HELD, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools", "missing"),
     (
         H,
         {"tools": HELD, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}},
         "tool_choice",
         "got none",
     ),
-    (R, {"tool_choice": {"type": "web_search"}}, "tool_choice", 'allowed_tools, got "web_search"'),
+    (R, {"tool_choice": {"type": "web_search"}}, "tool_choice", 'allowed_tools, got {"type": "web_search"}'),
     (R, {"tool_choice": {"type": "allowed_tools", "tools": 3}}, "tool_choice.tools", "must be a list, got 3"),
     (R, {"reasoning": {"effort": ""}}, "reasoning.effort", "at least 1 character"),
     (R, {"text": {"format": {**FORMAT, "schema": {"type": 3}}}}, "text.format", "#/type"),
@@ -220,18 +225,18 @@ REFUSED = [
     (C, schema({"type": "bad"}), "response_format", "bad"),
     (C, schema({"$ref": "https://example.com/a.json"}), "response_format", "https://example.com/a.json"),
     (C, schema({"uniqueItems": True}, strict=True), "response_format", "uniqueItems"),
-    (C, {"regex": "a+", "min_tokens": 2}, "min_tokens", "regex"),
-    (C, {"structured_outputs": {"regex": "a"}, "grammar": "a"}, "grammar", "structured_outputs"),
+    (C, {"structured_outputs": {"regex": "a+"}, "min_tokens": 2}, "min_tokens", "structured_outputs"),
+    (C, {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, SO, "response_format"),
     (C, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex, choice"),
-    (C, {"json_schema": "[1]"}, "json_schema", "[1]"),
-    (C, {"json_schema": "[" * 9000}, "json_schema", "JSON"),
-    (C, {"regex": "("}, "regex", "regex"),
-    (C, {"ebnf": "{bad"}, "ebnf", "grammar"),
+    (C, {"structured_outputs": {"json": "[1]"}}, "structured_outputs.json", "[1]"),
+    (C, {"structured_outputs": {"json": "[" * 9000}}, "structured_outputs.json", "JSON"),
+    (C, {"structured_outputs": {"regex": "("}}, SO, "regex"),
+    (C, {"structured_outputs": {"grammar": "{bad"}}, SO, "grammar"),
     (C, {"structured_outputs": {"choice": []}}, "structured_outputs.choice", "[]"),
     # No output, or none but the empty one, or none that is complete
     (C, schema(CYCLE), "response_format", ""),
-    (C, {"grammar": 'root ::= ""'}, "grammar", ""),
-    (C, {"grammar": 'root ::= "x" a\na ::= a'}, "grammar", ""),
+    (C, {"structured_outputs": {"grammar": 'root ::= ""'}}, SO, ""),
+    (C, {"structured_outputs": {"grammar": 'root ::= "x" a\na ::= a'}}, SO, ""),
 ]
 
 

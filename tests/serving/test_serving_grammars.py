@@ -97,7 +97,7 @@ def test_what_is_not_enforced_is_listed_in_a_header(server, caplog):
 )
 def test_steps_say_which_tokens_had_no_choice_of_characters(server, regex, length, open_places):
     """A token is forced by the character that it begins with, however many tokens begin with that."""
-    events = server.steps(prompt="def f(a):\n    ", max_tokens=24, temperature=0, regex=regex)
+    events = server.steps(prompt="def f(a):\n    ", max_tokens=24, temperature=0, structured_outputs={"regex": regex})
     place = 0
     for step in (data for name, data in events if name == "step"):
         for text, forced in zip(step["texts"], step["forced"], strict=True):

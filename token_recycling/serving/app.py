@@ -85,7 +85,7 @@ def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **set
 
 
 def app_of(engine: Engine) -> FastAPI:
-    """The app of a engine."""
+    """The app of an engine."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

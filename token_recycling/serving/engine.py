@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from ..drafters._base import PREDICTED, Drafter
 from ..grammar.schema import Unenforced
 from ..hf.accelerate import ANOTHER_LOOP, Acceleration, view
+from ..hf.call import GenerateCall
 from ..hf.decoding_thread import DecodingThread
 from ..loop.hints import Hints
 from ..loop.stats import Stats
@@ -118,6 +119,13 @@ class Job:
             self._begun, self._running = self._begun + 1, self._running + 1
             return self._drafter
 
+    def count_first_token(self, cached_tokens: int) -> None:
+        """Count the first token of an output, whose prompt had that many cached tokens."""
+        with self.lock:
+            self.cached_tokens += cached_tokens
+            if self.first_token_seconds is None:
+                self.first_token_seconds = self.seconds
+
     def finish(self, begun: bool) -> None:
         """Count an output that has ended, of those that had begun or not; the job ends with the last one."""
         with self.lock:
@@ -184,6 +192,7 @@ class Job:
             "total_tokens": self.prompt_tokens + tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {
+                "reasoning_tokens": sum(output.reasoning_tokens for output in self.outputs),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": self.predicted_tokens - accepted,
             },
@@ -362,13 +371,24 @@ class Engine:
         hints = Hints(prefixes, generation.prediction, generation.nodes)
         recorder = None if generation.logprobs is None else LogprobRecorder(generation.logprobs)
 
-        def on_step(tokens: list[ScoredToken]) -> None:
-            if job.first_token_seconds is None:
-                job.first_token_seconds = job.seconds
-            on_tokens(tokens)
-
         model = self._accelerated(drafter, seed, hints)
         acceleration = model.acceleration
+        decode, stats, begun = acceleration.decode, Stats(), False
+
+        def decode_counted(target: Target, call: GenerateCall, drafter: Drafter, counted: Stats, *more: Any) -> Any:
+            nonlocal stats
+            stats = counted
+            return decode(target, call, drafter, counted, *more)
+
+        def on_step(tokens: list[ScoredToken]) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                # Choices of one prompt count once.
+                job.count_first_token(stats.cached_tokens if choice == 0 else 0)
+            on_tokens(tokens)
+
+        acceleration.decode = decode_counted
         arguments = generation.arguments(self.loaded.tokenizer, self.target.device, recorder)
         try:
             model.generate(**arguments, streamer=TokenStreamer(recorder, on_step, job.check))
@@ -377,8 +397,6 @@ class Engine:
         finally:
             with job.lock:
                 job.stats += acceleration.stats
-                # Choices of one prompt count once.
-                job.cached_tokens += acceleration.stats.cached_tokens if choice == 0 else 0
                 job.fallback = acceleration.fallback
 
     def _accelerated(self, drafter: Drafter, seed: int, hints: Hints) -> PreTrainedModel:
@@ -432,10 +450,9 @@ class Engine:
         self.closing = True
         for job in list(self._jobs.values()):
             job.cancel()
-        self.workers.close()
+        self._close_threads()
         self.grammars.close()
         self.pool.save()
-        self._close_threads()
 
     def _close_threads(self) -> None:
         self.workers.close()

@@ -19,7 +19,23 @@ _SHOWN = 40
 """Characters of a value that an error repeats."""
 _LONGEST_MESSAGE = 300
 """Characters of a message: those of grammars and of chat templates may repeat the request."""
+_LONGEST_SUBJECT, _MOST_SUBJECTS = 80, 200
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class WarnOnce:
+    """Logs a warning once for each subject. Clients choose subjects, so that their number and length are limited."""
+
+    def __init__(self, message: str) -> None:
+        """`message` has one %s, for the subject."""
+        self._message, self._subjects = message, set[str]()
+
+    def __call__(self, subject: str, detail: str = "") -> None:
+        """Warn of a subject, which is logged with its detail where it has one."""
+        escaped = ascii(subject)[1:-1][:_LONGEST_SUBJECT]
+        if escaped not in self._subjects and len(self._subjects) < _MOST_SUBJECTS:
+            self._subjects.add(escaped)
+            logger.warning(self._message, ascii(detail)[1:-1] if detail else escaped)
 
 
 class ApiError(HTTPException):

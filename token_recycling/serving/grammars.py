@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -30,17 +29,13 @@ from ..grammar.schema import Unenforced
 from ..grammar.vocabulary import special_tokens, vocabulary
 from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
-from .errors import CancelledError, invalid
+from .errors import CancelledError, WarnOnce, invalid
 from .protocol import Form
-
-logger = logging.getLogger("token_recycling.serving")
 
 _OF_A_KEY, _IN_ALL = 2, 8
 """Grammars that compile at once: of one API key, and in total."""
 _NICE = 10
 """How much the priority of a compiling thread is lowered."""
-_MAX_WARNINGS = 200
-"""Keywords that are logged as unenforced: clients choose them, so that their number must be limited."""
 _MAX_HEADER = 1000
 """Longest list of unenforced keywords in a header."""
 
@@ -53,7 +48,7 @@ class Grammars:
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._threads = ThreadPoolExecutor(_IN_ALL, "grammar", initializer=_lower_priority)
         self._vocabulary_lock = threading.Lock()
-        self._warned: set[str] = set()
+        self._warn = WarnOnce("a schema that is not strict has a keyword that is not enforced: %s")
 
     async def grammar(self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False) -> Grammar:
         """Compile a form that the `field` of a request with the API key of that name asks for; `gone`: whether its
@@ -68,7 +63,7 @@ class Grammars:
             except ValueError as error:
                 raise invalid(field, one_line(error)) from None
         for lost in grammar.unenforced:
-            self._warn(lost)
+            self._warn(lost.keyword, str(lost))
         return grammar
 
     def _compiled(self, form: Form, gone: Callable[[], bool]) -> Grammar:
@@ -87,12 +82,6 @@ class Grammars:
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         known = vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
         return known, special_tokens(tokenizer, known)
-
-    def _warn(self, lost: Unenforced) -> None:
-        """Log that a keyword is not enforced, once per keyword and process."""
-        if lost.keyword not in self._warned and len(self._warned) < _MAX_WARNINGS:
-            self._warned.add(lost.keyword)
-            logger.warning("a schema that is not strict has a keyword that is not enforced: %s", ascii(str(lost))[1:-1])
 
     def close(self) -> None:
         """End the threads; may be called again."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -171,6 +172,11 @@ class Output:
         return delta
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Number of generated tokens that are reasoning."""
+        return self._reader.reasoning_tokens
+
+    @property
     def _finish_reason(self) -> str:
         """A tool call, the end of the output or a stop string, or its length."""
         full = self.tokens >= (self._limit or 0)
@@ -203,8 +209,10 @@ class StopTrimmer:
 
     def push(self, piece: str) -> str:
         """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
-        if self.stopped:
+        if self.matched is not None:
             return ""
+        if not self._stop:
+            return piece
         self._held += piece
         places = [(place, stop) for stop in self._stop if (place := self._held.find(stop)) >= 0]
         if places:
@@ -238,12 +246,12 @@ def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
 class PlainReader:
     """Reads an output that is all text."""
 
-    calls, cut = 0, False
-    """It has no calls."""
+    calls, cut, reasoning_tokens = 0, False, 0
+    """It has no calls and no reasoning."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer) -> None:
         self._text, self._trimmer = IncrementalText(tokenizer), trimmer
-        self._unshown: list[tuple[int, ScoredToken]] = []
+        self._unshown = deque[tuple[int, ScoredToken]]()
         """Tokens that are not shown yet, each with its offset in the text."""
         self._generated_characters = self._shown_characters = 0
 
@@ -274,12 +282,10 @@ class PlainReader:
 
     def _release(self, delta: Delta, all_tokens: bool = False) -> None:
         """Pass on the tokens that were held back and begin within the text shown, or all."""
-        count = 0
-        while count < len(self._unshown) and (all_tokens or self._unshown[count][0] < self._shown_characters):
-            count += 1
-        delta.offsets += [offset for offset, _ in self._unshown[:count]]
-        delta.tokens += [token for _, token in self._unshown[:count]]
-        del self._unshown[:count]
+        while self._unshown and (all_tokens or self._unshown[0][0] < self._shown_characters):
+            offset, token = self._unshown.popleft()
+            delta.offsets.append(offset)
+            delta.tokens.append(token)
 
 
 def _parsed_call(value: Any) -> tuple[str, str]:
@@ -365,6 +371,10 @@ class ParsedReader:
         """Number of calls so far."""
         self.cut = False
         """Whether the last call that was streamed has no end."""
+        self.reasoning_tokens = 0
+        """Number of tokens of reasoning, with its delimiters."""
+        self._unread = 0
+        """Number of tokens since the parser told of anything: it holds back what may be a delimiter."""
 
     def begin(self) -> list[Piece]:
         """Pass over what the prompt has begun already: it is no part of the output, be it text or reasoning."""
@@ -385,6 +395,7 @@ class ParsedReader:
         delta.offsets.append(self._characters)
         text = self._text.push([token.token] if shown else [])
         self._characters += len(text)
+        self._unread += 1
         delta.pieces += self.feed(text)
 
     def end(self, ended: bool, delta: Delta) -> None:
@@ -409,6 +420,8 @@ class ParsedReader:
         pieces: list[Piece] = []
         for event in events:
             kind, name = event["type"], event.get("field")
+            self.reasoning_tokens += self._unread if name in REASONING else 0
+            self._unread = 0
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import logging
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -19,26 +18,24 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PrivateAttr,
     StringConstraints,
+    Tag,
     ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticOmit, from_json
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
-from .errors import ApiError, invalid, refusal, shown
-
-logger = logging.getLogger("token_recycling.serving")
+from .errors import ApiError, WarnOnce, invalid, refusal, shown
 
 MAX_CHOICES = 128
 """Choices of one request, as in OpenAI's API."""
 MAX_ENTRIES = 1024
 """Entries of a list that changes logits: each costs time at every step."""
 _MAX_STOP_IDS = 128
-_MAX_WARNINGS = 200
-"""Names of ignored fields that are remembered: clients choose them, so that their number must be limited."""
 
 Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: the remedy, and values that ask for the default behaviour."""
@@ -83,15 +80,7 @@ def _stop_list(stops: str | list[str]) -> list[str]:
 _Stop = Annotated[str, StringConstraints(max_length=128)]
 Stops = Annotated[_Stop | Annotated[list[_Stop], Field(max_length=16)], AfterValidator(_stop_list)]
 """Stop strings as clients give them: a list, or one."""
-_warned: set[str] = set()
-
-
-def warn_ignored(name: str) -> None:
-    """Log that a field is ignored, once per field and process."""
-    shown = ascii(name)[1:-1][:80]
-    if shown not in _warned and len(_warned) < _MAX_WARNINGS:
-        _warned.add(shown)
-        logger.warning("%s is not supported and is ignored", shown)
+warn_ignored = WarnOnce("%s is not supported and is ignored")
 
 
 class Fields(BaseModel):
@@ -154,16 +143,15 @@ def joined(content: str | list[Part] | None) -> str:
 
 
 def _arguments(value: Any) -> _Object | str:
-    """Return the arguments of a tool call as an object, as chat templates need them. Those that are no JSON object stay
-    text: the model wrote them, and the client can only repeat them.
+    """Return the arguments of a tool call as an object, as chat templates need them; null, in a string too, and an
+    empty string are an empty one. Others that are no JSON object stay text: the model wrote them, and the client can
+    only repeat them.
     """
-    if value is None:
-        return {}
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = from_json(value or "{}", allow_inf_nan=False)
-    return value if isinstance(value, dict) else text
+    return {} if value is None else value if isinstance(value, dict) else text
 
 
 Arguments: TypeAlias = Annotated[_Object | str, BeforeValidator(_arguments)]
@@ -242,7 +230,7 @@ class _Named(BaseModel):
 
 
 class NamedTool(BaseModel, extra="allow"):
-    """A tool by its name, as chats or as responses state it."""
+    """A tool by its name, which a chat states in `function`, and responses beside the type."""
 
     type: str = "function"
     name: str | None = None
@@ -254,57 +242,93 @@ class NamedTool(BaseModel, extra="allow"):
         return self.name or (self.function.name if self.function else "")
 
 
-class AllowedTools(BaseModel):
-    """A subset of the tools."""
+class Mode(BaseModel):
+    """Whether functions are called, as a word or as the type of an object. `any` is Mistral's and Anthropic's word for
+    `required`.
+    """
 
-    mode: Literal["auto", "required"] = "auto"
-    tools: list[NamedTool] = Field(default_factory=list)
+    type: Literal["auto", "none", "required", "any"]
+    names: ClassVar[None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    @property
+    def mode(self) -> str:
+        """`auto`, `none` or `required`."""
+        return "required" if self.type == "any" else self.type
+
+    def stated(self) -> str:
+        """Return it as responses repeat it."""
+        return self.mode
 
 
-class ToolChoice(NamedTool):
-    """The tools that may or must be called: `auto`, `none`, `required`, one function, or a subset of the tools."""
+class OneFunction(NamedTool):
+    """One function, which must be called."""
 
-    type: str
-    allowed_tools: AllowedTools | None = None
-    """In a chat; responses state the two fields of it here."""
+    type: Literal["function"]
+    mode: ClassVar[str] = "named"
 
-    def stated(self) -> str | _Object:
+    @property
+    def names(self) -> list[str]:
+        """The name of the function."""
+        return [self.named]
+
+    def stated(self) -> _Object:
         """Return it as the client stated it."""
-        if self.type in ("auto", "none", "required"):
-            return self.type
-        return self.model_dump(exclude_unset=True, exclude={"allowed_tools"} if self.model_extra else None)
-
-    def resolved(self) -> tuple[str, list[str] | None]:
-        """Return `auto`, `none`, `required` or `named`, and the names of the only functions; None for all of them."""
-        if self.type in ("auto", "none", "required"):
-            return self.type, None
-        if self.type == "function":
-            return "named", [self.named]
-        allowed = self.allowed_tools or AllowedTools()
-        return allowed.mode, [tool.named for tool in allowed.tools if tool.type == "function"]
+        return self.model_dump(exclude_unset=True)
 
 
-def _choice_of_type(value: Any) -> Any:
-    """Return a choice as an object; `any` is Mistral's and Anthropic's word for `required`."""
-    if not isinstance(value, (str, dict, ToolChoice)) or (isinstance(value, str) and value not in _MODES):
-        raise ValueError(f"must be {', '.join(_MODES)}, a function or allowed_tools, got {shown(value)}")
-    choice = {"type": value} if isinstance(value, str) else value
-    if isinstance(choice, ToolChoice):
-        return choice
-    types = (*_MODES, "function", "allowed_tools")
-    if choice.get("type") not in types:
-        raise ValueError(f"type must be {', '.join(types)}, got {shown(choice.get('type'))}")
-    if choice["type"] == "allowed_tools":
-        choice = {"allowed_tools": {name: choice[name] for name in ("mode", "tools") if name in choice}, **choice}
-        if not choice["allowed_tools"]:
-            raise ValueError(
-                f"allowed_tools must be an object with mode and tools, got {shown(choice['allowed_tools'])}"
-            )
-    return {**choice, "type": "required"} if choice.get("type") == "any" else choice
+class AllowedTools(BaseModel):
+    """A subset of the tools, which a chat states in `allowed_tools`, and responses beside the type."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[NamedTool]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beside_the_type(cls, value: Any) -> Any:
+        stated = value.get("allowed_tools") if isinstance(value, dict) else None
+        return {**value, **stated} if isinstance(stated, dict) else value
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the functions among them."""
+        return [tool.named for tool in self.tools if tool.type == "function"]
+
+    def stated(self) -> _Object:
+        """Return it as responses state it."""
+        return self.model_dump(exclude_unset=True)
 
 
 _MODES = ("auto", "none", "required", "any")
-Choosing: TypeAlias = Annotated[ToolChoice, BeforeValidator(_choice_of_type)]
+
+
+def _tag_of_choice(choice: Any) -> str | None:
+    if isinstance(choice, dict):
+        choice = choice.get("type")
+    type_ = getattr(choice, "type", choice)
+    if type_ in ("function", "allowed_tools"):
+        return str(type_)
+    return "mode" if type_ in _MODES else None
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Mode, Tag("mode")]
+    | Annotated[OneFunction, Tag("function")]
+    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Discriminator(
+        _tag_of_choice,
+        custom_error_type="tool_choice",
+        custom_error_message=f"Input should be {', '.join(_MODES)}, a function or allowed_tools",
+    ),
+]
+"""Each has a `mode`, which is `auto`, `none`, `required` or `named`, and the `names` of the only functions, None for
+all of them.
+"""
 
 
 # Output formats
@@ -450,8 +474,9 @@ REFUSED: Unsupported = {
     "skip_special_tokens": ("leave it out", (True,)),
     "return_full_text": ("use echo of /v1/completions", (False,)),
     **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag"),
-        ("use structured_outputs or response_format", ()),
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag",
+         "json_schema", "regex", "grammar", "ebnf", "format"),
+        ("use structured_outputs or response_format", ("",)),
     ),
     "generation_config": ("send its fields as those of this API", ()),
     "options": ("send its fields as those of the request", ({},)),
@@ -513,11 +538,6 @@ class Request(Fields):
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
     )
-    json_schema: _Schema | None = Field(None, description="llama.cpp and SGLang: `structured_outputs.json`.")
-    regex: NonemptyText | None = Field(None, description="SGLang: the same as `structured_outputs.regex`.")
-    grammar: NonemptyText | None = Field(None, description="llama.cpp: the same as `structured_outputs.grammar`.")
-    ebnf: NonemptyText | None = Field(None, description="SGLang: the same as `structured_outputs.grammar`.")
-    format: Literal["json"] | _Object | None = Field(None, description="Ollama: `json`, or a schema.")
     speculation: Speculation | None = Field(
         None, description="`enabled`: false decodes without drafts; `nodes`: maximum drafted tokens per forward pass."
     )
@@ -538,8 +558,8 @@ class Request(Fields):
         limit = self.limit
         if limit is not None and (self.min_tokens or 0) > limit:
             raise invalid("min_tokens", f"must be <= max_tokens, {limit}, got {self.min_tokens}")
-        if len(fields := list(self._formats)) > 1:
-            raise invalid(fields[1], f"cannot be combined with {fields[0]}: an output has one format")
+        if self.structured_outputs and self.response_format and self.response_format.form:
+            raise invalid("structured_outputs", f"cannot be combined with {self._format_field}; omit one of them")
         return self
 
     @property
@@ -547,24 +567,13 @@ class Request(Fields):
         """The maximum number of output tokens that the request states."""
         return None
 
-    @cached_property
-    def _formats(self) -> dict[str, Form]:
-        """Fields that state an output format, and the grammar of each."""
-        stated = {"response_format": self.response_format, "structured_outputs": self.structured_outputs}
-        forms = {name: format_.form for name, format_ in stated.items() if format_ is not None}
-        for name, kind in {"json_schema": "json", "regex": "regex", "grammar": "grammar", "ebnf": "grammar"}.items():
-            if (value := getattr(self, name)) is not None:
-                forms[name] = StructuredOutputs.model_validate({kind: value}).form
-        if self.format is not None:
-            forms["format"] = Form("json_schema", _ANY_OBJECT if self.format == "json" else self.format, False)
-        return {name: form for name, form in forms.items() if form is not None}
-
     @property
     def constraint(self) -> Constraint | None:
         """The output format; None for free text."""
-        for field, form in self._formats.items():
-            return Constraint(self._format_field if field == "response_format" else field, form)
-        return None
+        if self.structured_outputs is not None:
+            return Constraint("structured_outputs", self.structured_outputs.form)
+        form = None if self.response_format is None else self.response_format.form
+        return None if form is None else Constraint(self._format_field, form)
 
     @cached_property
     def bias(self) -> SequenceBiasLogitsProcessor | None:
@@ -655,7 +664,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
     tools: Tools | None = Field(
         None, description="Functions, shown by the chat template or in the system message; others are skipped."
     )
-    tool_choice: Choosing | None = Field(
+    tool_choice: ToolChoice | None = Field(
         None, description="`auto`, `none`, `required`, a function, or `allowed_tools`."
     )
     reasoning_effort: NonemptyText | None = Field(None, description="For chat templates that read it.")
@@ -684,19 +693,15 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    @cached_property
-    def _choice(self) -> tuple[str, list[str] | None]:
-        return ("auto", None) if self.tool_choice is None else self.tool_choice.resolved()
-
     @property
     def tool_mode(self) -> str:
         """Whether functions are called: `auto`, `none`, `required`, or `named`, which is one call of one function."""
-        return self._choice[0]
+        return "auto" if self.tool_choice is None else self.tool_choice.mode
 
     @cached_property
     def shown_tools(self) -> list[_Object] | None:
         """The functions that the model is told of, as chat templates read them; None for none."""
-        mode, names = self._choice
+        mode, names = self.tool_mode, None if self.tool_choice is None else self.tool_choice.names
         tools = self.tools or []
         if names is not None and (unknown := {*names} - {tool.function.name for tool in tools}):
             raise invalid("tool_choice", f"must name functions of tools, got {', '.join(sorted(unknown))[:80]!r}")

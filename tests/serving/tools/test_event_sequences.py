@@ -317,6 +317,10 @@ def test_events_of_a_response(server, says, tokenizer, name):
             assert "".join(event["delta"] for event in own if event["type"].endswith(".delta")) == part
             (ended,) = (event for event in own if event["type"].endswith(("text.done", "arguments.done")))
             assert ended.get("text", ended.get("arguments")) == part
+        reasoned = final["usage"]["output_tokens_details"]["reasoning_tokens"]
+        thought = re.match(r"<think>(.*?)(</think>|$)", shown)
+        fewest, most = (len(tokenizer(thought[group])["input_ids"]) if thought else 0 for group in (1, 0))
+        assert fewest <= reasoned <= most
         status = "incomplete" if reason == "length" else "completed"
         assert final["status"] == items[-1]["status"] == status
         assert all(item["status"] == "completed" for item in items[:-1])
@@ -369,6 +373,12 @@ def claude(server):
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
+def count_tokens(server):
+    """The tokens of the prompt, as they are counted without an output."""
+    body = {"messages": MESSAGES, "tools": ANTHROPIC}
+    return server.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_events_of_a_message(server, claude, says, tokenizer, name):
     text, kinds = TEXTS[name], {"text": "text", "reasoning": "thinking", "call": "tool_use"}
@@ -389,6 +399,10 @@ def test_events_of_a_message(server, claude, says, tokenizer, name):
             own = [next(value for name, value in delta.items() if name != "type") for delta in deltas]
             assert "".join(own) == part
         assert events[-2]["delta"]["stop_reason"] == reasons[reason]
+        started, ended = events[0]["message"]["usage"], events[-2]["usage"]
+        names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        assert [started[name] for name in names] == [ended[name] for name in names]
+        assert ended["input_tokens"] + ended["cache_read_input_tokens"] == count_tokens(server)
         with claude.messages.stream(model="tiny", **messages_body(limit)) as stream:
             final = stream.get_final_message()
         assert final.stop_reason == reasons[reason]

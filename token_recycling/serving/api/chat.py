@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -18,22 +17,24 @@ from ..generation import Generation
 from ..output import Delta, Output, Piece, chat_logprobs
 from ..prompt import calls_constraint, needs_prompted_tools, render_prompt, response_parser, with_prompted_tools
 from ..protocol import ChatRequest, warn_ignored
-from .common import Event, generation_of
+from .common import ChoicesReply, Event, generation_of
 
 PREFIX = "chatcmpl-"
 
 
-class ChatReply:
+class ChatReply(ChoicesReply):
     """Choices, each a message."""
 
+    kind, kind_of_event = "chat.completion", "chat.completion.chunk"
+
     def __init__(self, engine: Engine, job: Job, body: ChatRequest, generation: Generation) -> None:
-        self.generations, self._tokenizer = [generation], engine.loaded.tokenizer
-        self._logprobs, self._wants_usage = bool(body.logprobs), body.wants_usage
-        self._about = {"id": job.id, "created": int(time.time()), "model": engine.settings.name}
+        super().__init__(engine, job, body, [generation])
+        self._logprobs = bool(body.logprobs)
 
     def begin(self) -> Iterable[Event]:
         for index in range(self.generations[0].n):
-            yield self._chunk(index, {"role": "assistant", "content": ""}, Delta(), scored=False)
+            choice = {"index": index, "delta": {"role": "assistant", "content": ""}}
+            yield self._event([{**choice, "finish_reason": None, "logprobs": None}])
 
     def push(self, index: int, delta: Delta) -> Iterable[Event]:
         message: dict[str, Any] = {}
@@ -44,19 +45,7 @@ class ChatReply:
         if calls := delta.calls:
             message["tool_calls"] = [{"index": call.index, **_part_of_call(call)} for call in calls]
         if message or delta.finish_reason or (delta.tokens and self._logprobs):
-            yield self._chunk(index, message, delta)
-
-    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
-        if self._wants_usage:
-            yield "", {**self._about, "object": "chat.completion.chunk", "choices": [], "usage": usage}
-        yield "", None
-
-    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
-        return [("", error)]
-
-    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
-        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        return {**self._about, "object": "chat.completion", "choices": choices, "usage": usage}
+            yield self._event([{"index": index, "delta": message, **self._about_end(delta)}])
 
     def _choice(self, index: int, output: Delta) -> dict[str, Any]:
         text = output.of("text")
@@ -65,17 +54,11 @@ class ChatReply:
             message["reasoning_content"] = reasoning
         if calls := output.calls:
             message |= {"content": text or None, "tool_calls": [_call(call) for call in calls]}
-        ending = {"finish_reason": output.finish_reason, "logprobs": self._scores(output)}
-        return {"index": index, "message": message, **ending}
+        return {"index": index, "message": message, **self._about_end(output)}
 
-    def _chunk(self, index: int, message: dict[str, Any], delta: Delta, scored: bool = True) -> Event:
-        scores = self._scores(delta) if scored else None
-        choice = {"index": index, "delta": message, "finish_reason": delta.finish_reason, "logprobs": scores}
-        usage = {"usage": None} if self._wants_usage else {}
-        return "", {**self._about, "object": "chat.completion.chunk", "choices": [choice], **usage}
-
-    def _scores(self, delta: Delta) -> dict[str, Any] | None:
-        return chat_logprobs(self._tokenizer, delta.tokens, delta.offsets) if self._logprobs else None
+    def _about_end(self, delta: Delta) -> dict[str, Any]:
+        scores = chat_logprobs(self._tokenizer, delta.tokens, delta.offsets) if self._logprobs else None
+        return {"finish_reason": delta.finish_reason, "logprobs": scores}
 
 
 def _call(call: Piece) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import copy
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -25,8 +26,8 @@ from ..engine import Engine, Job
 from ..errors import ApiError, CancelledError, failure, invalid
 from ..generation import Generation
 from ..grammars import new_processor
-from ..output import Delta, Output, whole
-from ..protocol import Constraint, Request
+from ..output import Delta, Kind, Output, Piece, whole
+from ..protocol import ChoicesRequest, Constraint, Request
 
 Event = tuple[str, Any]
 """Name, empty where the API has none, and data, None for the end of OpenAI's streams."""
@@ -125,6 +126,95 @@ class EventStream(EventSourceResponse):
             pass
         finally:
             self._job.cancel()
+
+
+# What replies share
+
+
+class ChoicesReply:
+    """Choices, as chats and completions state them."""
+
+    kind: ClassVar[str]
+    """The field `object` of a whole response."""
+    kind_of_event: ClassVar[str]
+    """That of an event."""
+
+    def __init__(self, engine: Engine, job: Job, body: ChoicesRequest, generations: list[Generation]) -> None:
+        self.generations, self._tokenizer = generations, engine.loaded.tokenizer
+        self._wants_usage = body.wants_usage
+        self._about = {"id": job.id, "created": int(time.time()), "model": engine.settings.name}
+
+    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
+        """Return the events after the last token."""
+        if self._wants_usage:
+            yield self._event([], usage)
+        yield "", None
+
+    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
+        """Return the event that ends a stream with an error."""
+        return [("", error)]
+
+    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
+        """Return a response that is not streamed."""
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return {**self._about, "object": self.kind, "choices": choices, "usage": usage}
+
+    def _choice(self, index: int, output: Delta) -> dict[str, Any]:
+        """Return a whole output as a choice."""
+        raise NotImplementedError
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> Event:
+        counted = {"usage": usage} if self._wants_usage else {}
+        return "", {**self._about, "object": self.kind_of_event, "choices": choices, **counted}
+
+
+class Parts:
+    """The parts of an output as they grow: text, reasoning and calls, in order. An API states them as objects of its
+    own, and says with events how they begin, grow and end.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        """The parts as the API states them."""
+        self._kind: Kind | None = None
+        """Of the last part, while it grows."""
+        self._texts: list[str] = []
+        """The text or the arguments of that part, in pieces."""
+
+    def push(self, delta: Delta) -> Iterator[Event]:
+        """Add a delta."""
+        for piece in delta.pieces:
+            if piece.name is not None or piece.kind != self._kind:
+                yield from self.begin(piece)
+            if piece.text:
+                self._texts.append(piece.text)
+                yield self._growth(piece.kind, piece.text)
+
+    def begin(self, piece: Piece) -> Iterator[Event]:
+        """Begin the part of a piece, without its text, and end the part before."""
+        yield from self.end()
+        self._kind = piece.kind
+        yield from self._beginning(piece)
+
+    def end(self, status: str = "completed") -> Iterator[Event]:
+        """End the part that grows, if one does."""
+        if self._kind is not None:
+            kind, text = self._kind, "".join(self._texts)
+            self._kind = None
+            self._texts.clear()
+            yield from self._ending(kind, text, status)
+
+    def _beginning(self, piece: Piece) -> Iterator[Event]:
+        """Add an item for the part of a piece."""
+        raise NotImplementedError
+
+    def _growth(self, kind: Kind, text: str) -> Event:
+        """Return the event of a text that is added to the last item."""
+        raise NotImplementedError
+
+    def _ending(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+        """Complete the last item with its whole text."""
+        raise NotImplementedError
 
 
 # From a body to a generation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -17,7 +16,7 @@ from ..errors import invalid
 from ..generation import Generation
 from ..output import Delta, Output, completion_logprobs
 from ..protocol import MAX_CHOICES, REFUSED, ChoicesRequest, TokenId, Unsupported
-from .common import Event, generation_of
+from .common import ChoicesReply, Event, generation_of
 
 PREFIX = "cmpl-"
 _DEFAULT_TOKENS = 16
@@ -90,44 +89,27 @@ class CompletionRequest(ChoicesRequest):
         return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 
-class CompletionReply:
+class CompletionReply(ChoicesReply):
     """Choices, each a text."""
 
+    kind = kind_of_event = "text_completion"
+
     def __init__(self, engine: Engine, job: Job, body: CompletionRequest, generations: list[Generation]) -> None:
-        self.generations, self._tokenizer, self._logprobs = generations, engine.loaded.tokenizer, body.logprobs
-        self._wants_usage = body.wants_usage
-        self._about = {
-            "id": job.id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": engine.settings.name,
-        }
+        super().__init__(engine, job, body, generations)
+        self._logprobs = body.logprobs
 
     def begin(self) -> Iterable[Event]:
         return ()
 
     def push(self, index: int, delta: Delta) -> Iterable[Event]:
         if delta.pieces or delta.finish_reason or (delta.tokens and self._logprobs is not None):
-            usage = {"usage": None} if self._wants_usage else {}
-            yield "", {**self._about, "choices": [self._choice(index, delta)], **usage}
+            yield self._event([self._choice(index, delta)])
 
-    def end(self, usage: dict[str, Any]) -> Iterable[Event]:
-        if self._wants_usage:
-            yield "", {**self._about, "choices": [], "usage": usage}
-        yield "", None
-
-    def fail(self, error: dict[str, Any]) -> Iterable[Event]:
-        return [("", error)]
-
-    def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
-        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        return {**self._about, "choices": choices, "usage": usage}
-
-    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _choice(self, index: int, output: Delta) -> dict[str, Any]:
         scores = None
         if self._logprobs is not None:
-            scores = completion_logprobs(self._tokenizer, delta.tokens, delta.offsets, self._logprobs)
-        choice = {"index": index, "finish_reason": delta.finish_reason, "text": delta.of("text")}
+            scores = completion_logprobs(self._tokenizer, output.tokens, output.offsets, self._logprobs)
+        choice = {"index": index, "finish_reason": output.finish_reason, "text": output.of("text")}
         return {**choice, "logprobs": scores}
 
 

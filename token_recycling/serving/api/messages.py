@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from ..engine import Engine, Job
 from ..errors import invalid
 from ..generation import Generation
-from ..output import Delta, Piece
+from ..output import Delta, Kind, Piece
 from ..protocol import (
     REFUSED,
     ChatRequest,
@@ -26,14 +26,13 @@ from ..protocol import (
     Stops,
     TemplatedRequest,
     Tool,
-    ToolChoice,
     Unsupported,
     chat_of,
     joined,
     only_of_type,
 )
 from .chat import chat_generation, prompt_of
-from .common import Event
+from .common import Event, Parts
 
 PREFIX = "msg_"
 
@@ -155,11 +154,9 @@ class MessagesToolChoice(BaseModel, extra="ignore"):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-    def as_chat(self) -> ToolChoice:
+    def as_chat(self) -> dict[str, str | None]:
         """Return the `tool_choice` of a chat."""
-        if self.type == "tool":
-            return ToolChoice(type="function", name=self.name)
-        return ToolChoice(type="required" if self.type == "any" else self.type)
+        return {"type": "function", "name": self.name} if self.type == "tool" else {"type": self.type}
 
 
 class TokenCountRequest(TemplatedRequest):
@@ -180,8 +177,8 @@ class TokenCountRequest(TemplatedRequest):
         "container": ("leave it out", ()),
     }
 
-    def as_chat(self, **more: Any) -> ChatRequest:
-        """Return the same request as a chat."""
+    def as_chat(self, format_field: str = "", **more: Any) -> ChatRequest:
+        """Return the same request as a chat; it states the output format as `format_field`."""
         system = [{"role": "system", "content": joined(self.system)}] if self.system else []
         choice = self.tool_choice
         if choice is not None and choice.disable_parallel_tool_use:
@@ -197,7 +194,7 @@ class TokenCountRequest(TemplatedRequest):
                 messages.pop()
         return chat_of(
             self,
-            "output_format" if getattr(self, "output_format", None) else "output_config.format",
+            format_field,
             messages=messages,
             tools=[tool.as_chat() for tool in self.tools or ()] or None,
             tool_choice=None if choice is None else choice.as_chat(),
@@ -217,105 +214,95 @@ class MessagesRequest(TokenCountRequest):
     def limit(self) -> int | None:
         return self.max_tokens
 
-    def as_chat(self, **more: Any) -> ChatRequest:
-        form = self.output_format or (self.output_config.format if self.output_config else None)
+    def as_chat(self, format_field: str = "", **more: Any) -> ChatRequest:
+        field, form = "output_format", self.output_format
+        if form is None and self.output_config is not None:
+            field, form = "output_config.format", self.output_config.format
         return super().as_chat(
-            max_tokens=self.max_tokens,
-            stop=self.stop_sequences,
-            response_format=form,
-            **more,
+            format_field=field, max_tokens=self.max_tokens, stop=self.stop_sequences, response_format=form, **more
         )
 
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-_PIECES = {"text": "text_delta", "thinking": "thinking_delta"}
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""The type of a delta, and its field with the text."""
 
 
-class _Content:
-    """The content blocks of an output as they grow, and the events about them."""
+class _Blocks(Parts):
+    """The content blocks of an output."""
 
-    def __init__(self) -> None:
-        self.blocks: list[dict[str, Any]] = []
-        self._open = False
-        self._growing: list[str] = []
-        """The text of the last block, or the JSON of its input, in pieces."""
+    def _beginning(self, piece: Piece) -> Iterator[Event]:
+        if piece.kind == "call":
+            id_ = piece.id.replace("call_", "toolu_", 1)
+            block: dict[str, Any] = {"type": "tool_use", "id": id_, "name": piece.name, "input": {}}
+        elif piece.kind == "reasoning":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        self.items.append(block)
+        yield self._event("content_block_start", content_block=block)
 
-    def push(self, delta: Delta) -> Iterator[Event]:
-        """Add a delta."""
-        for piece in delta.pieces:
-            if piece.kind == "call":
-                yield from self._push_call(piece)
-                continue
-            kind = "thinking" if piece.kind == "reasoning" else "text"
-            if not self._open or self.blocks[-1]["type"] != kind:
-                signature = {"signature": ""} if kind == "thinking" else {}
-                yield from self._begin({"type": kind, kind: "", **signature})
-            self._growing.append(piece.text)
-            yield self._event("content_block_delta", delta={"type": _PIECES[kind], kind: piece.text})
+    def _growth(self, kind: Kind, text: str) -> Event:
+        name, field = _DELTAS[kind]
+        return self._event("content_block_delta", delta={"type": name, field: text})
 
-    def end(self) -> Iterator[Event]:
-        """End the block that grows, if one does."""
-        if not self._open:
-            return
-        self._open, block, text = False, self.blocks[-1], "".join(self._growing)
-        if block["type"] == "tool_use":
+    def _ending(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+        block = self.items[-1]
+        if kind == "call":
             # A call that was cut off has no whole input.
             block["input"] = from_json(text, allow_partial=True) if text else {}
         else:
             block[block["type"]] = text
         yield self._event("content_block_stop")
 
-    def _push_call(self, call: Piece) -> Iterator[Event]:
-        if call.name is not None:
-            id_ = call.id.replace("call_", "toolu_", 1)
-            yield from self._begin({"type": "tool_use", "id": id_, "name": call.name, "input": {}})
-        if call.text:
-            self._growing.append(call.text)
-            yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": call.text})
-
-    def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
-        yield from self.end()
-        self._open = True
-        self._growing.clear()
-        self.blocks.append(block)
-        yield self._event("content_block_start", content_block=block)
-
     def _event(self, name: str, **data: Any) -> Event:
-        return name, {"type": name, "index": len(self.blocks) - 1, **data}
+        return name, {"type": name, "index": len(self.items) - 1, **data}
 
 
 class MessageReply:
     """One output as content blocks."""
 
     def __init__(self, engine: Engine, job: Job, generation: Generation) -> None:
-        self.generations, self._content = [generation], _Content()
+        self.generations, self._job, self._blocks = [generation], job, _Blocks()
+        self._started = False
         self._last = Delta()
-        self._prompt_tokens = job.prompt_tokens
         self._about = {"id": job.id, "type": "message", "role": "assistant", "model": engine.settings.name}
 
     def begin(self) -> Iterable[Event]:
-        started = {**self._message(), "usage": {"input_tokens": self._prompt_tokens, "output_tokens": 0}}
-        yield "message_start", {"type": "message_start", "message": started}
+        """Return nothing: a message starts with the number of cached tokens, which the first token brings."""
+        return ()
 
     def push(self, index: int, delta: Delta) -> Iterable[Event]:
+        yield from self._start()
         self._last = delta
-        return self._content.push(delta)
+        yield from self._blocks.push(delta)
 
     def end(self, usage: dict[str, Any]) -> Iterable[Event]:
-        yield from self._content.end()
+        yield from self._blocks.end()
         yield "message_delta", {"type": "message_delta", "delta": self._ending(), "usage": _usage(usage)}
         yield "message_stop", {"type": "message_stop"}
 
     def fail(self, error: dict[str, Any]) -> Iterable[Event]:
-        return [("error", error)]
+        yield from self._start()
+        yield "error", error
 
     def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
-        for _ in (*self.push(0, outputs[0]), *self._content.end()):
+        for _ in (*self.push(0, outputs[0]), *self._blocks.end()):
             pass
         return {**self._message(), **self._ending(), "usage": _usage(usage)}
 
+    def _start(self) -> Iterable[Event]:
+        if not self._started:
+            self._started = True
+            usage = {**_usage(self._job.usage()), "output_tokens": 0}
+            yield "message_start", {"type": "message_start", "message": {**self._message(), "usage": usage}}
+
     def _message(self) -> dict[str, Any]:
-        return {**self._about, "content": self._content.blocks, "stop_reason": None, "stop_sequence": None}
+        return {**self._about, "content": self._blocks.items, "stop_reason": None, "stop_sequence": None}
 
     def _ending(self) -> dict[str, Any]:
         reason = _STOP_REASONS.get(self._last.finish_reason or "", "end_turn")

@@ -17,12 +17,11 @@ from pydantic_core import PydanticOmit
 from ..engine import Engine, Job
 from ..errors import ApiError, shown
 from ..generation import Generation
-from ..output import Delta, Piece
+from ..output import Delta, Kind, Piece
 from ..protocol import (
     REFUSED,
     Arguments,
     ChatRequest,
-    Choosing,
     Fields,
     FormatOptions,
     Function,
@@ -30,6 +29,7 @@ from ..protocol import (
     Part,
     TemplatedRequest,
     Tool,
+    ToolChoice,
     Unsupported,
     chat_of,
     joined,
@@ -38,7 +38,7 @@ from ..protocol import (
     warn_ignored,
 )
 from .chat import chat_generation
-from .common import Event
+from .common import Event, Parts
 
 PREFIX = "resp_"
 
@@ -101,7 +101,7 @@ class ResponsesRequest(TemplatedRequest):
     tools: list[Annotated[Function, only_of_type("function")]] | None = Field(
         None, description="Functions; others are skipped."
     )
-    tool_choice: Choosing | None = Field(None, description="As in a chat.")
+    tool_choice: ToolChoice | None = Field(None, description="As in a chat.")
     reasoning: ReasoningOptions | None = Field(None, description="`effort`: the same as `reasoning_effort` of a chat.")
     text: FormatOptions | None = Field(None, description="`format`: the same as `response_format` of a chat.")
 
@@ -149,87 +149,61 @@ class ResponsesRequest(TemplatedRequest):
         return written
 
 
-_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "reasoning_text": ({"type": "reasoning", "summary": []}, {}, {}),
-    "output_text": ({"type": "message", "role": "assistant"}, {"annotations": []}, {"logprobs": []}),
+_TEXTS: dict[Kind, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "reasoning": ("reasoning_text", {"type": "reasoning", "summary": []}, {}, {}),
+    "text": ("output_text", {"type": "message", "role": "assistant"}, {"annotations": []}, {"logprobs": []}),
 }
-"""What the item of a text has, its one part, and the events about it."""
-_ITEMS = {"reasoning": "reasoning_text", "text": "output_text"}
-_CALL = "function_call"
+"""The type of the one part of an item of text, and what the item, the part, and the events about it have."""
 
 
-class _Items:
-    """The items of an output as they grow, and the events about them."""
+class _Items(Parts):
+    """The items of an output."""
 
     def __init__(self) -> None:
-        self.items: list[dict[str, Any]] = []
-        self._kind: str | None = None
-        """Of the last item, while it grows."""
-        self._growing: list[str] = []
-        """The text or the arguments of the last item, in pieces."""
+        super().__init__()
         self._numbers = itertools.count()
 
     def event(self, name: str, /, **data: Any) -> Event:
         """Return the next event of a stream."""
         return name, {"type": name, "sequence_number": next(self._numbers), **data}
 
-    def push(self, delta: Delta) -> Iterator[Event]:
-        """Add a delta."""
-        for piece in delta.pieces:
-            if piece.kind == "call":
-                yield from self._push_call(piece)
-            else:
-                kind = _ITEMS[piece.kind]
-                yield from self._begin(kind)
-                self._growing.append(piece.text)
-                yield self._of_part(f"{kind}.delta", delta=piece.text, **_KINDS[kind][2])
-
-    def end(self, status: str) -> Iterator[Event]:
+    def complete(self, status: str) -> Iterator[Event]:
         """End the output, whose last item has that status; one without items gets an empty message."""
         if not self.items:
-            yield from self._begin("output_text")
-        yield from self._end(status)
+            yield from self.begin(Piece("text", ""))
+        yield from self.end(status)
 
-    def _push_call(self, call: Piece) -> Iterator[Event]:
-        if call.name is not None:
-            yield from self._end("completed")
-            self._growing.clear()
-            item = {"type": _CALL, "id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
-            self._kind = _CALL
+    def _beginning(self, piece: Piece) -> Iterator[Event]:
+        if piece.kind == "call":
+            item = {"type": "function_call", "id": _id("fc"), "call_id": piece.id, "name": piece.name, "arguments": ""}
             self.items.append({**item, "status": "in_progress"})
             yield self._of_item("output_item.added", item=self.items[-1])
-        if call.text:
-            self._growing.append(call.text)
-            yield self._of_item("function_call_arguments.delta", item_id=self.items[-1]["id"], delta=call.text)
-
-    def _begin(self, kind: str) -> Iterator[Event]:
-        """Begin an item of text, unless one of that kind grows."""
-        if kind == self._kind:
             return
-        yield from self._end("completed")
-        self._growing.clear()
-        about, of_part, _ = _KINDS[kind]
-        self._kind, part = kind, {"type": kind, "text": "", **of_part}
+        type_, about, of_part, _ = _TEXTS[piece.kind]
         self.items.append({"id": _id(about["type"]), **about, "status": "in_progress", "content": []})
         yield self._of_item("output_item.added", item=self.items[-1])
+        part = {"type": type_, "text": "", **of_part}
         self.items[-1]["content"].append(part)
         yield self._of_part("content_part.added", part=part)
 
-    def _end(self, status: str) -> Iterator[Event]:
-        """End the item that grows, if one does."""
-        if self._kind is None:
-            return
-        kind, item = self._kind, self.items[-1]
-        self._kind, item["status"] = None, status
-        text = "".join(self._growing)
-        if kind == _CALL:
+    def _growth(self, kind: Kind, text: str) -> Event:
+        if kind == "call":
+            return self._of_item("function_call_arguments.delta", item_id=self.items[-1]["id"], delta=text)
+        type_, *_, of_event = _TEXTS[kind]
+        return self._of_part(f"{type_}.delta", delta=text, **of_event)
+
+    def _ending(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+        item = self.items[-1]
+        item["status"] = status
+        if kind == "call":
             item["arguments"] = text
-            about = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
+            about = {"item_id": item["id"], "name": item["name"], "arguments": text}
             yield self._of_item("function_call_arguments.done", **about)
         else:
+            type_, *_, of_event = _TEXTS[kind]
             (part,) = item["content"]
             part["text"] = text
-            yield self._of_part(f"{kind}.done", text=part["text"], **_KINDS[kind][2])
+            yield self._of_part(f"{type_}.done", text=text, **of_event)
             yield self._of_part("content_part.done", part=part)
         yield self._of_item("output_item.done", item=item)
 
@@ -262,7 +236,7 @@ class ResponseReply:
         return self._output.push(delta)
 
     def end(self, usage: dict[str, Any]) -> Iterable[Event]:
-        yield from self._output.end(self._status)
+        yield from self._output.complete(self._status)
         # An incomplete response ends like a complete one: openai-python's stream helper and OpenAI's Agents SDK wait
         # for this event, Codex takes `response.incomplete` for an error, and all of them read the status.
         yield self._output.event("response.completed", response=self._complete(usage))
@@ -274,7 +248,7 @@ class ResponseReply:
         yield self._output.event("response.failed", response=self._response("failed", error=about))
 
     def whole(self, outputs: list[Delta], usage: dict[str, Any]) -> dict[str, Any]:
-        for _ in (*self.push(0, outputs[0]), *self._output.end(self._status)):
+        for _ in (*self.push(0, outputs[0]), *self._output.complete(self._status)):
             pass
         return self._complete(usage)
 
@@ -287,7 +261,7 @@ class ResponseReply:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
             **{name: usage[name] for name in ("total_tokens", "completion_tokens_details", "speculation")},
         }
         details = {"reason": "max_output_tokens"} if self._status == "incomplete" else None

@@ -1,0 +1,121 @@
+"""Requests that public reports on other servers are about, as their clients send them; each is answered here."""
+
+import pytest
+from support import tiny
+from support.functions import HELD
+from support.serving import serving
+from support.speaking import chatty, ending_llama
+
+from token_recycling.serving.protocol import ChatRequest
+
+C, H, R, A = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
+USER = {"role": "user", "content": "Hi"}
+GO = HELD[0]["function"]
+
+
+def called(*, content=None, result="a", **function):
+    """A conversation in which a function was called."""
+    call = {"id": "c1", "type": "function", "function": {"name": "go", **function}}
+    said = {"role": "assistant", "content": content, "tool_calls": [call]}
+    return {"messages": [USER, said, {"role": "tool", "tool_call_id": "c1", "content": result}]}
+
+
+def turns(*content, result=()):
+    """A conversation of Anthropic's API in which a tool was called."""
+    used = {"type": "tool_use", "id": "t1", "name": "go", "input": {}}
+    given = {"type": "tool_result", "tool_use_id": "t1", **dict(result)}
+    messages = [USER, {"role": "assistant", "content": [*content, used]}, {"role": "user", "content": [given]}]
+    return {"messages": messages, "tools": [{"name": "go", "input_schema": {"type": "object"}}]}
+
+
+SDK_MESSAGE = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "audio": None, "name": None}
+SDK_MESSAGE |= {"function_call": None, "tool_calls": None, "reasoning_content": None}
+ITEMS = [
+    {"role": "system", "content": "a"},
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}],
+    },
+    {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "go", "arguments": "{}", "status": "completed"},
+    {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a"}]},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+    {"role": "user", "content": "a"},
+]
+THOUGHT = {"type": "thinking", "thinking": "a", "signature": ""}
+CACHED = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+REPORTS = {
+    "mistralai/mistral-common#324, no content beside calls": (H, called(arguments="{}")),
+    "agentjido/req_llm#966, empty content beside calls": (H, called(content="", arguments="{}")),
+    "kagent-dev/kagent#2851, arguments null in a string": (H, called(arguments="null")),
+    "kagent-dev/kagent#2851, arguments null": (H, called(arguments=None)),
+    "kagent-dev/kagent#2851, no JSON": (H, called(arguments="{at: 1")),
+    "kagent-dev/kagent#2851, empty arguments": (H, called(arguments="")),
+    "kagent-dev/kagent#2851, no arguments": (H, called()),
+    "run-llama/llama_index#17555, a tool gives nothing": (H, called(result=None)),
+    "langchain-ai/langchain, a tool gives parts": (H, called(result=[{"type": "text", "text": "a"}])),
+    "vllm-project/vllm#21089, an empty message": (H, {"messages": [USER, {"role": "assistant", "content": ""}, USER]}),
+    "vllm-project/vllm#10015, a message as the SDK dumps it": (H, {"messages": [USER, SDK_MESSAGE, USER]}),
+    "SWE-agent/SWE-agent#967, no calls": (H, {"messages": [USER, {**SDK_MESSAGE, "tool_calls": []}, USER]}),
+    "ggml-org/llama.cpp#17667, a function without parameters": (
+        H,
+        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "go"}}], "tool_choice": "required"},
+    ),
+    "lemonade-sdk/lemonade#540, a function without a description": (
+        H,
+        {"messages": [USER], "tools": [{"type": "function", "function": {**GO, "description": None, "strict": None}}]},
+    ),
+    "ggml-org/llama.cpp#10920, no model": (H, {"messages": [{**USER, "name": "user"}], "model": None}),
+    "ggml-org/llama.cpp#25515, null": (
+        H,
+        {"messages": [USER], **dict.fromkeys(("temperature", "top_p", "stop", "seed", "tools", "response_format"))},
+    ),
+    "gpustack/gpustack#429, stream options of a whole answer": (
+        H,
+        {"messages": [USER], "stream_options": {"include_usage": True}},
+    ),
+    "vllm-project/vllm, a choice without tools": (H, {"messages": [USER], "tools": [], "tool_choice": "auto"}),
+    "MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#138, a conversation": (R, {"input": ITEMS}),
+    "vllm-project/vllm#33089, the output of a call alone": (R, {"input": ITEMS[4:6]}),
+    "vllm-project/vllm#44576, results without content": (A, turns(THOUGHT)),
+    "vllm-project/vllm#44576, an error": (A, turns(result={"content": "a", "is_error": True, **CACHED})),
+    "BerriAI/litellm#19787, thinking": (
+        A,
+        {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "a", **CACHED}]}],
+            "system": [{"type": "text", "text": "a", **CACHED}],
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "metadata": {"user_id": "a"},
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(ending_llama(), chatty(tiny.tokenizer())) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("report", REPORTS)
+def test_what_reports_are_about_is_answered(server, report, stream):
+    path, body = REPORTS[report]
+    limit = "max_output_tokens" if path == R else "max_tokens"
+    answer = server.post(path, {**body, limit: 8, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert '"error": {' not in answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"), [("null", {}), (None, {}), ("", {}), ('{"at": 1}', {"at": 1}), ("{at: 1", "{at: 1")]
+)
+def test_a_call_without_arguments_has_an_empty_object(arguments, read):
+    """As in kagent-dev/kagent#2851."""
+    body = ChatRequest.model_validate(called(arguments=arguments))
+    assert body.messages[1].tool_calls[0].function.arguments == read
