@@ -91,6 +91,9 @@ def test_one_mistake_has_one_code_and_param_everywhere(model, path):
         long = [{**MESSAGES[0], "content": "a" * 400}] if field == "messages" else "a" * 400
         error = server.post(path, {**ASKED[path], field: long}).json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+        # litellm and langchain look for these words, to raise their errors about context windows.
+        for words in ("prompt is too long", "model's maximum context length is", "shorten"):
+            assert words in error["message"]
         kind = {"Content-Type": "application/json"}
         contents = (b"{bad", b'{"prompt": "\xff"}', b"", b"[" * 100_000, b'["a"]', b'{"chat_template_kwargs": 1e999}')
         for content, headers in [*((content, kind) for content in contents), (b'{"prompt": "a"}', {})]:

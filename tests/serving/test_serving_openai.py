@@ -60,23 +60,6 @@ def test_a_silent_stream_has_comments(model, tokenizer, monkeypatch):
         hook.remove()
 
 
-def test_an_answer_goes_on_with_the_last_message(server):
-    messages = [{"role": "user", "content": "import os"}, {"role": "assistant", "content": "for index in"}]
-    for more in ({}, {"add_generation_prompt": False}):
-        going_on = chat(server, messages=messages, temperature=0, max_tokens=24, continue_final_message=True, **more)
-        wanted = (
-            completion(server, prompt="user: import os\nassistant: for index in", temperature=0, max_tokens=24)
-            .choices[0]
-            .text
-        )
-        assert going_on.choices[0].message.content == wanted
-    bare = chat(server, messages=messages[:1], temperature=0, max_tokens=24, add_generation_prompt=False)
-    assert (
-        bare.choices[0].message.content
-        == completion(server, prompt="user: import os\n", temperature=0, max_tokens=24).choices[0].text
-    )
-
-
 def test_an_effort_is_for_templates_that_read_it(server, model):
     assert (
         chat(server, temperature=0, max_tokens=24, reasoning_effort="high").choices
