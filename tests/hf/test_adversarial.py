@@ -5,17 +5,19 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import types
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
-import peft
 import pytest
 import torch
 from support import tiny
 from torch.nn import functional
 from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import token_recycling as tr
 
@@ -143,6 +145,35 @@ class Slots:
     def __call__(self, module):
         self.n += 1
         return self.n
+
+
+class Disguised:
+    def __init__(self):
+        self.passes = 0
+
+    def __call__(self, module, inputs, output):
+        self.passes += 1
+        return output + VECTOR if self.passes > AFTER else output
+
+
+Disguised.__module__ = "peft.tuners.lora"
+
+
+@dataclass
+class Output(CausalLMOutputWithPast):
+    def __post_init__(self):
+        super().__post_init__()
+        if self.logits is not None and by_global(self) > AFTER:
+            self.logits = self.logits.roll(1, -1)
+
+
+def with_output(model):
+    def forward(self, *args, **kwargs):
+        output = LlamaForCausalLM.forward(self, *args, **kwargs)
+        return Output(logits=output.logits, past_key_values=output.past_key_values)
+
+    model.forward = types.MethodType(forward, model)
+    return {}
 
 
 class Called(type):
@@ -282,27 +313,14 @@ def by_replaced_function(model):
 
 
 def by_bound_library_method(model):
-    train, evaluate = model.model.norm.train, model.model.norm.eval
-    weight = model.model.norm.weight
+    scale = model.model.layers[0].mlp.down_proj.weight.data.mul_
 
     def process(ids, scores):
-        (train if ids[0, -1] % 2 else evaluate)()
-        weight.data.mul_(1.1)
+        scale(0.5 if ids[0, -1] % 2 else 1.5)
         return scores
 
     return process
 
-
-def with_adapter(config: Callable[[], Any]) -> Callable[[Any], dict[str, Any]]:
-    def bring(model):
-        torch.manual_seed(3)
-        model.__dict__.setdefault("wrapper", [peft.get_peft_model(model, config())])
-        return {}
-
-    return bring
-
-
-LORA: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
 
 CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "a global": when(by_global),
@@ -336,11 +354,8 @@ CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "a module": processor(by_module_of_the_model),
     "a function of torch": processor(by_replaced_function),
     "a method of a module": processor(by_bound_library_method),
-    "lora": with_adapter(lambda: peft.LoraConfig(**LORA)),
-    "lora with a bias": with_adapter(lambda: peft.LoraConfig(**LORA, lora_bias=True)),
-    "oft": with_adapter(
-        lambda: peft.OFTConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], oft_block_size=8, r=0)
-    ),
+    "a class that names peft as its home": lambda model: on_layer(model, Disguised()) or {},
+    "an output": with_output,
 }
 
 

@@ -21,6 +21,7 @@ def is_own(package: str | None) -> bool:
 def home_of(function: Any) -> str | None:
     """Return the name of the module that a function, method, partial or callable object is written in; None for one of
     a compiled language. A wrapper is written where its own code is, whatever it wraps; wrappers of torch do not count.
+    A class is written where its methods are, whatever module it names.
     """
     kind = type(function)
     if kind is FunctionType:
@@ -32,10 +33,18 @@ def home_of(function: Any) -> str | None:
     if isinstance(function, functools.partial):
         return home_of(function.func)
     if isinstance(function, type):
-        return function.__module__
+        return _home_of_class(function)
     if kind.__module__ == "builtins":
         return getattr(function, "__module__", None)
-    return kind.__module__
+    return _home_of_class(kind)
+
+
+def _home_of_class(kind: type) -> str:
+    methods = [value for value in vars(kind).values() if type(value) is FunctionType]
+    homes = {str(method.__globals__.get("__name__")) for method in methods}
+    package = kind.__module__.partition(".")[0]
+    others = [home for home in homes if not is_own(home) and home.partition(".")[0] != package]
+    return min(others, default=kind.__module__)
 
 
 def is_foreign(function: Any) -> bool:

@@ -76,6 +76,7 @@ _ELSEWHERE = (
     "_prepare_generation",
 )
 """How the names of methods begin that no forward pass calls, unless the code names them."""
+_CALLED_BY_PYTHON = frozenset({"__call__", "__getattr__", "__getattribute__", "__getitem__", "__post_init__"})
 _AROUND_THE_LOOP = frozenset({"reset_parameters", "tie_weights", "extra_repr"})
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), Enum),
@@ -302,16 +303,16 @@ class Reach:
             exception = issubclass(kind, BaseException)
             if package not in _LIBRARIES and not exception and kind.__name__ not in _BUILTINS:
                 self.reason = f"it uses {name}, a class of {package}"
-        elif issubclass(kind, torch.nn.Module):
+        elif issubclass(kind, (torch.nn.Module, ModelOutput)):
             for base in kind.__mro__:
                 if is_own(base.__module__):
                     continue
                 for attribute, value in list(vars(base).items()):
                     if isinstance(value, (FunctionType, staticmethod, classmethod, property)):
                         called = not attribute.startswith(_ELSEWHERE) and attribute not in _AROUND_THE_LOOP
-                        called = called or attribute in ("__call__", "__getattr__", "__getattribute__")
+                        called = called or attribute in _CALLED_BY_PYTHON
                         (self._unread if called else self._methods).append((attribute, value))
-        elif not issubclass(kind, (ModelOutput, BaseException)):
+        elif not issubclass(kind, BaseException):
             self.reason = f"it reaches the class {kind.__qualname__}"
 
     def _module(self, name: str, module: torch.nn.Module) -> None:
