@@ -11,8 +11,8 @@ from support.architectures import BORDERS, chosen, model_of, named
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import token_recycling as tr
+from token_recycling.model.facts import kept_of
 from token_recycling.model.prefill import prefill
-from token_recycling.model.remembered import kept_of
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 

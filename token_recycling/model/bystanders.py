@@ -27,7 +27,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from .fingerprint import parts_of
+from .facts import parts_of
 from .foreign import Foreign
 from .homes import home_of, is_own, name_of
 from .plain import is_adapter

@@ -8,7 +8,7 @@ are quantized at run time do: where all rows of a forward pass share one scale, 
 model is refused. Where every token has its own scale, coarse rounding can still change the output; the self-test
 decides (`trial`).
 
-Cost: a few milliseconds for each form of the model (`fingerprint`).
+Cost: a few milliseconds for each form of the model (`facts`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ from .compat import (
     is_as_compared,
     why_not_here,
 )
-from .fingerprint import parts_of
+from .facts import Kept, kept_of, parts_of
 from .foreign import is_compiled
 from .inspection import arguments_of
 from .kv_cache import attends_to_blocks, can_be_taken
 from .recurrence import mixers_among
-from .remembered import Kept, kept_of
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""

@@ -20,7 +20,7 @@ import torch.distributed
 
 from .._util.locks import Lock
 from ..costs.curve import OnlineCurve, band, shared_by
-from . import remembered
+from . import facts
 from .target import Target
 
 _MOST_ON_CPU, _MOST = 64, 256
@@ -45,7 +45,7 @@ class PassTimes:
         self._prior, self._setting = prior, setting
         self._curves: dict[tuple[int, int], OnlineCurve] = {}
         """By batch size and band of length."""
-        self._path = None if setting is None else remembered.file_of("costs", setting)
+        self._path = None if setting is None else facts.file_of("costs", setting)
         self._written = -math.inf
         self._choosing = Lock()
 
@@ -68,7 +68,7 @@ class PassTimes:
 
     def _kept(self) -> dict[tuple[int, int], np.ndarray]:
         """Return the plausible shapes on disk."""
-        return {} if self._path is None else remembered.read(self._path, self._parsed, {})
+        return {} if self._path is None else facts.read(self._path, self._parsed, {})
 
     def _parsed(self, content: dict[str, Any]) -> dict[tuple[int, int], np.ndarray]:
         shapes = {
@@ -101,7 +101,7 @@ class PassTimes:
             {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
             for (texts, length), shape in sorted(shapes.items())
         ]
-        remembered.write(self._path, {"setting": self._setting, "curves": curves})
+        facts.write(self._path, {"setting": self._setting, "curves": curves})
 
 
 def _plausible(shape: np.ndarray) -> bool:
@@ -153,7 +153,7 @@ def setting(target: Target, kind: str = "") -> dict[str, str]:
         "shape": target.shape,
         "attention": target.info.attention,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "machine": remembered.machine(target.device),
+        "machine": facts.machine(target.device),
         "threads": str(torch.get_num_threads()) if target.device.type == "cpu" else "",
         **({"steps": kind} if kind else {}),
         **({"weights": "prepacked"} if target.prepacked is not None else {}),

@@ -27,7 +27,7 @@ from transformers import PretrainedConfig
 from transformers.utils import ModelOutput
 
 from .compat import times_written
-from .fingerprint import describe, parts_of, place
+from .facts import describe, parts_of, place
 from .foreign import ATTRIBUTES_OF_TORCH, Foreign, foreign_hooks, is_own_class, own_attributes, own_class
 from .homes import home_of, is_own
 from .target import Target

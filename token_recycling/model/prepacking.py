@@ -31,8 +31,7 @@ from transformers import PreTrainedModel
 from .._util.device import memory
 from ..costs.curve import TICK
 from .compat import packed_product, packed_types, packed_weight, version
-from .fingerprint import parts_of, place
-from .remembered import Kept, kept_of
+from .facts import Kept, kept_of, parts_of, place
 
 _LEAST_BYTES = 4_000_000
 """Smaller weights, which fit into a core's caches, are packed only on request."""

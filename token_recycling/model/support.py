@@ -1,4 +1,4 @@
-"""May a model be accelerated? Answers are found once, and kept with the model (`remembered`).
+"""May a model be accelerated? Answers are found once, and kept with the model (`facts`).
 
 `ready` answers for a model, `why_not_code` for the code in it and a number of sequences. What a model's class and
 configuration say comes first (`info`). Families that were compared when this library was made need no more. Others, and
@@ -21,11 +21,11 @@ from transformers.cache_utils import Cache
 
 from .._util.versions import installed
 from .compat import attention_name
+from .facts import Kept, file_of, kept_of, machine, read, shape_of, write
 from .foreign import Foreign, foreign_code, listed, why_not_plain_loop
 from .homes import code_beside, home_of
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
 from .inspection import input_device
-from .remembered import Kept, file_of, kept_of, machine, read, shape_of, write
 from .target import Target
 
 if TYPE_CHECKING:

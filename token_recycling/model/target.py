@@ -31,7 +31,7 @@ from ..trees.packed import PackedTrees
 from .architectures import Reach
 from .attention import attending, biased_by_position, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
-from .fingerprint import parts_of
+from .facts import kept_of, parts_of, shape_of
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import (
     arguments_of,
@@ -46,7 +46,6 @@ from .inspection import (
 from .kv_cache import count, framed, take_over, windowed_layer
 from .prepacking import PREPACKED, drop
 from .recurrence import mixers_among, node_by_node
-from .remembered import kept_of, shape_of
 from .tree_layer import Frame, TreeLayer, window_band, window_start
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)

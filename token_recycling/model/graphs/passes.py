@@ -15,13 +15,13 @@ from transformers.utils.logging import tqdm
 from ..._util.device import lasting
 from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
-from ..fingerprint import operations_of
 from ..inspection import layer_states
 from ..kv_cache import TreeCache, keep_all, windowed_layer
 from ..runner import EagerRunner, Pass, States
 from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
 from . import NoFastPathError
 from .capture import Graphs
+from .state import state_of
 
 _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then capacity doubles."""
@@ -33,11 +33,6 @@ _COMMON_NODES = 256
 """Rows of all sequences together, in most passes over a batch."""
 _COMMON_SLOTS = 4096
 """Slots that are reserved for their graphs: prompts of up to 1,024 tokens leave them in place."""
-
-
-def state_of(target: Target, keep: bool = False) -> list[Any]:
-    """Equal as long as captured passes of the model can be replayed; one to `keep` keeps nothing alive."""
-    return operations_of(target.model, target.info.attention, keep)
 
 
 class Shape(NamedTuple):

@@ -17,7 +17,8 @@ from ..info import ModelInfo
 from ..kv_cache import TreeCache, takes_frames
 from ..prefill import prefill
 from ..target import Target
-from .passes import CapturedPasses, state_of
+from .passes import CapturedPasses
+from .state import state_of
 
 _TREE = parse_paths("0 1 10").parents
 _TRIED = 8

@@ -15,8 +15,8 @@ from support import tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling.model.facts import kept_of
 from token_recycling.model.info import model_info
-from token_recycling.model.remembered import kept_of
 
 
 def remembered(model, what, make, values_matter=True):

@@ -1,53 +1,65 @@
-"""A model as it was, compared with the model as it is.
+"""Facts about a model, kept for as long as the model stays the same.
 
-Facts about a model hold as long as its `Fingerprint` does: `form` while parts, weights and configuration are the same
-ones, `numbers` while nothing was written to the weights, `code` while the same foreign code runs in it (`foreign`).
-Every call compares them once: 0.4 ms for 423 modules. Writing through a tensor's `.data` is not counted by torch.
+A self-test, learned costs and captured passes are made once and used by every call. They are kept in this process next
+to the model, not in it, so that it is saved, copied and pickled as before; facts that hold for later processes are kept
+on disk, where a damaged file is replaced by the next one written.
 
-A captured pass is replayed without Python and depends on more, `operations_of`: all attributes of all modules, options
-of the configuration and of torch; of tensors address and shape. Changes inside other objects, or in methods besides
-`forward`, are not seen. This costs some milliseconds.
-
-Nothing is kept alive: objects count by their numbers, and one that is gone is no longer the same.
+A model is the same as long as its `Fingerprint` is: `form` while parts, weights and configuration are the same ones,
+`numbers` while nothing was written to the weights, `code` while the same foreign code runs in it (`foreign`). Every
+call compares them once: 0.4 ms for 423 modules. Writing through a tensor's `.data` is not counted by torch. A
+fingerprint keeps nothing alive: objects count by their numbers, and one that is gone is no longer the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import json
+import logging
+import platform
 import sys
+import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import PretrainedConfig, PreTrainedModel
 
+from .._util.device import lasting
+from .._util.files import cache_folder, replacing
 from .compat import CHILDREN, PARAMETERS, methods_of_the_loop, times_written, with_hooks
 from .foreign import (
-    ATTRIBUTES_OF_TORCH,
     CALLED_INSTEAD,
     OF_FAMILIES,
     attention_functions,
     foreign_hooks,
     global_hooks,
-    hooks_of,
     is_graph,
     own_class,
 )
 from .homes import is_foreign, is_own
 from .replaced import foreign_modes, replaced_in_libraries
 
+logger = logging.getLogger("token_recycling")
+
+T = TypeVar("T")
+
 _METHODS_AROUND = ("__call__", "generate", *methods_of_the_loop())
 """Methods that stand between `generate` and the forward pass."""
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
-_SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
-"""Attributes that are compared otherwise, or decide nothing of a pass."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+# The model as it is
 
 
 def parts_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -192,7 +204,7 @@ def describe(value: Any, values: list[Any], things: list[Any], seen: set[int] | 
     `things` what counts by identity. `seen`: configurations that were described before, and containers around this one.
     """
     kind, seen = type(value), set() if seen is None else seen
-    if kind in _PLAIN:
+    if kind in PLAIN:
         values += (kind, value)
     elif issubclass(kind, torch.Tensor):
         things.append(value)
@@ -219,62 +231,138 @@ def describe(value: Any, values: list[Any], things: list[Any], seen: set[int] | 
         things.append(value)
 
 
-def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list[Any]:
-    """Return something that a later one is equal to while a forward pass runs the same operations on the same tensors.
-    `attention`: the implementation of the model's passes (`ModelInfo.attention`). `keep`: keep nothing alive with it.
-    """
-    things: list[Any] = [*hooks_of(None)]
-    values: list[Any] = [attention, *_options_of_torch()]
-    seen: set[int] = set()
-    describe(getattr(model, "config", None), values, things, seen)
-    parts = dict.fromkeys(parts_of(model))
-    unread = [*parts]
-    while unread:
-        part = unread.pop()
-        kind: Any = own_class(part)
-        things.append(getattr(kind, "forward", None))
-        values.append(kind.__qualname__)
-        before, attributes = len(things), part.__dict__
-        things += hooks_of(part)
-        children = dict(part.named_children())
-        values += children
-        things += children.values()
-        for tensors in (dict(part.named_parameters(recurse=False)), dict(part.named_buffers(recurse=False))):
-            if tensors:
-                describe(tensors, values, things)
-        for name, value in list(attributes.items()):  # another thread's pass may add some
-            if name not in _SKIPPED:
-                values.append(name)
-                if type(value) in _PLAIN:  # the usual case, without a call
-                    values += (type(value), value)
-                else:
-                    describe(value, values, things, seen)
-        for module in things[before:]:
-            if isinstance(module, torch.nn.Module) and module not in parts:  # in an attribute that is no part
-                parts[module] = None
-                unread.append(module)
-    identities = Identities(things)
-    return [identities.watch() if keep else identities, values]
+# In this process
 
 
-def _options_of_torch() -> list[Any]:
-    """Options of torch that choose between operations, or their precision."""
-    backends: Any = torch.backends
-    cuda, matmul = backends.cuda, backends.cuda.matmul
-    return [
-        torch.get_default_dtype(),
-        torch.get_default_device(),
-        torch.get_deterministic_debug_mode(),
-        backends.fp32_precision,
-        backends.mkldnn.matmul.fp32_precision,
-        matmul.fp32_precision,
-        matmul.allow_fp16_accumulation,
-        matmul.allow_fp16_reduced_precision_reduction,
-        matmul.allow_bf16_reduced_precision_reduction,
-        cuda.preferred_blas_library(),
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.fp16_bf16_reduction_math_sdp_allowed(),
-    ]
+class Kept:
+    """Results about a model, for as long as it is as it was."""
+
+    def __init__(self, model: PreTrainedModel, of_form: dict[Hashable, Any], lock: threading.RLock) -> None:
+        """`of_form`: those that do not depend on the numbers in its weights; `lock`: the model's, in whatever state."""
+        self._fingerprint, self.lock = Fingerprint(model).watch(), lock
+        self.code = self._fingerprint.code
+        """The code in the model when it was compared last."""
+        self._results: dict[bool, dict[Hashable, Any]] = {True: {}, False: of_form}
+
+    @property
+    def of_form(self) -> dict[Hashable, Any]:
+        return self._results[False]
+
+    def compare(self, model: PreTrainedModel) -> tuple[bool, bool]:
+        """Whether the model has the same form as then; and whether its weights have the same numbers, too."""
+        now, before = Fingerprint(model), self._fingerprint
+        if before.form != now.form:
+            return False, False
+        if self.code != now.code:
+            self.code = now.watch().code
+        return True, before.numbers == now.numbers
+
+    def recall(self, what: Hashable, values_matter: bool = True) -> Any | None:
+        """Return what `get` has made before, or None."""
+        return self._results[values_matter].get(what)
+
+    def get(self, what: Hashable, make: Callable[[], T], values_matter: bool = True) -> T:
+        """Return what `make()` gave the first time. One thread makes it while others that want something of the same
+        model wait; what is made may itself be made of such results.
+        """
+        results = self._results[values_matter]
+        if what not in results:
+            with self.lock:
+                if what not in results:
+                    with lasting():
+                        results[what] = make()
+        return results[what]
+
+    def forget(self, what: Hashable) -> None:
+        """Forget one result, or, of results named by tuples, all that begin with `what`."""
+        for results in self._results.values():
+            for name in list(results):
+                if name == what or (isinstance(name, tuple) and name[:1] == (what,)):
+                    results.pop(name, None)
+
+    def count(self, what: Hashable) -> int:
+        """Return the number of results named by tuples that begin with `what`."""
+        return sum(isinstance(name, tuple) and name[:1] == (what,) for kept in self._results.values() for name in kept)
+
+    def say_once(self, message: str) -> None:
+        """Log a warning about the model, the first time only."""
+        self.get(("said", message), lambda: logger.warning(message), values_matter=False)
+
+
+_kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
+_looking = threading.RLock()
+
+
+def kept_of(model: PreTrainedModel) -> Kept:
+    """Return the results about a model as it is."""
+    with _looking:
+        before = _kept.get(model)
+    same_form, same = (False, False) if before is None else before.compare(model)
+    if before is not None and same:
+        return before
+    with _looking:
+        if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile
+            of_form = before.of_form if before is not None and same_form else {}
+            kept = _kept[model] = Kept(model, of_form, threading.RLock() if before is None else before.lock)
+    return kept
+
+
+# On disk
+
+
+def file_of(kind: str, setting: dict[str, str]) -> Path:
+    """Return the file of facts about a setting."""
+    return cache_folder() / kind / f"{digest(setting)}.json"
+
+
+def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
+    """Return the parsed content of a file; `nothing` if it is missing or, with a warning, damaged."""
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return nothing
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        say(f"{path} does not hold facts learned about a model ({problem}); they are learned again")
+        return nothing
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Replace what is kept."""
+    try:
+        with replacing(path) as temporary:
+            Path(temporary).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    except OSError as error:
+        say(
+            f"facts learned about a model cannot be written to {path} ({error}); set TOKEN_RECYCLING_CACHE to a "
+            "writable folder"
+        )
+
+
+@cache
+def say(message: str) -> None:
+    """Log a warning, the first time only."""
+    logger.warning(message)
+
+
+def digest(of: Any) -> str:
+    """A short name for what can be written as JSON, or else as text."""
+    return hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def shape_of(config: PretrainedConfig) -> str:
+    """A short name for a configuration, wherever the model was loaded from."""
+    return digest({key: value for key, value in config.to_dict().items() if not key.startswith("_")})
+
+
+@cache
+def machine(device: torch.device) -> str:
+    """The name of what computes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor()
+    return f"{device.type} {name}"

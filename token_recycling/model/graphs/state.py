@@ -1,0 +1,86 @@
+"""What a captured pass depends on.
+
+A captured pass is replayed without Python: it holds while all attributes of all modules, options of the configuration
+and of torch, and addresses and shapes of tensors are what they were. Changes inside other objects, or in methods
+besides `forward`, are not seen. Comparing costs some milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..facts import PLAIN, Identities, describe, parts_of
+from ..foreign import ATTRIBUTES_OF_TORCH, hooks_of, own_class
+from ..target import Target
+
+_SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
+"""Attributes that are compared otherwise, or decide nothing of a pass."""
+
+
+def state_of(target: Target, keep: bool = False) -> list[Any]:
+    """Equal as long as captured passes of the model can be replayed; one to `keep` keeps nothing alive."""
+    return operations_of(target.model, target.info.attention, keep)
+
+
+def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list[Any]:
+    """Return something that a later one is equal to while a forward pass runs the same operations on the same tensors.
+    `attention`: the implementation of the model's passes (`ModelInfo.attention`). `keep`: keep nothing alive with it.
+    """
+    things: list[Any] = [*hooks_of(None)]
+    values: list[Any] = [attention, *_options_of_torch()]
+    seen: set[int] = set()
+    describe(getattr(model, "config", None), values, things, seen)
+    parts = dict.fromkeys(parts_of(model))
+    unread = [*parts]
+    while unread:
+        part = unread.pop()
+        kind: Any = own_class(part)
+        things.append(getattr(kind, "forward", None))
+        values.append(kind.__qualname__)
+        before, attributes = len(things), part.__dict__
+        things += hooks_of(part)
+        children = dict(part.named_children())
+        values += children
+        things += children.values()
+        for tensors in (dict(part.named_parameters(recurse=False)), dict(part.named_buffers(recurse=False))):
+            if tensors:
+                describe(tensors, values, things)
+        for name, value in list(attributes.items()):  # another thread's pass may add some
+            if name not in _SKIPPED:
+                values.append(name)
+                if type(value) in PLAIN:  # the usual case, without a call
+                    values += (type(value), value)
+                else:
+                    describe(value, values, things, seen)
+        for module in things[before:]:
+            if isinstance(module, torch.nn.Module) and module not in parts:  # in an attribute that is no part
+                parts[module] = None
+                unread.append(module)
+    identities = Identities(things)
+    return [identities.watch() if keep else identities, values]
+
+
+def _options_of_torch() -> list[Any]:
+    """Options of torch that choose between operations, or their precision."""
+    backends: Any = torch.backends
+    cuda, matmul = backends.cuda, backends.cuda.matmul
+    return [
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_deterministic_debug_mode(),
+        backends.fp32_precision,
+        backends.mkldnn.matmul.fp32_precision,
+        matmul.fp32_precision,
+        matmul.allow_fp16_accumulation,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        cuda.preferred_blas_library(),
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.fp16_bf16_reduction_math_sdp_allowed(),
+    ]
