@@ -9,8 +9,8 @@ from support.drafters import NAMES, example
 import token_recycling as tr
 from token_recycling.grammar import adapters
 from token_recycling.grammar.constraint import Constraint
-from token_recycling.grammar.grow import GrammarStatistics
 from token_recycling.grammar.state import State
+from token_recycling.grammar.statistics import GrammarStatistics
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import Template
 

@@ -18,7 +18,7 @@ from .._util.options import check_at_least as check_at_least  # for drafters, in
 from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
-    from ..grammar.grow import GrammarStatistics
+    from ..grammar.statistics import GrammarStatistics
 from ..model.target import Target
 
 PREDICTED = "predicted_tokens"

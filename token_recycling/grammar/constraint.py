@@ -16,8 +16,10 @@ from transformers import LogitsProcessor
 
 from ..costs.budget import NO_COSTS
 from ..trees.draft import Draft, Step
-from .grow import Candidates, GrammarStatistics, grow, states_of
+from .adapters import state_of
+from .grow import grow, states_of
 from .state import State
+from .statistics import Candidates, GrammarStatistics
 
 _CHAIN = 8
 """Nodes that a draft may have in any case: a forced chain takes hardly any guess."""
@@ -100,9 +102,5 @@ def constraint_of(
     `padded` (1, columns) is the prompt as the processors see it; it has `length` tokens. `timed`: whether a
     clock may decide that drafts no longer follow a slow grammar. `statistics`: those that other sequences share.
     """
-    if not processors:
-        return None
-    from .adapters import state_of
-
     state = state_of(processors, padded, timed)
     return None if state is None else Constraint(state, length, statistics)

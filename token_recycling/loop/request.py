@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
@@ -22,8 +22,6 @@ from transformers.generation.stopping_criteria import (
 
 from .._util.device import derived_generator, random_state, set_random_state
 from ..drafters._base import Drafter, DrafterTraits
-from ..grammar.constraint import constraint_of
-from ..grammar.state import State
 from ..model.homes import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
@@ -33,6 +31,10 @@ from .hints import NO_HINTS, Hints
 from .pacer import Pace, Pacer, now
 from .processors import Scope, holds_at_nodes, penalised, scope
 from .stats import Stats
+
+if TYPE_CHECKING:
+    from ..grammar.constraint import Constraint
+    from ..grammar.state import State
 
 _LEAST_GROWTH = 256
 """Least growth of the token buffer: the length limit may exceed any memory."""
@@ -285,14 +287,18 @@ class Request:
         self.prompt = self.sequence.tokens
         """(length,) int64."""
         self.traits: DrafterTraits = self.drafter.traits
-        self.constraint = constraint_of(
-            self.selector.processors,
-            self.sequence.padded,
-            self.sequence.length,
-            self.timed,
-            self.traits.grammar_statistics,
-        )
+        self.constraint: Constraint | None = None
         """The grammar that constrains it, if a processor of a known library does."""
+        if self.selector.processors:
+            from ..grammar.constraint import constraint_of
+
+            self.constraint = constraint_of(
+                self.selector.processors,
+                self.sequence.padded,
+                self.sequence.length,
+                self.timed,
+                self.traits.grammar_statistics,
+            )
         self._state: State | None = None
         """Grammar state at the last draft's root, where it is known."""
         self.draft_generator: torch.Generator | None = None

@@ -16,8 +16,6 @@ import numpy as np
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS, least_gain, paying_prefix
-from ..grammar.grow import Candidates, GrammarStatistics
-from ..grammar.grow import grow as grow_within
 from . import copying
 from .growth import CHILDREN, TEMPLATE_NODE, advance, new_sequence, new_tree
 from .ngram_matrix import NgramMatrix, Options
@@ -25,6 +23,7 @@ from .suffix_index import BREAK, LONGEST, IndexArrays, SuffixIndex, masked
 
 if TYPE_CHECKING:
     from ..grammar.state import State
+    from ..grammar.statistics import Candidates, GrammarStatistics
     from ..trees.templates import Template
 
 _NO_MASK = np.zeros(0, np.int32)
@@ -130,6 +129,8 @@ class Recycler:
         """Draft within a grammar, as `draft` does. Return the nodes, and the probability (n,) float32 of each being
         accepted if its parent is. `state`: the grammar's state at the end of the sequence.
         """
+        from ..grammar.grow import grow
+
         self._draft_after(tokens, max_depth, least=math.inf, mask=state.mask)
         tree = self._tree
 
@@ -143,9 +144,7 @@ class Recycler:
             return [] if after is None else candidates(self._grown - 1)
 
         first, root = candidates(0), int(tree["token"][0])
-        _, _, confidence = grow_within(
-            state, first, root, propose, grammar_statistics, max_depth, self.nodes, costs, ratio
-        )
+        _, _, confidence = grow(state, first, root, propose, grammar_statistics, max_depth, self.nodes, costs, ratio)
         return tree[: len(confidence)], np.array(confidence, np.float32)
 
     def chain(self, nodes: int) -> list[int]:

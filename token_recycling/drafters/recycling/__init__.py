@@ -22,7 +22,7 @@ import torch
 from ..._util.files import cache_folder
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...grammar.grow import GrammarStatistics
+from ...grammar.statistics import GrammarStatistics
 from ...model.inspection import weights_fingerprint
 from ...model.target import Target
 from ...recycling.growth import CHILDREN

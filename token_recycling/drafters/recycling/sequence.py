@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...grammar.allowed import top_allowed
-from ...grammar.state import State
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT
 from ...recycling.recycler import Recycler
@@ -17,6 +15,7 @@ from ...trees.draft import Context, Draft, Step
 from .._base import PREDICTED, SequenceDrafter
 
 if TYPE_CHECKING:
+    from ...grammar.state import State
     from . import Recycling
 
 _DEEPEST = 255
@@ -82,6 +81,8 @@ class RecyclingSequence(SequenceDrafter):
         self, states: Sequence[State | None], step: Step, teaching: np.ndarray, ngrams: np.ndarray
     ) -> None:
         """Learn which of the allowed tokens the target chooses: its other candidates never become output."""
+        from ...grammar.allowed import top_allowed
+
         choices = {
             node: state for node in teaching.tolist() if (state := states[node]) is not None and not state.single
         }

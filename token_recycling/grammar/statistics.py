@@ -1,0 +1,105 @@
+"""What the target chose among the tokens that a grammar allows.
+
+A forced string does not determine its tokenization (`"` or `":`): the longest token is preferred at first, later the
+one that the target chose among the same allowed tokens. Where many are allowed, those that the target often chose
+there, such as the end of a string, are candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .._util.locks import Lock
+
+if TYPE_CHECKING:
+    from .state import State
+
+_STATES, _TAKEN = 4096, 48
+"""Most sets of allowed tokens that are kept, and the choices in one after which older ones count half."""
+_DOUBT_OF_FEW, _DOUBT_OF_MANY = 1.0, 6.0
+"""Choices that a first guess counts for, where few tokens are allowed and where many are."""
+_LIKELY = 6
+"""Most candidates from the statistics of a large set."""
+_WHOLE, _PART = 1.0, 0.04
+"""Initial weight of an allowed token, and of one that is a prefix of another."""
+
+Candidates = list[tuple[int, float]]
+"""Tokens with their probabilities."""
+
+
+class GrammarStatistics:
+    """Counts the target's choices by the set of allowed tokens. Used by several threads."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, dict[int, float]] = {}
+        self._weights: dict[int, dict[int, float]] = {}
+        self._learning = Lock()
+
+    def learn(self, state: State, token: int) -> None:
+        """Count one token of the output."""
+        with self._learning:
+            taken = self._taken.pop(state.key, {})
+            if sum(taken.values()) >= _TAKEN:
+                taken = {one: number / 2 for one, number in taken.items() if number > 1}
+            self._taken[state.key] = {**taken, token: taken.get(token, 0.0) + 1}
+            if len(self._taken) > _STATES:
+                del self._taken[next(iter(self._taken))]
+
+    def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
+        """Count the tokens chosen at places with known states, where there was a choice."""
+        for state, token in zip(states, tokens, strict=True):
+            if state is not None and not state.single:
+                self.learn(state, token)
+
+    def probabilities(self, state: State, proposed: Candidates) -> Candidates:
+        """Return candidates after a state with their probabilities, from the statistics and from `proposed`, all
+        allowed.
+        """
+        if state.few is not None and len(state.few) < 2:
+            return [(token, 1.0) for token in state.few]
+        taken = self._taken.get(state.key, {})
+        total = sum(taken.values())
+        guess, known = dict(proposed), min(1.0, sum(probability for _, probability in proposed))
+        if state.few is not None:
+            weights = self._weights_of(state)
+            left = (1 - known) / sum(weights.values())
+            guess = {token: guess.get(token, 0.0) + left * weight for token, weight in weights.items()}
+            doubt = _DOUBT_OF_FEW / (_DOUBT_OF_FEW + total)
+            habit = {token: taken.get(token, 0.0) / max(total, 1.0) for token in guess}
+            return [(token, doubt * probability + (1 - doubt) * habit[token]) for token, probability in guess.items()]
+        share = (1 - known) / (total + _DOUBT_OF_MANY)
+        for token in sorted(taken, key=taken.__getitem__, reverse=True)[:_LIKELY]:
+            guess[token] = guess.get(token, 0.0) + share * taken[token]
+        return [*guess.items()]
+
+    def _weights_of(self, state: State) -> dict[int, float]:
+        weights = self._weights.get(state.key)
+        if weights is None:
+            if len(self._weights) >= _STATES:
+                self._weights.clear()
+            weights = self._weights[state.key] = _weights(state)
+        return weights
+
+
+def _weights(state: State) -> dict[int, float]:
+    """Return initial weights of a few allowed tokens; prefixes of other tokens weigh little.
+
+    What is forced after a prefix ends with what is forced after the longer token. Where nothing is forced after several
+    tokens, but something before, the lowest id was merged first, and the others extend it.
+    """
+    tokens = state.few or ()
+    if len(tokens) == 1:
+        return dict.fromkeys(tokens, _WHOLE)
+    rests: dict[int, str] = {}
+    for token in tokens:
+        after = state.after(token)
+        rests[token] = "" if after is None else after.forced
+    first = next((token for token, rest in rests.items() if not rest), None) if state.forced else None
+
+    def begins_another(token: int, rest: str) -> bool:
+        if first is not None:
+            return token != first
+        return any(other and len(other) < len(rest) and rest.endswith(other) for other in rests.values())
+
+    return {token: _PART if begins_another(token, rest) else _WHOLE for token, rest in rests.items()}
