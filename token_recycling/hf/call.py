@@ -40,7 +40,7 @@ from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
-from ..model.compat import CACHE, cache_argument, is_callers, mark_made
+from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.homes import code_beside, is_foreign, is_own, name_of
 from ..model.info import ModelInfo
 from ..model.kv_cache import dtypes, rows, slots
@@ -83,7 +83,6 @@ class GenerateCall:
         self.model_kwargs, self.streamer = model_kwargs, streamer
         self.cache: Cache = model_kwargs.get(cache_argument(model_kwargs) or CACHE)
         """The key/value cache, empty or with a prefix of the sequence."""
-        mark_made(self.cache)
         self.cache_is_seen = bool(config.return_dict_in_generate or is_callers(self.cache))
         """Whether the caller has the cache, or will get it."""
         self.reading: Reading | None = getattr(streamer, "reading_prompt", None)

@@ -131,15 +131,9 @@ def mark_callers(cache: Any) -> None:
         cache._is_user_defined = True
 
 
-def mark_made(cache: Any) -> None:
-    """Mark any other cache as made by `generate`; transformers marks both since 5.17."""
-    if isinstance(cache, Cache) and _TRANSFORMERS < (5, 17) and not hasattr(cache, "_is_user_defined"):
-        cache._is_user_defined = False
-
-
-def is_callers(cache: Cache) -> bool:
-    """Whether a cache may be that of the caller of `generate`. Before 5.17 one without a mark may be."""
-    return getattr(cache, "_is_user_defined", _TRANSFORMERS < (5, 17))
+def is_callers(cache: Any) -> bool:
+    """Whether a cache is that of the caller of `generate`."""
+    return getattr(cache, "_is_user_defined", False)
 
 
 _ANOTHER_MODEL_BEFORE = {"doge": (5, 18)}

@@ -237,25 +237,16 @@ def describe(value: Any, values: list[Any], things: list[Any], seen: set[int] | 
 class Kept:
     """Results about a model, for as long as it is as it was."""
 
-    def __init__(self, model: PreTrainedModel, of_form: dict[Hashable, Any], lock: threading.RLock) -> None:
+    def __init__(self, fingerprint: Fingerprint, of_form: dict[Hashable, Any], lock: threading.RLock) -> None:
         """`of_form`: those that do not depend on the numbers in its weights; `lock`: the model's, in whatever state."""
-        self._fingerprint, self.lock = Fingerprint(model).watch(), lock
-        self.code = self._fingerprint.code
+        self.fingerprint, self.lock = fingerprint.watch(), lock
+        self.code = fingerprint.code
         """The code in the model when it was compared last."""
         self._results: dict[bool, dict[Hashable, Any]] = {True: {}, False: of_form}
 
     @property
     def of_form(self) -> dict[Hashable, Any]:
         return self._results[False]
-
-    def compare(self, model: PreTrainedModel) -> tuple[bool, bool]:
-        """Whether the model has the same form as then; and whether its weights have the same numbers, too."""
-        now, before = Fingerprint(model), self._fingerprint
-        if before.form != now.form:
-            return False, False
-        if self.code != now.code:
-            self.code = now.watch().code
-        return True, before.numbers == now.numbers
 
     def recall(self, what: Hashable, values_matter: bool = True) -> Any | None:
         """Return what `get` has made before, or None."""
@@ -297,13 +288,16 @@ def kept_of(model: PreTrainedModel) -> Kept:
     """Return the results about a model as it is."""
     with _looking:
         before = _kept.get(model)
-    same_form, same = (False, False) if before is None else before.compare(model)
-    if before is not None and same:
+    now = Fingerprint(model)
+    same_form = before is not None and before.fingerprint.form == now.form
+    if before is not None and same_form and before.fingerprint.numbers == now.numbers:
+        if before.code != now.code:
+            before.code = now.watch().code
         return before
     with _looking:
         if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile
             of_form = before.of_form if before is not None and same_form else {}
-            kept = _kept[model] = Kept(model, of_form, threading.RLock() if before is None else before.lock)
+            kept = _kept[model] = Kept(now, of_form, threading.RLock() if before is None else before.lock)
     return kept
 
 

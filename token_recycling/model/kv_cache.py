@@ -51,15 +51,18 @@ nothing for a layer without slots.
 """
 
 _SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
-_REPLACED = (
-    *_SLIDING,
-    DynamicLayer,
-    DynamicIndexedLayer,
-    DummyLayer,
-    LinearAttentionLayer,
-    LinearAttentionAndFullAttentionLayer,
-)
-"""Layers of transformers of which slots and states can be kept, once `take_over` has replaced those with slots."""
+_REPLACEMENTS: dict[type, type[TreeLayer] | None] = {
+    DynamicLayer: TreeLayer,
+    DynamicSlidingWindowLayer: TreeLayer,
+    DynamicIndexedLayer: IndexedTreeLayer,
+    LinearAttentionAndFullAttentionLayer: RecurrentTreeLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer: RecurrentTreeLayer,
+    LinearAttentionLayer: None,
+    DummyLayer: None,
+}
+"""By layer of transformers of which slots and states can be kept, the one that takes its place; None where it has no
+slots and stays.
+"""
 _OWN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
 
 
@@ -270,7 +273,7 @@ def why_not_cache(cache: Cache) -> str | None:
 
 def can_be_taken(layer: object) -> bool:
     """Whether it is a layer of transformers of which accepted slots and states can be kept."""
-    return type(layer) in _REPLACED or attends_to_blocks(layer)
+    return type(layer) in _REPLACEMENTS or attends_to_blocks(layer)
 
 
 def attends_to_blocks(layer: Any) -> bool:
@@ -300,16 +303,13 @@ def take_over(cache: Cache) -> None:
 
 def _tree_layer(layer: Any, offloaded: bool) -> TreeLayer | None:
     """An empty layer in place of one of transformers'; None where it has no slots."""
+    kind = BlockTreeLayer if attends_to_blocks(layer) else _REPLACEMENTS[type(layer)]
     window = layer.sliding_window if isinstance(layer, _SLIDING) else 0
-    if isinstance(layer, LinearAttentionLayer):
-        return RecurrentTreeLayer(window, layer) if isinstance(layer, DynamicLayer) else None
-    if attends_to_blocks(layer):
-        return BlockTreeLayer()
-    if isinstance(layer, DynamicIndexedLayer):
-        return IndexedTreeLayer()
-    if not isinstance(layer, DynamicLayer):
-        return None
-    return OffloadedTreeLayer(window) if offloaded else TreeLayer(window)
+    if kind is RecurrentTreeLayer:
+        return RecurrentTreeLayer(window, layer)
+    if kind is TreeLayer:
+        return OffloadedTreeLayer(window) if offloaded else TreeLayer(window)
+    return None if kind is None else kind()
 
 
 def _fill(replacement: TreeLayer, layer: Any) -> None:
