@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin
+# An environment that switches bytecode off would have every worker compile all tests and the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' Makefile | sed 's/:.*##/:/' | column -t -s:
