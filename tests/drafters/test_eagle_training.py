@@ -9,9 +9,8 @@ import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head, save_head
 from token_recycling.training.continuations import Continuations, continuations
-from token_recycling.training.declaration import Schedule
+from token_recycling.training.declaration import EagleTraining, Schedule
 from token_recycling.training.eagle import (
-    EagleTraining,
     Examples,
     acceptance,
     examples,

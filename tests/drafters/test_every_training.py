@@ -16,11 +16,8 @@ import token_recycling as tr
 from token_recycling.model.target import Target
 from token_recycling.training import eagle, medusa, specdec_pp
 from token_recycling.training.continuations import Continuations
-from token_recycling.training.declaration import Schedule
-from token_recycling.training.eagle import EagleTraining
+from token_recycling.training.declaration import EagleTraining, MedusaTraining, Schedule, SpecDecTraining
 from token_recycling.training.loop import CheckpointError, Task, fit
-from token_recycling.training.medusa import MedusaTraining
-from token_recycling.training.specdec_pp import SpecDecTraining
 
 MODELS = Path(__file__).parents[2] / "models"
 Method = Callable[[PreTrainedModel, Continuations], Task]
@@ -117,7 +114,7 @@ def test_the_command_says_what_is_wrong(tiny_model_dir, tmp_path):
     text.write_text("a = 1\n")
     command, there = ["train", "medusa", tiny_model_dir], [text, "--output", tmp_path / "heads"]
     assert_refused(run(*command, tmp_path / "none", *there[1:]), str(tmp_path / "none"))
-    assert_refused(run(*command, *there, "--held-out", 1), "--held-out must be > 0 and < 1, got 1")
+    assert_refused(run(*command, *there, "--held-out", 1), "held_out must be > 0 and < 1, got 1")
     assert_refused(run(*command, *there, "--rate", 0), "rate")
     assert_refused(run(*command, *there), "64 tokens")
     command, draft = ["train", "specdec-pp", tiny_model_dir], ["--draft", tiny_model_dir]

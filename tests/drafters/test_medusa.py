@@ -16,9 +16,9 @@ from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.medusa import Medusa, MedusaHeads, load_heads, save_heads
 from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations, continuations
-from token_recycling.training.declaration import Schedule
+from token_recycling.training.declaration import MedusaTraining, Schedule
 from token_recycling.training.loop import fit
-from token_recycling.training.medusa import NOTHING, MedusaTraining, accuracy, examples, task_of
+from token_recycling.training.medusa import NOTHING, accuracy, examples, task_of
 from token_recycling.trees.templates import best_paths, tree_of
 
 VOCABULARY = 16

@@ -9,10 +9,9 @@ from support import tiny
 from token_recycling.drafters.specdec_pp import AcceptanceHead
 from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations
-from token_recycling.training.declaration import Schedule
+from token_recycling.training.declaration import Schedule, SpecDecTraining
 from token_recycling.training.loop import fit
 from token_recycling.training.specdec_pp import (
-    SpecDecTraining,
     judged,
     labelled,
     loss,

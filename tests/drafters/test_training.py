@@ -14,9 +14,8 @@ import token_recycling as tr
 from token_recycling.drafters._shared.saved import TrainedPartError, check_model, load_part, save_part
 from token_recycling.training import continuations as texts
 from token_recycling.training.continuations import Continuations, ContinuationsError, pieces
-from token_recycling.training.declaration import Schedule
+from token_recycling.training.declaration import Schedule, SpecDecTraining
 from token_recycling.training.loop import CheckpointError, Shuffled, Task, fit
-from token_recycling.training.specdec_pp import SpecDecTraining
 
 continuations = partial(texts.continuations, tr.generate)
 

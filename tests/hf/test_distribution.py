@@ -32,7 +32,8 @@ from token_recycling.drafters.eagle.formats import save_head
 from token_recycling.loop import batch as loop
 from token_recycling.loop.accept import accept_walk
 from token_recycling.training.continuations import Continuations
-from token_recycling.training.eagle import EagleTraining, new_head
+from token_recycling.training.declaration import EagleTraining
+from token_recycling.training.eagle import new_head
 from token_recycling.trees.draft import Step
 
 VOCABULARY = 6

@@ -30,7 +30,8 @@ from token_recycling.drafters.specdec_pp import AcceptanceHead, SpecDecPP
 from token_recycling.model.inspection import decoder_layers, output_width
 from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations
-from token_recycling.training.eagle import EagleTraining, new_head
+from token_recycling.training.declaration import EagleTraining
+from token_recycling.training.eagle import new_head
 from token_recycling.trees.templates import chain
 
 EVERY_RUN = ("recycling", "published", "draft_model", "medusa", "fuse")

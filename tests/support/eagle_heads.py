@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from token_recycling.drafters.eagle.formats import save_head
 from token_recycling.training.continuations import Continuations
-from token_recycling.training.eagle import EagleTraining, new_head
+from token_recycling.training.declaration import EagleTraining
+from token_recycling.training.eagle import new_head
 
 HEADS, KV_HEADS, DIM, WIDTH, WITHIN, VOCABULARY, DRAFT = 4, 2, 8, 32, 48, 64, 24
 """Sizes, those of `tiny.llama`; the draft vocabulary is that of heads that have one."""

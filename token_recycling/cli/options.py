@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -80,6 +80,11 @@ FastOption = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+def declared(field: Field[Any], flag: str = "", **more: Any) -> Any:
+    """Return the option of a dataclass field that was made by `option`, which declares its help and its bounds."""
+    return typer.Option(flag or f"--{field.name.replace('_', '-')}", **field.metadata, **more)
+
+
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command whose parameters that are dataclasses are one option for each of their fields: Typer has no
     groups of options. The defaults are those of the parameter's own default, else of the class.
@@ -92,15 +97,20 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         groups[parameter.name] = group
-        options = inspect.signature(group, eval_str=True).parameters.values()
-        defaults = parameter.default
-        parameters += [
-            option.replace(
-                kind=inspect.Parameter.KEYWORD_ONLY,
-                default=option.default if defaults is parameter.empty else getattr(defaults, option.name),
+        annotations, defaults = get_type_hints(group, include_extras=True), parameter.default
+        for field in fields(group):
+            annotation = annotations[field.name]
+            if "help" in field.metadata:
+                annotation = Annotated[annotation, declared(field)]
+            default = field.default if defaults is parameter.empty else getattr(defaults, field.name)
+            parameters.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if default is MISSING else default,
+                    annotation=annotation,
+                )
             )
-            for option in options
-        ]
 
     def called(**values: Any) -> None:
         made = {

@@ -1,7 +1,8 @@
 """What the trainings of drafters share: options, inputs and results.
 
-Each training is one file: a subclass of `Training`, the options, and the function `train(options, run)`, which does the
-work. The commands are in `cli/commands/train.py`.
+Each training is one file with a function `train(options, run)`, which does the work. Its options are here, a subclass
+of `Training`: the command line declares its own from the fields, and imports torch only when the work begins. The
+commands are in `cli/commands/train.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._util.options import option
+
 if TYPE_CHECKING:
     from ..model.target import Target
     from .continuations import Continuations
@@ -20,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Options for generating the target's outputs."""
+    """The target's outputs that a part learns from."""
 
-    texts: int = 3000
-    """Maximum number of outputs."""
-    prompt_tokens: int = 64
-    """Prompt tokens of each output."""
-    text_tokens: int = 128
-    """Maximum number of new tokens of an output."""
-    temperature: float = 0.0
-    """Sampling temperature of the outputs; 0 is greedy."""
-    seed: int = 0
+    texts: int = option(3000, "Most outputs to generate.", min=2)
+    prompt_tokens: int = option(64, "Prompt tokens of each output, from FILES.", min=1)
+    text_tokens: int = option(128, "Most new tokens of an output.", min=2)
+    temperature: float = option(0.0, "Sampling temperature of the outputs; 0 is greedy.", min=0)
+    held_out: float = option(0.0625, "Share of the outputs that the part is measured on.")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out must be > 0 and < 1, got {self.held_out}")
 
 
 _WARMUP = 0.05
@@ -41,10 +44,8 @@ _WARMUP = 0.05
 class Schedule:
     """Number of training steps and their learning rates."""
 
-    steps: int = 1000
-    """Batches to train on."""
-    rate: float = 3e-3
-    """Highest learning rate."""
+    steps: int = option(1000, "Batches to train on.", min=1)
+    rate: float = option(3e-3, "Highest learning rate.")
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.rate > 0:
@@ -100,7 +101,54 @@ class Trained:
 class Training:
     """Options of all trainings; each adds its own, and may have another size of batch."""
 
-    batch: int = 4
-    """Outputs per batch."""
-    seed: int = 0
-    """Random seed."""
+    batch: int = option(4, "Outputs per batch.", min=1)
+    seed: int = option(0, "Random seed.", min=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleTraining(Training):
+    """An EAGLE head."""
+
+    version: int = option(3, "1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3).", min=1)
+    vocabulary: int = option(32000, "Tokens that a head of version 3 can predict: the most frequent ones.", min=1)
+    intermediate: int = option(0, "Width within the layer's network; 0: as the target's.", min=0)
+    unrolled: int = option(0, "Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.", min=0)
+
+    def __post_init__(self) -> None:
+        if self.version not in (1, 3):
+            raise ValueError(f"version must be 1 or 3, got {self.version}")
+
+    @property
+    def passes(self) -> int:
+        """Passes of the head over a batch, the first one over the target's states."""
+        return self.unrolled or (1 if self.version == 1 else 7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaTraining(Training):
+    """Medusa heads."""
+
+    heads: int = option(4, "Heads, each of which predicts one more token ahead.", min=1)
+    blocks: int = option(1, "Residual blocks of a head.", min=1)
+    own_output: bool = option(False, "An output layer for each head, as in the paper: large.")
+    batch: int = option(2, "Outputs per batch.", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecDecTraining(Training):
+    """A head that predicts rejections; depth, weight and share are those that the paper found good."""
+
+    depth: int = option(3, "Residual blocks.", min=0)
+    rejection_weight: float = option(6.0, "Weight of a rejection relative to an acceptance.")
+    target_share: float = option(0.15, "Share of the target's own tokens in what the head reads.")
+    draft_temperature: float = option(1.0, "Sampling temperature of the draft model; 0: for greedy decoding.", min=0)
+    batch: int = option(16, "Outputs per batch.", min=1)
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.draft_temperature < 0:
+            raise ValueError(f"depth and draft_temperature must be >= 0, got {self.depth} and {self.draft_temperature}")
+        if not self.rejection_weight > 0 or not 0 <= self.target_share < 1:
+            raise ValueError(
+                "rejection_weight must be > 0 and target_share from 0 to less than 1, "
+                f"got {self.rejection_weight} and {self.target_share}"
+            )

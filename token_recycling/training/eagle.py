@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import NamedTuple
 
 import torch
@@ -28,38 +28,14 @@ from ..drafters.eagle.head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from ..model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
 from ..model.target import Target
 from .continuations import Continuations
-from .declaration import Trained, Training, TrainingRun
+from .declaration import EagleTraining, Trained, TrainingRun
 from .loop import Shuffled, Task, fit
-
-
-@dataclass(frozen=True, kw_only=True)
-class EagleTraining(Training):
-    """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
-
-    version: int = 3
-    """1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3)."""
-    vocabulary: int = 32000
-    """Tokens that a head of version 3 can predict: the most frequent ones."""
-    intermediate: int = 0
-    """Width within the layer's network; 0: as the target's."""
-    unrolled: int = 0
-    """Passes over its own outputs, each a token deeper; 0: as published, 1 or 7."""
-    decay: float = 0.8
-    """Weight of the loss of a pass, to the power of its number."""
-
-    def __post_init__(self) -> None:
-        if self.version not in (1, 3):
-            raise ValueError(f"version must be 1 or 3, got {self.version}")
-
-    @property
-    def passes(self) -> int:
-        """Passes of the head over a batch, the first one over the target's states."""
-        return self.unrolled or (1 if self.version == 1 else 7)
-
 
 DEPTHS, RANKS = 5, 10
 """Depths, and candidates at each, whose acceptance is measured."""
 _TOKEN_WEIGHT = 0.1
+_DECAY = 0.8
+"""Weight of the loss of a pass, to the power of its number."""
 _NOISE, _NOISE_LENGTH = 0.2, 512
 """Width of the noise on states for outputs of that length; wider for shorter ones."""
 
@@ -179,7 +155,7 @@ def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, trai
         if training.version == 1:
             of_states = smooth_l1_loss(found.float(), batch.states[:, 1 + number :][here].float())
             loss = of_states + _TOKEN_WEIGHT * loss
-        losses.append(training.decay**number * loss)
+        losses.append(_DECAY**number * loss)
     return sum(losses, batch.states.new_zeros(()))
 
 

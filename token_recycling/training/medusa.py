@@ -10,7 +10,7 @@ Cost of a batch: a forward pass of the target, and the output layer, forward and
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -20,28 +20,14 @@ from ..drafters.medusa import MedusaHeads, save_heads
 from ..model.inspection import last_state, layer_states, output_layer, output_width, weights_fingerprint
 from ..model.target import Target
 from .continuations import Continuations
-from .declaration import Trained, Training, TrainingRun
+from .declaration import MedusaTraining, Trained, TrainingRun
 from .loop import Shuffled, Task, fit
-
-
-@dataclass(frozen=True, kw_only=True)
-class MedusaTraining(Training):
-    """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
-
-    heads: int = 4
-    """Heads, each of which predicts one more token ahead."""
-    blocks: int = 1
-    """Residual blocks of a head."""
-    own_output: bool = False
-    """An output layer for each head, as in the paper: large."""
-    decay: float = 0.8
-    """Weight of a head's loss: this to the power of its number."""
-    batch: int = 2
-
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 NOTHING = -100
 """Label of a position after the end of an output, from which nothing is learned."""
+_DECAY = 0.8
+"""Weight of a head's loss: this to the power of its number."""
 RANKS = 10
 """Candidates per head whose accuracy is measured."""
 
@@ -59,7 +45,7 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraini
     def loss_of(part: MedusaHeads, batch: Batch) -> torch.Tensor:
         hidden, wanted = batch
         losses = [
-            training.decay**number * cross_entropy(logits.float(), labels, ignore_index=NOTHING)
+            _DECAY**number * cross_entropy(logits.float(), labels, ignore_index=NOTHING)
             for number, (logits, labels) in enumerate(zip(part(hidden, shared), wanted, strict=True), start=1)
             if bool((labels != NOTHING).any())
         ]

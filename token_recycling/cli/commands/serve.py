@@ -7,11 +7,10 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Mapping
 from dataclasses import fields, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
 
@@ -19,7 +18,7 @@ from ...model import loading
 from ...serving.keys import parse_keys
 from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings
 from .. import console, running
-from ..options import Drafting, ModelOptions, completed_drafters
+from ..options import Drafting, ModelOptions, completed_drafters, declared
 
 if TYPE_CHECKING:
     from ...serving.engine import Engine
@@ -30,16 +29,10 @@ _OF_SEVERAL = ("name", "offers", "isolation", "keys", "allow_hosts", "allow_orig
 """Settings that are stated in another form on the command line: as lists, or left out."""
 
 
-def _option(setting: str, flag: str = "", **more: Any) -> Any:
-    """Return the option for a field of `Settings`, which declares its help, its bounds and how it is shown."""
-    declared: Mapping[str, Any] = _DECLARED[setting].metadata
-    return typer.Option(flag or f"--{setting.replace('_', '-')}", **declared, **more)
-
-
 ServerOptions = make_dataclass(
     "ServerOptions",
     [
-        (name, Annotated[kind, _option(name)], _DECLARED[name].default)
+        (name, Annotated[kind, declared(_DECLARED[name])], _DECLARED[name].default)
         for name, kind in get_type_hints(Settings).items()
         if name in _DECLARED and name not in _OF_SEVERAL
     ],
@@ -51,14 +44,16 @@ ServerOptions = make_dataclass(
 def serve(
     model: ModelOptions,
     server: ServerOptions,  # type: ignore[valid-type]
-    name: Annotated[list[str] | None, _option("name")] = None,
+    name: Annotated[list[str] | None, declared(_DECLARED["name"])] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="File with a chat template instead of the model's.")
     ] = None,
     drafter: Drafting = Settings.drafter,
-    offer: Annotated[list[str] | None, _option("offers", "--offer", autocompletion=completed_drafters)] = None,
-    isolation: Annotated[Isolation | None, _option("isolation")] = None,
-    api_key: Annotated[list[str] | None, _option("keys", "--api-key")] = None,
+    offer: Annotated[
+        list[str] | None, declared(_DECLARED["offers"], "--offer", autocompletion=completed_drafters)
+    ] = None,
+    isolation: Annotated[Isolation | None, declared(_DECLARED["isolation"])] = None,
+    api_key: Annotated[list[str] | None, declared(_DECLARED["keys"], "--api-key")] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -68,8 +63,8 @@ def serve(
             help="File of API keys, one NAME:KEY per line.",
         ),
     ] = None,
-    allow_host: Annotated[list[str] | None, _option("allow_hosts", "--allow-host")] = None,
-    allow_origin: Annotated[list[str] | None, _option("allow_origins", "--allow-origin")] = None,
+    allow_host: Annotated[list[str] | None, declared(_DECLARED["allow_hosts"], "--allow-host")] = None,
+    allow_origin: Annotated[list[str] | None, declared(_DECLARED["allow_origins"], "--allow-origin")] = None,
 ) -> None:
     """Serve a model by the APIs of OpenAI (completions, chat, responses) and Anthropic (messages); Ctrl-C stops it."""
     loading.check_source(model.model)

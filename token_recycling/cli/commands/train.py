@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,16 @@ from rich.table import Table
 from ..._util.extras import lacking
 from ..._util.prompts import bytes_of, text_files
 from ...model import loading
-from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun
+from ...training.declaration import (
+    EagleTraining,
+    MedusaTraining,
+    Schedule,
+    SpecDecTraining,
+    TextOptions,
+    Trained,
+    Training,
+    TrainingRun,
+)
 from .. import console, running
 from ..options import DeviceOptions, Json, flattened
 
@@ -32,35 +40,6 @@ Files = Annotated[
 ]
 Output = Annotated[Path, typer.Option(help="Folder to write to; an interrupted run goes on from what is there.")]
 
-Prepared = tuple[Training, Callable[[TrainingRun], Trained]]
-"""The options of a training, and the function that does the work."""
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """The options of all trainings: the texts, the steps, and what is measured on."""
-
-    texts: Annotated[int, typer.Option(min=2, help="Most outputs to generate.")] = 3000
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of each output, from FILES.")] = 64
-    text_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens of an output.")] = 128
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of the outputs; 0 is greedy.")] = 0.0
-    steps: Annotated[int, typer.Option(min=1, help="Batches to train on.")] = 1000
-    batch: Annotated[int, typer.Option(min=1, help="Outputs per batch.")] = 4
-    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3
-    held_out: Annotated[float, typer.Option(help="Share of the texts that the part is measured on.")] = 0.0625
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
-    as_json: Json = False
-
-    @property
-    def outputs(self) -> TextOptions:
-        """How the target's outputs are generated."""
-        return TextOptions(self.texts, self.prompt_tokens, self.text_tokens, self.temperature, self.seed)
-
-    @property
-    def schedule(self) -> Schedule:
-        """The steps of the training."""
-        return Schedule(self.steps, self.rate)
-
 
 @train.command()
 @flattened
@@ -68,34 +47,19 @@ def eagle(
     model: DeviceOptions,
     files: Files,
     output: Output,
-    version: Annotated[
-        int, typer.Option(min=1, help="1: predicts hidden states (EAGLE-1 and -2); 3: predicts tokens (EAGLE-3).")
-    ] = 3,
-    vocabulary: Annotated[
-        int, typer.Option(min=1, help="Tokens that a head of version 3 can predict: the most frequent ones.")
-    ] = 32000,
-    intermediate: Annotated[int, typer.Option(min=0, help="Width within the layer's network; 0: as the target's.")] = 0,
-    unrolled: Annotated[
-        int, typer.Option(min=0, help="Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.")
-    ] = 0,
-    training: TrainingOptions = TrainingOptions(rate=1e-3),
+    head: EagleTraining,
+    texts: TextOptions,
+    schedule: Schedule = Schedule(rate=1e-3),
+    as_json: Json = False,
 ) -> None:
     """Trains an EAGLE head on the target's continuations of pieces of FILES; use it as --drafter eagle:head=FOLDER."""
 
-    def prepared() -> Prepared:
-        from ...training.eagle import EagleTraining, train
+    def work(run: TrainingRun) -> Trained:
+        from ...training.eagle import train
 
-        head = EagleTraining(
-            version=version,
-            vocabulary=vocabulary,
-            intermediate=intermediate,
-            unrolled=unrolled,
-            batch=training.batch,
-            seed=training.seed,
-        )
-        return head, partial(train, head)
+        return train(head, run)
 
-    _run(prepared, model, files, output, training)
+    _run(work, head, model, files, output, texts, schedule, as_json)
 
 
 @train.command()
@@ -104,24 +68,19 @@ def medusa(
     model: DeviceOptions,
     files: Files,
     output: Output,
-    heads: Annotated[int, typer.Option(min=1, help="Heads, each of which predicts one more token ahead.")] = 4,
-    blocks: Annotated[int, typer.Option(min=1, help="Residual blocks of a head.")] = 1,
-    own_output: Annotated[
-        bool, typer.Option("--own-output", help="An output layer for each head, as in the paper: large.")
-    ] = False,
-    training: TrainingOptions = TrainingOptions(batch=2),
+    heads: MedusaTraining,
+    texts: TextOptions,
+    schedule: Schedule,
+    as_json: Json = False,
 ) -> None:
     """Trains heads on the target's continuations of pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
 
-    def prepared() -> Prepared:
-        from ...training.medusa import MedusaTraining, train
+    def work(run: TrainingRun) -> Trained:
+        from ...training.medusa import train
 
-        medusa = MedusaTraining(
-            heads=heads, blocks=blocks, own_output=own_output, batch=training.batch, seed=training.seed
-        )
-        return medusa, partial(train, medusa)
+        return train(heads, run)
 
-    _run(prepared, model, files, output, training)
+    _run(work, heads, model, files, output, texts, schedule, as_json)
 
 
 @train.command()
@@ -130,6 +89,7 @@ def specdec_pp(
     model: DeviceOptions,
     files: Files,
     draft: Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")],
+    head: SpecDecTraining,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -137,50 +97,37 @@ def specdec_pp(
             "from what is there."
         ),
     ] = None,
-    depth: Annotated[int, typer.Option(min=0, help="Residual blocks.")] = 3,
-    rejection_weight: Annotated[float, typer.Option(help="Weight of a rejection relative to an acceptance.")] = 6.0,
-    target_share: Annotated[
-        float, typer.Option(help="Share of the target's own tokens in what the head reads.")
-    ] = 0.15,
-    draft_temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature of the draft model; 0: for greedy decoding.")
-    ] = 1.0,
-    training: TrainingOptions = TrainingOptions(temperature=1.0, steps=500, batch=16),
+    texts: TextOptions = TextOptions(temperature=1.0),
+    schedule: Schedule = Schedule(steps=500),
+    as_json: Json = False,
 ) -> None:
     """Trains a head that predicts rejections on the target's continuations of pieces of FILES; use the draft model with
     it as --drafter specdec_pp:model=FOLDER.
     """
 
-    def prepared() -> Prepared:
-        from ...training.specdec_pp import SpecDecTraining, train
+    def work(run: TrainingRun) -> Trained:
+        from ...training.specdec_pp import train
 
-        head = SpecDecTraining(
-            depth=depth,
-            rejection_weight=rejection_weight,
-            target_share=target_share,
-            draft_temperature=draft_temperature,
-            batch=training.batch,
-            seed=training.seed,
-        )
-        return head, partial(train, head)
+        return train(head, run)
 
-    _run(prepared, model, files, output or _beside(draft), training, draft)
+    _run(work, head, model, files, output or _beside(draft), texts, schedule, as_json, draft)
 
 
 def _run(
-    prepared: Callable[[], Prepared],
+    work: Callable[[TrainingRun], Trained],
+    training: Training,
     model: DeviceOptions,
     files: Sequence[Path],
     output: Path,
-    options: TrainingOptions,
+    texts: TextOptions,
+    schedule: Schedule,
+    as_json: bool,
     draft: str | None = None,
 ) -> None:
     """Run a training from the user's files to the saved part, which may belong to a draft model; quick checks come
     first.
     """
-    if not 0 < options.held_out < 1:
-        raise ValueError(f"--held-out must be > 0 and < 1, got {options.held_out}")
-    schedule, found = options.schedule, text_files(files)
+    paths = text_files(files)
     models = [model.model] if draft is None else [model.model, draft]
     for name in models:
         loading.check_source(name)
@@ -188,36 +135,28 @@ def _run(
         from ...drafters._shared.pairing import paired
         from ...model.target import Target
 
-        training, method = prepared()
         loaded = model.load()
         target = Target(loaded.model)
         drafting = None if draft is None else paired(draft, target)
-    work = output / _WORK
-    learned_from, measured_on = _texts(loaded, found, work / _TEXTS, options.outputs).split(options.held_out)
+    folder = output / _WORK
+    outputs = _outputs(loaded, paths, folder / _TEXTS, texts, training.seed)
+    learned_from, measured_on = outputs.split(texts.held_out)
     facts = {
         "trained_texts": len(learned_from),
         "held_out_texts": len(measured_on),
         "trained_tokens": sum(map(len, learned_from.texts)) - sum(learned_from.prompt_lengths),
-        **asdict(options.outputs),
+        **asdict(texts),
         **asdict(training),
         **asdict(schedule),
         **({} if draft is None else {"target": model.model}),
     }
-    run = TrainingRun(
-        target,
-        drafting,
-        learned_from,
-        measured_on,
-        schedule,
-        work / _CHECKPOINT,
-        output,
-        facts,
-        console.reaching,
+    checkpoint = folder / _CHECKPOINT
+    trained = work(
+        TrainingRun(target, drafting, learned_from, measured_on, schedule, checkpoint, output, facts, console.reaching)
     )
-    trained = method(run)
     if trained.calibration:
         _plot(output, trained)
-    if options.as_json:
+    if as_json:
         console.print_json({"folder": str(output), **trained.measured, "training": facts})
     else:
         _show(output, trained)
@@ -231,7 +170,9 @@ def _beside(draft: str) -> Path:
     return folder / "specdec_pp"
 
 
-def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, options: TextOptions) -> Continuations:
+def _outputs(
+    loaded: loading.Loaded, files: Sequence[Path], path: Path, options: TextOptions, seed: int
+) -> Continuations:
     """Return the target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
     from ...hf.accelerate import generate
     from ...training.continuations import continuations, pieces
@@ -239,7 +180,7 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, options: T
 
     with console.working("reading", bytes_of(files)) as advance:
         texts = documents(files, loaded.tokenizer, advance)
-        prompts = pieces(texts, options.prompt_tokens, options.texts, options.seed)
+        prompts = pieces(texts, options.prompt_tokens, options.texts, seed)
     with console.reaching("writing texts") as progress:
         return continuations(
             generate,
@@ -248,7 +189,7 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, options: T
             path,
             max_new_tokens=options.text_tokens,
             temperature=options.temperature,
-            seed=options.seed,
+            seed=seed,
             progress=progress,
         )
 
