@@ -100,8 +100,8 @@ def captures(card, monkeypatch):
 
 def test_common_shapes_are_captured_when_a_model_is_accelerated(captures):
     model = tr.accelerate(tiny.llama().to(CARD), "recycling:tree=24", fast=True)
-    rows = [shape.nodes for shape in captures if shape.band == 1024]
-    assert {1, 8, 16, 32, 64} <= set(rows)
+    longest = max(shape.band for shape in captures)  # the others are of the comparison with plain passes
+    assert {1, 8, 16, 32, 64} == {shape.nodes for shape in captures if shape.band == longest}
     before = len(captures)
     model.generate(tiny.prompt(0, 200).to(CARD), max_new_tokens=20, do_sample=False)
     assert len(captures) == before
