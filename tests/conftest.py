@@ -26,6 +26,12 @@ def pytest_addoption(parser):
     parser.addoption("--device", help="where tests/cuda run: cuda if there is a card, else cpu, which only tries them")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Folders of nightly tests are not imported where all of these are left out."""
+    left_out = config.option.markexpr.endswith("and not nightly")
+    return True if left_out and any(collection_path.is_relative_to(HERE / name) for name in NIGHTLY) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
