@@ -54,10 +54,12 @@ class Tree:
     @cached_property
     def ancestors(self) -> np.ndarray:
         """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
-        ancestors = np.eye(len(self), dtype=bool)
+        rows = [1]  # bit j of row i: node i sees node j; an operation on a whole row is one on an integer
         for node, parent in enumerate(self.parents.tolist()[1:], start=1):
-            ancestors[node] |= ancestors[parent]
-        return ancestors
+            rows.append(rows[parent] | 1 << node)
+        width = -(-len(rows) // 8)
+        packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in rows), np.uint8)
+        return np.unpackbits(packed.reshape(-1, width), axis=1, count=len(rows), bitorder="little").view(bool)
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
