@@ -34,8 +34,8 @@ def check_same(model: PreTrainedModel, given: dict[str, Any], ours: torch.Tensor
         prompt = ids[row // several][masks[row // several]]
         parted = first_divergence(model, prompt, theirs[width:].tolist(), own[width:].tolist())
         if parted is not None:
-            assert parted.between is not None, f"one text ends where another goes on: {parted}"
-            assert abs(parted.between) <= TOLERANCE[model.dtype], str(parted)
+            assert parted.margin is not None, f"one text ends where another goes on: {parted}"
+            assert abs(parted.margin) <= TOLERANCE[model.dtype], str(parted)
 
 
 def check_path(stats: Any, device: torch.device) -> None:

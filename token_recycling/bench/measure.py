@@ -16,7 +16,7 @@ learn what they had learned. Saving what a drafter learned would need to know ev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -247,35 +247,23 @@ def divergence_of(model: PreTrainedModel, baseline: Repetition, repetition: Repe
         for number, texts in enumerate(zip(wanted.prompts, wanted.tokens, outcome.tokens, strict=True)):
             divergence = first_divergence(model, *texts)
             if divergence is not None:
-                return {
-                    "turn": turn if len(wanted.tokens) == 1 else number,
-                    "place": divergence.position,
-                    "margin": divergence.between,
-                    "expected": divergence.expected,
-                    "got": divergence.got,
-                }
+                return {"turn": turn if len(wanted.tokens) == 1 else number, **asdict(divergence)}
     return None
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first divergence of two outputs of one model, and its logit margin: whether rounding explains it."""
+    """The first divergence of two outputs of one model."""
 
-    position: int
+    place: int
     """Index of the first token that differs, counted from the end of the prompt."""
+    margin: float | None
+    """The model's logit of `expected` minus that of `got`: in near-ties rounding decides. None where an output has
+    ended.
+    """
     expected: int | None
     got: int | None
     """The two tokens there; None where an output has ended."""
-    margin: float
-    """The model's largest logit there minus its second largest; in near-ties rounding decides."""
-    between: float | None
-    """The model's logit of `expected` minus that of `got`; None where an output has ended."""
-
-    def __str__(self) -> str:
-        return (
-            f"token {self.position} is {self.got}, expected {self.expected}, "
-            f"where the model's best two logits are {self.margin:.3g} apart"
-        )
 
 
 @torch.no_grad()
@@ -283,11 +271,11 @@ def first_divergence(
     model: PreTrainedModel, prompt: torch.Tensor, expected: Sequence[int], got: Sequence[int]
 ) -> Divergence | None:
     """Return the first divergence of two outputs after `prompt` (length,), or None if they are equal."""
-    for position, (wanted, token) in enumerate(zip_longest(expected, got)):
+    for place, (wanted, token) in enumerate(zip_longest(expected, got)):
+        if wanted is None or token is None:
+            return Divergence(place, None, wanted, token)
         if wanted != token:
-            text = torch.cat([prompt, prompt.new_tensor(expected[:position])])
+            text = torch.cat([prompt, prompt.new_tensor(expected[:place])])
             logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, -1].float()
-            best, second = logits.topk(2).values.tolist()
-            between = None if wanted is None or token is None else float(logits[wanted] - logits[token])
-            return Divergence(position, wanted, token, best - second, between)
+            return Divergence(place, float(logits[wanted] - logits[token]), wanted, token)
     return None
