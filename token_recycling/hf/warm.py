@@ -65,9 +65,9 @@ def warm(
     history: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Warmed:
-    """Let the model write for so many minutes, teach the drafter, and keep what it learned in the file `output`; by
-    default where the option `warmed=true` finds it. `history`: keep the sequences among earlier outputs too. Raises
-    ValueError.
+    """Let the model write for so many minutes, at least one batch, teach the drafter, and keep what it learned in the
+    file `output`; by default where the option `warmed=true` finds it. `history`: keep the sequences among earlier
+    outputs too. Raises ValueError.
     """
     if not minutes > 0:
         raise ValueError(f"minutes must be > 0, got {minutes}")
@@ -82,7 +82,7 @@ def warm(
     writer = view(model, acceleration)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        while time.perf_counter() - began < 60 * minutes:
+        while not texts or time.perf_counter() - began < 60 * minutes:
             written = _written(writer, tokenizer, batch, before, after)
             if acceleration.fallback is not None:
                 raise ValueError(f"nothing was learned, since calls are not accelerated: {acceleration.fallback}")
