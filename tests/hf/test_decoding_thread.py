@@ -59,14 +59,19 @@ def test_calls_of_many_threads_return_what_they_return_alone(model, together):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{"input_ids": torch.cat([tiny.prompt(0, 5), tiny.prompt(1, 5)])}, {"return_dict_in_generate": True}],
-    ids=["batch", "cache"],
+    ("more", "reproducible"),
+    [
+        ({"input_ids": torch.cat([tiny.prompt(0, 5), tiny.prompt(1, 5)])}, False),
+        ({"return_dict_in_generate": True}, False),
+        ({}, True),
+    ],
+    ids=["batch", "cache", "reproducible"],
 )
-def test_what_cannot_join_is_decoded_by_itself(model, together, more, monkeypatch):
+def test_what_cannot_join_is_decoded_by_itself(model, together, more, reproducible, monkeypatch):
     monkeypatch.setattr(RunningBatch, "join", None)
     arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False, **more}
-    wanted, said = model.generate(**arguments), together.model(tr.make_drafter("recycling"), 0).generate(**arguments)
+    drafter = tr.make_drafter("recycling", reproducible=reproducible)
+    wanted, said = model.generate(**arguments), together.model(drafter, 0).generate(**arguments)
     assert torch.equal(sequences(said), sequences(wanted))
 
 

@@ -6,9 +6,38 @@ import pytest
 import torch
 from support import tiny
 from support.drafters import learned
+from transformers import (
+    EtaLogitsWarper,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+)
+from transformers.generation import TopHLogitsWarper
 
 import token_recycling as tr
+from token_recycling.loop.request import TokenSelector, TokenSequence
 from token_recycling.model.target import Target
+
+
+def selector(*processors, sample=False):
+    sequence = TokenSequence(torch.tensor([1, 2]), StoppingCriteriaList([MaxLengthCriteria(9)]))
+    return TokenSelector(sequence, LogitsProcessorList(processors), sample)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_most_probable_token_is_chosen_in_every_precision(dtype):
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert selector()(logits) == int(logits.argmax())
+
+
+def test_drafts_are_warped_by_what_looks_at_scores_alone():
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    warpers = [TemperatureLogitsWarper(0.7), EtaLogitsWarper(0.05), TopHLogitsWarper(0.4)]
+    penalty = RepetitionPenaltyLogitsProcessor(2.0)
+    expected = LogitsProcessorList(warpers)(None, logits.clone())
+    assert torch.equal(selector(penalty, *warpers, sample=True).warp(logits), expected)
 
 
 def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting):

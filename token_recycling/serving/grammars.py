@@ -50,7 +50,7 @@ class Grammars:
         self._vocabulary_lock = threading.Lock()
         self._warn = WarnOnce("a schema that is not strict has a keyword that is not enforced: %s")
 
-    async def grammar(self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False) -> Grammar:
+    async def grammar(self, field: str, form: Form, key: str, gone: Callable[[], bool]) -> Grammar:
         """Compile a form that the `field` of a request with the API key of that name asks for; `gone`: whether its
         client has disconnected. Raises ApiError, or CancelledError.
         """

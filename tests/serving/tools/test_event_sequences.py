@@ -36,7 +36,7 @@ TEXTS = {
     "nothing": "",
     "reasoning": "<think>well</think>",
     "reasoning, text": "<think>well</think>Hello.",
-    "call": call(1),
+    "call": call([1, {"a": '}\\"]'}], "{["),
     "text, call": f"Let me see.{call(1)}",
     "calls": f"{call(1)}{call(2)}",
     "all": f"<think>well</think>One.{call(1)}Two.{call(2, 'else')}",
@@ -78,12 +78,14 @@ def parts_of(text):
 
 
 def cuts(tokenizer, text):
-    """Numbers of tokens after which the text is cut in no delimiter, and not before the arguments of a call."""
+    """Numbers of tokens after which the text is cut in no delimiter, nor in a call before or behind its arguments."""
     ids = tokenizer(text)["input_ids"]
     for count in range(1, len(ids)):
         prefix = tokenizer.decode(ids[:count])
         rest = re.sub(r"</?think>|</tool_call>|<tool_call>[^<]*\"arguments\": \{", "", prefix)
-        if "<" not in rest:
+        kind, last = (parts_of(prefix) or [("", "")])[-1]
+        unclosed = kind == "call" and is_whole(last) and not prefix.endswith(">")
+        if "<" not in rest and not unclosed:
             yield count, prefix
 
 

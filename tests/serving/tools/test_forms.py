@@ -47,7 +47,7 @@ def test_what_takes_long_to_compile_holds_up_no_free_text_and_no_other_key(model
 def test_nothing_compiles_for_a_client_that_has_gone(model, tokenizer):
     compiling = grammars.Grammars(Loaded(model, tokenizer))
     with pytest.raises(CancelledError):
-        asyncio.run(compiling.grammar("response_format", ("regex", "a", True), gone=lambda: True))
+        asyncio.run(compiling.grammar("response_format", ("regex", "a", True), "", gone=lambda: True))
     compiling.close()
 
 
