@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from accelerate.big_modeling import attach_layerwise_casting_hooks
 from support import architectures, tiny
-from support.architectures import SUPPORTED, Case
+from support.architectures import SUPPORTED, Case, model_of, named
 from support.oracle import Oracle
 
 import token_recycling as tr
@@ -94,3 +95,13 @@ def test_plain_decoding_computes_what_generate_does(dtype):
         wanted = model.generate(ids, **asked)
         ours = tr.generate(model, ids, drafter="plain", **asked)
         assert torch.equal(torch.cat(ours.logits), torch.cat(wanted.logits))
+
+
+@pytest.mark.parametrize(("family", "stored"), [("gpt2", torch.bfloat16), ("llama", torch.float8_e4m3fn)], ids=str)
+def test_layers_may_compute_in_another_type_than_their_weights_have(family, stored):
+    model, ids = model_of(named(family)), tiny.prompt(0, 9)
+    attach_layerwise_casting_hooks(model, storage_dtype=stored, compute_dtype=torch.float32)
+    wanted = model.generate(ids, max_new_tokens=24, do_sample=False)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, max_new_tokens=24, do_sample=False), wanted)
+    assert model.acceleration.fallback is None
