@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -28,13 +29,13 @@ def _always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 def packed_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of the products made with packed weights."""
     rows: list[int] = []
-    product = prepacking._Layer.product
+    product = prepacking.packed_product()
 
-    def counted(self: prepacking._Layer, x: torch.Tensor) -> torch.Tensor:
+    def counted(x: torch.Tensor, *others: Any) -> torch.Tensor:
         rows.append(x.numel() // x.shape[-1])
-        return product(self, x)
+        return product(x, *others)
 
-    monkeypatch.setattr(prepacking._Layer, "product", counted)
+    monkeypatch.setattr(prepacking, "packed_product", lambda: counted)
     return rows
 
 
