@@ -49,6 +49,7 @@ from ..model.replaced import replaced_in
 from ..model.runner import Backend, eager
 from ..model.support import mixes_sequences, why_not_beside, why_not_code
 from ..model.target import Target
+from ..trees.draft import Step
 from .handover import BatchStopping, CacheHandover, fill_up, why_not_handover
 
 _KNOWN_INPUTS = {
@@ -219,6 +220,11 @@ class GenerateCall:
             for row, padding in enumerate(self.paddings)
         )
 
+    def put(self, step: Step) -> None:
+        """Give the tokens of a step to the streamer, unless it was given each of them before."""
+        if self.streamer is not None and not self.streams_tokens:
+            self.streamer.put(torch.tensor(step.tokens))
+
     def _why_not_batch(self) -> str | None:
         """Return why several sequences cannot be accelerated where one could, or None."""
         from ..grammar.adapters import for_sequence
@@ -314,8 +320,7 @@ def run_call(
         with closing(passes):  # whatever ends the call, before the next one begins
             for steps in passes:
                 whole = True  # where the streamer ends the sequence, too
-                if call.streamer is not None and not call.streams_tokens:
-                    call.streamer.put(torch.tensor(steps[0].tokens))
+                call.put(steps[0])
                 whole = False
         whole = True
     except RuntimeError as error:

@@ -26,7 +26,6 @@ from ..model.kv_cache import slots
 from ..model.runner import Backend, eager
 from ..model.support import mixes_sequences, ready
 from ..model.target import Target
-from ..trees.draft import Step
 from .accelerate import Acceleration, view
 from .call import GenerateCall, Output, beginnings, run_call
 
@@ -95,14 +94,10 @@ class DecodingThread:
         request, streamer = Request(sequence, selector, drafter, stats, hints=hints), call.streamer
         ended: Future[None] = Future()
 
-        def on_step(step: Step) -> None:
-            if streamer is not None and not call.streams_tokens:
-                streamer.put(torch.tensor(step.tokens))
-
         def join() -> None:
             if self._ended:
                 raise RuntimeError("DecodingThread is closed; make another one")
-            self._batch.join(request, on_step, streamed=streamer is not None, reading=call.reading)
+            self._batch.join(request, call.put, streamed=streamer is not None, reading=call.reading)
             self._waiting[request] = ended
 
         self.between_steps(join).result()

@@ -54,7 +54,7 @@ class TokenSequence:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
         # The two criteria of every batch are checked on numbers; all others are called as they are, once per token.
         on_numbers = (MaxLengthCriteria,) if watched else (MaxLengthCriteria, EosTokenCriteria)
-        ends = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria and type(one) in on_numbers]
+        ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
         self._others = StoppingCriteriaList(one for one in criteria if type(one) not in on_numbers)
         known = (EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)

@@ -79,9 +79,8 @@ class _Attention:
         """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size)."""
         current, function = _pass_of(getattr(module, "config", None)), self.before
         if current is not None and isinstance(attention_mask, torch.Tensor) and attention_mask.is_floating_point():
-            attention_mask = attention_mask.to(
-                query.dtype
-            )  # layers may compute in another type than their weights have
+            # Layers may compute in another type than their weights are stored in.
+            attention_mask = attention_mask.to(query.dtype)
         if self.name != "sdpa":
             function = self._masked(module, attention_mask, current, others)
         elif (
