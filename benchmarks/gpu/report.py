@@ -12,7 +12,7 @@ import pandas as pd
 
 from token_recycling._util.files import replacing
 from token_recycling.bench.tables import NONE, Table
-from token_recycling.costs.budget import best_size
+from token_recycling.costs import best_size
 from token_recycling.trees.templates import RANK_ACCEPTANCE, grow
 
 from .measurements import ALONE, EVERYTHING

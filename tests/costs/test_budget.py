@@ -10,7 +10,7 @@ from support.draft_tables import FORK, grown
 from support.runs import fix_costs, fix_work
 
 import token_recycling as tr
-from token_recycling.costs.budget import Budget, best_size, paying_size
+from token_recycling.costs import Budget, best_size, paying_size
 from token_recycling.drafters._shared.base import CausalDrafter
 from token_recycling.drafters._shared.expand import Rules
 from token_recycling.loop.pacer import History, prune

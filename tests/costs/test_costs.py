@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from token_recycling.costs.curve import OnlineCurve, band, shared_by
+from token_recycling.costs import OnlineCurve, band, shared_by
 from token_recycling.loop.pacer import Pacer
 
 pytestmark = pytest.mark.measured

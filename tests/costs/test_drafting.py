@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import token_recycling as tr
-from token_recycling.costs.curve import OnlineCurve
+from token_recycling.costs import OnlineCurve
 from token_recycling.drafters._base import SequenceDrafter
 from token_recycling.loop import pacer as pacing
 from token_recycling.loop.pacer import History, Overhead, Pace, Pacer

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.costs.budget import best_size
-from token_recycling.costs.curve import OnlineCurve
+from token_recycling.costs import OnlineCurve, best_size
 
 pytestmark = pytest.mark.measured
 

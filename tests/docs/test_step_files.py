@@ -9,7 +9,7 @@ from pathlib import Path
 from support import tiny
 
 import token_recycling as tr
-from token_recycling.costs.curve import OnlineCurve
+from token_recycling.costs import OnlineCurve
 
 PACKAGE = Path(tr.__file__).parent
 TOOK = OnlineCurve.took

@@ -7,7 +7,7 @@ from support.drafters import NAMES, example
 from support.runs import fix_costs
 
 import token_recycling as tr
-from token_recycling.costs.curve import OnlineCurve
+from token_recycling.costs import OnlineCurve
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.target import Target
 

@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Text, drafted, fits, texts
 
 from token_recycling import Draft
-from token_recycling.costs.budget import Budget
+from token_recycling.costs import Budget
 from token_recycling.drafters._shared.expand import Rules, draw, grow
 from token_recycling.loop import accept
 from token_recycling.loop.accept import accept_siblings, accept_walk

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from token_recycling.costs.budget import NO_COSTS
+from token_recycling.costs import NO_COSTS
 from token_recycling.recycling.ngram_matrix import Options
 from token_recycling.recycling.recycler import Recycler, draft_together
 

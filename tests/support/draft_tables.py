@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from token_recycling.costs.budget import Budget
+from token_recycling.costs import Budget
 from token_recycling.drafters._shared.expand import Graph, Rules, grow
 
 Table = dict[int, dict[int, float]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from token_recycling import Template
-from token_recycling.costs.budget import NO_COSTS
+from token_recycling.costs import NO_COSTS
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
 from token_recycling.recycling.recycler import Recycler

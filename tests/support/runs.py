@@ -15,7 +15,7 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling import Draft
-from token_recycling.costs.curve import OnlineCurve, shared_by
+from token_recycling.costs import OnlineCurve, shared_by
 from token_recycling.drafters._base import Drafter, SequenceDrafter
 from token_recycling.loop.pacer import History, Overhead
 from token_recycling.model.pass_times import PassTimes

@@ -83,7 +83,7 @@ def test_after_an_upgrade_in_place_all_are_compiled_anew(tmp_path, said, monkeyp
     assert len(said()) == 1
 
 
-@pytest.mark.parametrize("changed", ["recycling/calibration.py", "costs/budget.py", "_util/compiled.py"])
+@pytest.mark.parametrize("changed", ["recycling/calibration.py", "costs.py", "_util/compiled.py"])
 def test_every_source_of_a_loop_tells_one_version_from_another(changed, tmp_path, monkeypatch):
     copytree(PACKAGE, tmp_path / "copy", ignore=lambda *_: ["__pycache__"])
     monkeypatch.setattr(compiled, "_PACKAGE", tmp_path / "copy")

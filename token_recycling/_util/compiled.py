@@ -30,15 +30,15 @@ logger = logging.getLogger("token_recycling")
 _SECONDS = "5 to 15 s"
 """Compile time of drafters and engines, by the speed of the processor."""
 _PACKAGE = Path(__file__).parents[1]
-_FOLDERS = ("recycling", "costs", "_util")
-"""Folders with compiled functions."""
+_COMPILED = ("recycling/*.py", "costs.py", "_util/*.py")
+"""Files with compiled functions."""
 
 
 def _digest() -> str:
     # This file too: numba's options are not part of its own names.
     digest = hashlib.sha256()
-    for folder in _FOLDERS:
-        for path in sorted((_PACKAGE / folder).glob("*.py")):
+    for pattern in _COMPILED:
+        for path in sorted(_PACKAGE.glob(pattern)):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -32,7 +32,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from .._util.topk import top_candidates
-from ..costs.budget import Budget, best_size
+from ..costs import Budget, best_size
 from ..model.inspection import last_state, output_layer, output_width
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step

@@ -18,7 +18,7 @@ import torch
 
 from .._util.text_stream import first_line
 from .._util.topk import top_candidates
-from ..costs.budget import Budget
+from ..costs import Budget
 from ..model.compat import MtpCache, MtpModel, needed
 from ..model.inspection import last_state
 from ..model.target import Target

@@ -27,8 +27,7 @@ import numpy as np
 from .._util.options import read_options
 from .._util.topk import as_candidates, packed_candidates
 from .._util.versions import release
-from ..costs.budget import paying_prefix
-from ..costs.curve import OnlineCurve
+from ..costs import OnlineCurve, paying_prefix
 from ..recycling.ngram_matrix import NgramMatrix, Options
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import Recorder, Recycler, warm_up
@@ -87,7 +86,7 @@ class StepCosts:
     """The cost of steps by their tokens, learned or fixed, and how far drafts keep what they promise.
 
     It is apart from the `Pacer` of the loop, with which it shares the cost curve and the rule of what pays
-    (`costs.budget`). The loop makes passes itself: it times drafting and verifying apart, and can leave drafting out.
+    (`costs`). The loop makes passes itself: it times drafting and verifying apart, and can leave drafting out.
     An engine shows whole steps, of which several tokens may take less time than one.
     """
 

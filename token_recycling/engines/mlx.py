@@ -56,7 +56,7 @@ from mlx_lm.models.cache import (
 from mlx_lm.utils import does_model_support_input_embeddings
 
 from .._util.compiled import compiling
-from ..costs.budget import best_size
+from ..costs import best_size
 from ..recycling.matrix_file import check_vocabulary, fingerprint
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import Recycler

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..costs.budget import NO_COSTS
+from ..costs import NO_COSTS
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import draft_together

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
-from ..costs.budget import NO_COSTS
+from ..costs import NO_COSTS
 from ..trees.draft import Draft, Step
 from .adapters import state_of
 from .grow import grow, states_of

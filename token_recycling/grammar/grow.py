@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..costs.budget import may_pay
+from ..costs import may_pay
 from ..trees.best_first import best_first
 from .state import State
 from .statistics import Candidates, GrammarStatistics

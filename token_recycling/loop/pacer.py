@@ -1,7 +1,7 @@
 """The pacer: how many nodes a step verifies, and whether it drafts at all.
 
 One `Pacer` belongs to the sequences that share forward passes. It learns the time of drafting, verifying and learning,
-and the yield of drafts. Before a draft it gives a budget (`costs.budget.Budget`); of the drafts it keeps the nodes that
+and the yield of drafts. Before a draft it gives a budget (`costs.Budget`); of the drafts it keeps the nodes that
 pay; after the step it counts their outcome. Drafters only propose.
 
 - **Size.** The nodes that give the most expected tokens per time, where a drafter asks for `auto` (`DrafterTraits`).
@@ -26,8 +26,7 @@ import numpy as np
 
 from .._util.compiled import compiling
 from .._util.locks import Lock
-from ..costs.budget import UNLIMITED, Budget, paying_size
-from ..costs.curve import OnlineCurve, band, shared_by
+from ..costs import UNLIMITED, Budget, OnlineCurve, band, paying_size, shared_by
 from ..drafters._base import Drafter, SequenceDrafter
 from ..model.pass_times import agreed_time, fixed_times, pass_times
 from ..model.target import Target

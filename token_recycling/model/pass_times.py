@@ -1,7 +1,7 @@
 """The cost t(n) of verifying n nodes, learned from a model's steps by batch size and length, and kept on disk.
 
 Nothing is measured for its own sake. The first step starts from what earlier processes learned about the model on this
-machine, or from a prior; every step teaches (`costs.curve`). Only the shape t(n) / t(1) is kept on disk, as a slow
+machine, or from a prior; every step teaches (`costs`). Only the shape t(n) / t(1) is kept on disk, as a slow
 average, so that a machine that is busy for a while spoils little. It is written when a sequence has ended, at most once
 a minute.
 """
@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 
 from .._util.locks import Lock
-from ..costs.curve import OnlineCurve, band, shared_by
+from ..costs import OnlineCurve, band, shared_by
 from . import facts
 from .target import Target
 

@@ -29,7 +29,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from .._util.device import memory
-from ..costs.curve import TICK
+from ..costs import TICK
 from .compat import packed_product, packed_types, packed_weight, version
 from .facts import Kept, kept_of, parts_of, place
 

@@ -2,7 +2,7 @@
 
 A node's value is the product of the probabilities from the root: its expected gain in tokens (Sequoia, 2402.12374,
 section 4.1; here at every step, as in EAGLE-2). The most valuable node is added next, until more would not pay
-(`costs.budget`). A chain is a tree with one child per node; a template is filled with the candidates of its ranks.
+(`costs`). A chain is a tree with one child per node; a template is filled with the candidates of its ranks.
 
 In a batch some sequences are easier to predict than others, so the probabilities along chains are corrected per
 sequence by observed against expected rejections. Cost: two microseconds per node, a few per call.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._util.compiled import compiled, compiled_inline, compiled_part
-from ..costs.budget import may_pay
+from ..costs import may_pay
 from .calibration import OUTCOMES, count
 from .copying import COPY, COPYING, HYPOTHESES, Record, begin_draft, find, follow, go_on
 from .mixture import Mixture, Sources, mix

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._util.topk import top_candidates
-from ..costs.budget import NO_COSTS, least_gain, paying_prefix
+from ..costs import NO_COSTS, least_gain, paying_prefix
 from . import copying
 from .growth import CHILDREN, TEMPLATE_NODE, advance, new_sequence, new_tree
 from .ngram_matrix import NgramMatrix, Options

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .._util.topk import top_candidates
-from ..costs.budget import Budget
+from ..costs import Budget
 
 if TYPE_CHECKING:
     from .._util.display import Html

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from ...costs.budget import Budget
+from ...costs import Budget
 from ...trees.best_first import best_first
 from ...trees.draft import Draft, by_depth
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...costs.budget import Budget
+from ...costs import Budget
 from ...model.inspection import output_layer, output_width
 from ...model.target import Target
 from ...trees.draft import Context, Draft

@@ -1,0 +1,270 @@
+"""What a forward pass costs, and how many nodes pay: t(n), the time of verifying n nodes of each sequence.
+
+**The curve.** `OnlineCurve` learns t(n) from the time of every forward pass. It is a Kalman filter over the logarithms
+of the times of all sizes. The load of the machine is common to all sizes and changes quickly. The shape t(n) / t(1)
+hardly changes: it is a random walk along log n, plus a small deviation of each size, so that a measurement of one size
+updates its neighbours. The estimate of a size is optimistic: its mean less its uncertainty relative to the usual sizes.
+So sizes that were never measured are tried where they may pay, and expensive ones are probed again. The curve may take
+any shape that never falls: it follows the steps of kernels that work on 8 or 16 rows, and of mixtures of experts. Where
+`may_fall` says so it may fall too, as in an engine whose kernel for two rows is slower than that for five.
+
+**The size.** A step emits one token, and every verified node adds its probability of being accepted. Taken most
+probable first, further nodes pay as long as the expected tokens per time rise: the tree form of the threshold of
+SpecDec++ (2405.19715, theorem 3.1). Every size is decided here: of trees that grow node by node (`may_pay`), of drafts
+that are pruned once they are made (`paying_size`), and of passes of a draft model (`Budget.pays`).
+
+All but the seconds of a curve is in units of t(1). Cost per step: 20 to 40 microseconds at first, later a third of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from ._util.compiled import compiled_part
+from ._util.locks import Lock
+
+TICK = 1e-7
+"""Seconds; no pass is quicker than a clock can tell."""
+_SHORTEST_BAND, _BAND_STEP = 256, 4
+_LOAD_AT_FIRST, _LOAD = 1.0, 0.05
+"""Standard deviations of log time: of the load relative to the seed, and of its change per step."""
+_SHAPE, _OWN = 0.15, 0.05
+"""Standard deviations of the shape relative to the seed: per doubling of nodes, and of each size."""
+_OWN_OF_FEW, _FEW, _CAUTION = 0.2, 8, 0.5
+"""Where times may fall: the deviation of each size up to 8, less for larger ones; and the share of the uncertainty by
+which estimates are optimistic.
+"""
+_FADING = 4000
+"""Steps after which the uncertainty of the shape has grown by its initial amount."""
+_NOISE, _MOST = 0.2, 0.5
+"""Standard deviation of the log time of one step, and the largest residual that is counted."""
+_USUAL = 0.05
+"""EMA rate of the tree-size histogram."""
+_ONE_BY_ONE, _TOGETHER = 32, 8
+"""The first 32 steps update the curve one by one, the next 32 two at a time, and so on; at most 8 together."""
+NO_COSTS = np.empty(0)
+"""Instead of t(n): every node pays."""
+EVERY_NODE = np.ones(4097)
+"""The same, for at most so many nodes."""
+
+
+class OnlineCurve:
+    """Current times of forward passes over 1, 2, ... nodes of each sequence; thread-safe."""
+
+    def __init__(self, seed: np.ndarray, may_fall: bool = False) -> None:
+        """`seed` (nodes,) float64: seconds. `may_fall`: a larger size may take less time than a smaller one."""
+        self._may_fall = may_fall
+        self._nodes = np.arange(1, len(seed) + 1)
+        self._sizes = _sizes_up_to(len(seed))
+        self._place = np.searchsorted(self._sizes, self._nodes).tolist()
+        """Index of the size that represents each number of nodes."""
+        octaves = np.log2(self._sizes)
+        own = _OWN_OF_FEW * np.minimum(1, _FEW / self._sizes) if may_fall else np.full(len(octaves), _OWN)
+        shape = _SHAPE**2 * np.minimum.outer(octaves, octaves) + np.diag(own**2)
+        self._logs, self._covariance = np.log(seed[self._sizes - 1]), shape + _LOAD_AT_FIRST**2
+        self._drift = shape / _FADING + _LOAD**2
+        self._usual = np.zeros(len(octaves))
+        """Histogram of recent tree sizes."""
+        self._learning = Lock()
+        self.steps = 0
+        """Number of steps learned from."""
+        self._observed: list[tuple[int, float]] = []
+        """Sizes and log seconds of the steps since the last update."""
+        self.seconds = seed
+        """(nodes,) float64: optimistic times in seconds; never falling unless they may."""
+        self.relative = seed / seed[0]
+        """(nodes,) float64: t(n) / t(1)."""
+
+    def shape(self) -> np.ndarray:
+        """Return t(n) / t(1), (nodes,) float64, without optimism; never falling."""
+        with self._learning:
+            return np.interp(self._nodes, self._sizes, np.maximum.accumulate(np.exp(self._logs - self._logs[0])))
+
+    def took(self, nodes: int, seconds: float) -> None:
+        """Learn from a forward pass over `nodes` of each sequence; larger ones than the largest size count as that."""
+        with self._learning:
+            self._observed.append((self._place[min(nodes, len(self._place)) - 1], math.log(max(seconds, TICK))))
+            if len(self._observed) >= min(_TOGETHER, 1 + self.steps // _ONE_BY_ONE):
+                self._learn()
+                self.seconds = self._at_best()
+                self.relative = self.seconds / self.seconds[0]
+
+    def _learn(self) -> None:
+        covariance, usual = self._covariance, self._usual
+        covariance += len(self._observed) * self._drift
+        for place, log in self._observed:
+            off = log - self._logs[place]
+            if self.steps:
+                off = max(-_MOST, min(_MOST, off))
+            else:
+                usual[place] = 1
+            deviation = math.sqrt(covariance[place, place] + _NOISE**2)
+            row = covariance[place] / deviation
+            self._logs += row * (off / deviation)
+            covariance -= np.multiply.outer(row, row)
+            usual *= 1 - _USUAL
+            usual[place] += _USUAL
+            self.steps += 1
+        self._observed = []
+
+    def _at_best(self) -> np.ndarray:
+        with_usual = self._covariance @ self._usual
+        variance = np.diagonal(self._covariance) - 2 * with_usual + self._usual @ with_usual
+        uncertainty = np.sqrt(np.maximum(variance, 0))
+        if self._may_fall:
+            return np.interp(self._nodes, self._sizes, np.exp(self._logs - _CAUTION * uncertainty))
+        hoped = np.exp(self._logs - uncertainty)
+        # Between the two curves that never fall, that above this one and that below.
+        rising = (np.maximum.accumulate(hoped) + np.minimum.accumulate(hoped[::-1])[::-1]) / 2
+        return np.interp(self._nodes, self._sizes, rising)
+
+
+@lru_cache
+def _sizes_up_to(most: int) -> np.ndarray:
+    """Return the sizes of a curve: all up to 32, every second one up to 64, every fourth up to 128, ..."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(most, sizes[-1] + max(1, 2 ** (sizes[-1].bit_length() - 5))))
+    return np.array(sizes)
+
+
+def shared_by(sequences: int, times: np.ndarray) -> np.ndarray:
+    """Return seconds by nodes of each sequence, (nodes,) float64, from `times` (rows,) by rows of the whole batch."""
+    return times[min(sequences, len(times)) - 1 :: sequences]
+
+
+def band(length: int) -> int:
+    """Return the length bucket of sequences of `length` tokens: 256, 1,024, 4,096, ..."""
+    longest = _SHORTEST_BAND
+    while longest < length:
+        longest *= _BAND_STEP
+    return longest
+
+
+@compiled_part
+def may_pay(costs: np.ndarray | Sequence[float], nodes: int, expected: float, rate: float, gain: float) -> bool:
+    """Whether more nodes, which gain `gain` each at most, may give a better rate than `rate` tokens per time."""
+    if not len(costs):
+        return True
+    for more in range(1, len(costs) - nodes + 1):  # noqa: SIM110 - compiled
+        if expected + more * gain > rate * costs[nodes + more - 1]:
+            return True
+    return False
+
+
+def least_gain(costs: np.ndarray, roots: int, expected: np.ndarray) -> float:
+    """Return the gain above which one more node may give a better rate; infinite where no more fit.
+
+    `expected` (1 + n,): tokens of `roots` nodes alone, with the first added one, with two, and so on. `costs` as in
+    `may_pay`, in which the batch has `roots + n` nodes.
+    """
+    further = costs[roots + len(expected) - 1 :]
+    if not len(further):
+        return math.inf
+    rate = (expected / costs[roots - 1 : roots - 1 + len(expected)]).max()
+    return max(0.0, float(((rate * further - expected[-1]) / np.arange(1, len(further) + 1)).min()))
+
+
+def paying_prefix(costs: np.ndarray, roots: int, expected: np.ndarray) -> int:
+    """Return how many added nodes give the most expected tokens per time, the most of equally good numbers; see
+    `least_gain`.
+    """
+    costs = costs[roots - 1 : roots - 1 + len(expected)]
+    rates = expected[: len(costs)] / costs
+    return len(rates) - 1 - int(np.argmax(rates[::-1])) if len(rates) else 0
+
+
+def best_size(probabilities: Sequence[float] | np.ndarray, times: np.ndarray) -> tuple[int, float]:
+    """Return how many nodes to verify besides the root, and the tokens per time that they give.
+
+    `probabilities` are those of the nodes, in any order; `times` (most + 1,) of steps over 1, 2, ... nodes.
+    """
+    values = np.append(1.0, np.sort(np.asarray(probabilities, dtype=np.float64))[::-1])
+    size = paying_size([values], times)
+    return size - 1, float(values[:size].sum() / times[size - 1])
+
+
+def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1) -> int:
+    """Return how many nodes of each sequence to verify, `least` or more, for the most expected tokens per time.
+
+    `values` holds for each sequence the acceptance probabilities of its nodes, the root's 1 first, in the order in
+    which nodes are taken; `times` (most,) are those of steps over 1, 2, ... nodes of every sequence. Of equally good
+    sizes the smallest is taken.
+    """
+    most = min(len(times), max(map(len, values), default=1))
+    if most <= least:
+        return least
+    expected = np.zeros(most)
+    for own in values:
+        taken = own[:most].cumsum()
+        expected += np.concatenate([taken, np.full(most - len(taken), taken[-1])])
+    return least + int(np.argmax(expected[least - 1 :] / times[least - 1 : most]))
+
+
+class Budget:
+    """What one draft may cost, in units of t(1). The loop gives one with every context."""
+
+    def __init__(
+        self,
+        verifying: np.ndarray = EVERY_NODE,
+        ratio: float = 1.0,
+        *,
+        step: float = 0.0,
+        node: float = 0.0,
+        of_pass: float = 0.0,
+    ) -> None:
+        """`verifying` (m,) float64: time of verifying 1, 2, ... nodes. `ratio`: the forecast ratio, which scales what
+        nodes are expected to gain. `step`, `node` and `of_pass`: drafting overhead of a step, of each drafted node and
+        of each pass of a draft model.
+        """
+        self.verifying, self.ratio = verifying, ratio
+        self.step, self.node, self.of_pass = step, node, of_pass
+        self.passes = 0
+        """Passes of draft models so far."""
+
+    @classmethod
+    def of_nodes(cls, nodes: int) -> Budget:
+        """Return the budget of a draft of a given size: every one of its nodes pays."""
+        return cls(np.ones(1 + nodes))
+
+    def for_part(self, nodes: int | str | None) -> Budget:
+        """Return the budget of a part of a fused drafter, whose traits have these `nodes`."""
+        if nodes is None:
+            return Budget()
+        return self if isinstance(nodes, str) else Budget.of_nodes(nodes)
+
+    @property
+    def nodes(self) -> int:
+        """Maximum number of drafted nodes, the root left out."""
+        return len(self.verifying) - 1
+
+    @property
+    def overhead(self) -> float:
+        """Drafting overhead so far, without that of the nodes."""
+        return self.step + self.passes * self.of_pass
+
+    @property
+    def times(self) -> np.ndarray:
+        """(m,) float64: time of a step over 1, 2, ... nodes, drafting included."""
+        return self.verifying + self.overhead + self.node * np.arange(len(self.verifying))
+
+    def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
+        """Whether one more pass of a draft model may give tokens at a better rate: below nodes of the probabilities
+        `gains`, one token for each at most, where nodes of the probabilities `drafted` are there. Counts the pass.
+        """
+        if self.nodes < 1:
+            return False
+        if self.of_pass:
+            _, rate = best_size(self.ratio * np.asarray(drafted, np.float64), self.times)
+            if self.ratio * sum(gains) <= rate * self.of_pass:
+                return False
+        self.passes += 1
+        return True
+
+
+UNLIMITED = Budget()
+"""Every node pays; for reading only."""

@@ -1,1 +1,0 @@
-"""What a forward pass costs, and how many nodes pay."""
