@@ -2,7 +2,11 @@
 
 Where transformers knows how the model delimits its reasoning and its calls (a response template), its parser splits the
 output. Otherwise all of it is text, and tokens are held back with the text that they are a part of, so that
-log-probabilities and text fit. What stands between the delimiters of a call and is no call is text.
+log-probabilities and text fit.
+
+A response has the same pieces whole and streamed. So a call whose arguments have begun is a call, even if the output
+ends within it (`length`) or its arguments turn out to be malformed: a stream cannot take it back. What else stands
+between the delimiters of a call is text.
 
 Cost: a decoding of the last few tokens per token. Nothing grows with the length of the output.
 """
@@ -124,18 +128,17 @@ class Output:
         config: GenerationConfig,
         new_parser: Callable[[], Any] | None = None,
         hidden: Sequence[int] | None = None,
-        streamed: bool = False,
         include_stop: bool = False,
     ) -> None:
         """`new_parser` creates a parser of the output; `hidden`: tokens that end the output and are not shown;
-        `streamed`: calls are passed on while they are generated; `include_stop`: the text ends with the stop string.
+        `include_stop`: the text ends with the stop string.
         """
         self._limit = config.max_new_tokens
         self._tokenizer = tokenizer
         self._trimmer = StopTrimmer(config.stop_strings or (), include_stop)
         self._reader: PlainReader | ParsedReader = PlainReader(tokenizer, self._trimmer)
         if new_parser is not None:
-            self._reader = ParsedReader(tokenizer, self._trimmer, new_parser, streamed)
+            self._reader = ParsedReader(tokenizer, self._trimmer, new_parser)
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         self._hidden = frozenset(hidden or ()) - frozenset(tokenizer.all_special_ids if hidden else ())
         """Special tokens are for the parser, or are shown nowhere."""
@@ -179,10 +182,11 @@ class Output:
     @property
     def _finish_reason(self) -> str:
         """A tool call, the end of the output or a stop string, or its length."""
-        full = self.tokens >= (self._limit or 0)
+        ended = self._trimmer.stopped or self._last in self._eos
+        full = self.tokens >= (self._limit or 0) and not ended
         if self._reader.calls and not (self._reader.cut and full):
             return "tool_calls"
-        return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"
+        return "length" if full else "stop"
 
     def _scored_prompt(self, tokens: list[ScoredToken]) -> Delta:
         assert isinstance(self._reader, PlainReader)
@@ -303,7 +307,7 @@ def _parsed_call(value: Any) -> tuple[str, str]:
 
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
 _MAX_HEAD = 4096
-"""Characters up to the arguments of a call that is streamed; another is passed on as a whole, at its end."""
+"""Characters up to the arguments of a call that is passed on while it is generated; another is at its end."""
 
 
 class CallReader:
@@ -313,7 +317,7 @@ class CallReader:
         self.name: str | None = None
         """None until it was written."""
         self.complete = False
-        """Whether the arguments have ended."""
+        """Whether the arguments have ended; what follows them is no part of them."""
         self._head, self._depth = "", 0
         self._quoted = self._escaped = False
 
@@ -349,17 +353,10 @@ class CallReader:
 class ParsedReader:
     """Reads an output of which a parser tells content, reasoning and calls apart."""
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        trimmer: StopTrimmer,
-        new_parser: Callable[[], Any],
-        streamed: bool = False,
-    ) -> None:
-        """`streamed`: calls are passed on while they are generated; otherwise a malformed one can be text."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, trimmer: StopTrimmer, new_parser: Callable[[], Any]) -> None:
         self._tokenizer, self._trimmer, self._text = tokenizer, trimmer, raw_text(tokenizer)
         self._new_parser, self._parser = new_parser, new_parser()
-        self._streamed, self._reader = streamed, CallReader()
+        self._reader = CallReader()
         self._call: list[str] = []
         """The text of the call that is being written."""
         self._last = False
@@ -370,7 +367,7 @@ class ParsedReader:
         self.calls = 0
         """Number of calls so far."""
         self.cut = False
-        """Whether the last call that was streamed has no end."""
+        """Whether the output ended within its last call."""
         self.reasoning_tokens = 0
         """Number of tokens of reasoning, with its delimiters."""
         self._unread = 0
@@ -413,7 +410,7 @@ class ParsedReader:
         except (ValueError, KeyError, TypeError):
             unread, self._parser = "".join([*self._call, text]), self._new_parser()
             self._call.clear()
-            return [] if self._end_streamed_call() else self._as_text(unread)
+            return [] if self._end_passed_on() else self._as_text(unread)
         return self._pieces(events)
 
     def _pieces(self, events: list[dict[str, Any]]) -> list[Piece]:
@@ -438,12 +435,9 @@ class ParsedReader:
         return text[skipped:]
 
     def _part_of_call(self, event: dict[str, Any]) -> list[Piece]:
-        """Add a part of a call; return what of it is streamed."""
-        text = event.get("text", "")
+        """Add a part of a call; return what can be passed on of it."""
+        text, reader = event.get("text", ""), self._reader
         self._call.append(text)
-        if not self._streamed:
-            return []
-        reader = self._reader
         begun = reader.name is not None
         arguments = reader.push(text)
         if reader.name is None or (begun and not arguments):
@@ -454,10 +448,10 @@ class ParsedReader:
         return [call_piece(self.calls - 1, reader.name, arguments)]
 
     def _closed_call(self, event: dict[str, Any]) -> list[Piece]:
-        """Return a call, or several, that were not streamed."""
+        """Return a call, or several, that were not passed on while they were generated."""
         text = "".join(self._call)
         self._call.clear()
-        if self._end_streamed_call():
+        if self._end_passed_on():
             return []
         try:
             value = event["value"]
@@ -467,13 +461,11 @@ class ParsedReader:
         first, self.calls = self.calls, self.calls + len(calls)
         return [call_piece(index, name, arguments) for index, (name, arguments) in enumerate(calls, first)]
 
-    def _end_streamed_call(self) -> bool:
-        """End the call that is being read; return whether it was streamed."""
+    def _end_passed_on(self) -> bool:
+        """End the call that is being read; return whether it was passed on already."""
         reader, self._reader = self._reader, CallReader()
-        if reader.name is None:
-            return False
-        self.cut = not reader.complete
-        return True
+        self.cut = self._last
+        return reader.name is not None
 
     def _as_text(self, text: str) -> list[Piece]:
         """Return a malformed call as text, without special tokens; but nothing where the output ends within a call

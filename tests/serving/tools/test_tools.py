@@ -18,6 +18,7 @@ from token_recycling.serving.prompt import render_prompt, response_parser
 
 THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
 CALL = ("look", {"at": 1})
+CLAUDES = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
 NO_CALLS = ("{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}')
 READ = [
     # What is said, and of it: the text, what was thought, the calls, how it ended.
@@ -130,29 +131,44 @@ def test_no_tools_are_shown_where_none_may_be_used(server):
     assert shown > hidden == chat(server, max_tokens=1).usage.prompt_tokens
 
 
-def test_a_call_that_is_cut_off_is_streamed_as_far_as_it_came(server, says, tokenizer):
-    """A whole answer still returns it as text."""
-    begun = '<tool_call>{"name": "look", "arguments": {"at": "a long'
+@pytest.mark.parametrize("arguments", ['{"at": "a long', '{"at": 1}', '{"at": 1}}'])
+def test_a_call_that_is_cut_off_is_shown_as_far_as_it_came(server, says, tokenizer, arguments):
+    """Streamed or whole, within its arguments or behind them."""
+    begun = f'<tool_call>{{"name": "look", "arguments": {arguments}'
     says(f"{begun} story")
-    limit = len(tokenizer(begun)["input_ids"])
+    limit, arguments = len(tokenizer(begun)["input_ids"]), arguments.replace("}}", "}")
     events = streamed_chat(server, tools=TOOLS, max_tokens=limit)
     calls = [call.function for event in events for call in event.choices[0].delta.tool_calls or []]
-    assert (calls[0].name, "".join(call.arguments for call in calls)) == ("look", '{"at": "a long')
+    assert (calls[0].name, "".join(call.arguments for call in calls)) == ("look", arguments)
     assert events[-1].choices[0].finish_reason == "length"
     whole = chat(server, tools=TOOLS, max_tokens=limit).choices[0]
-    assert (whole.message.tool_calls, whole.finish_reason) == (None, "length")
+    (call,) = whole.message.tool_calls
+    assert (call.function.name, call.function.arguments, whole.finish_reason) == ("look", arguments, "length")
     with server.client().responses.stream(model="tiny", input="a", tools=FLAT, max_output_tokens=limit) as stream:
         final = stream.get_final_response()
-    assert (final.status, final.output[0].status, final.output[0].arguments) == ("incomplete",) * 2 + (
-        '{"at": "a long',
-    )
+    assert (final.status, final.output[0].status, final.output[0].arguments) == ("incomplete",) * 2 + (arguments,)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_malformed_arguments_are_a_call_whole_and_streamed(server, says, stream):
+    says('<tool_call>{"name": "look", "arguments": {"at": }}</tool_call>')
+    if stream:
+        events = streamed_chat(server, tools=TOOLS, max_tokens=200)
+        calls = [call.function.arguments for event in events for call in event.choices[0].delta.tool_calls or []]
+        assert ("".join(calls), events[-1].choices[0].finish_reason) == ('{"at": }', "tool_calls")
+        return
+    choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.arguments, choice.finish_reason) == ('{"at": }', "tool_calls")
+    body = {"messages": ASKED, "max_tokens": 200, "tools": CLAUDES}
+    (block,) = server.post("/v1/messages", body).json()["content"]
+    assert block["input"] == {"INVALID_JSON": '{"at": }'}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_message_of_anthropics_has_blocks_of_each_kind(server, says, stream):
     says(f"<think>well</think>{SAID}")
-    tools = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
-    asked = {"messages": ASKED, "max_tokens": 200, "tools": tools, "stream": stream}
+    asked = {"messages": ASKED, "max_tokens": 200, "tools": CLAUDES, "stream": stream}
     answer = server.post("/v1/messages", asked)
     if stream:
         read = [json.loads(event.partition("\ndata: ")[2]) for event in answer.text.split("\n\n") if event]

@@ -86,7 +86,6 @@ async def chat_generation(engine: Engine, body: ChatRequest, job: Job) -> Genera
             config,
             parser,
             hidden=body.stop_token_ids,
-            streamed=bool(body.stream),
             include_stop=bool(body.include_stop_str_in_output),
         )
 

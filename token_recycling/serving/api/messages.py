@@ -253,14 +253,23 @@ class _Blocks(Parts):
     def _ending(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
         block = self.items[-1]
         if kind == "call":
-            # A call that was cut off has no whole input.
-            block["input"] = from_json(text, allow_partial=True) if text else {}
+            block["input"] = _input_of(text)
         else:
             block[block["type"]] = text
         yield self._event("content_block_stop")
 
     def _event(self, name: str, **data: Any) -> Event:
         return name, {"type": name, "index": len(self.items) - 1, **data}
+
+
+def _input_of(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object: those before the end of a call that was cut off. Malformed ones are
+    wrapped as Anthropic's documentation of fine-grained tool streaming recommends.
+    """
+    try:
+        return dict(from_json(arguments or "{}", allow_partial=True))
+    except ValueError:
+        return {"INVALID_JSON": arguments}
 
 
 class MessageReply:
