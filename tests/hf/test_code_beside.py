@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import logits_process, stopping_criteria
 
 import token_recycling as tr
-from token_recycling.model.replaced import replaced_in_libraries
+from token_recycling.model.foreign.search import replaced_in_libraries
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 IDS = tiny.prompt(1, 5).repeat(1, 2)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model import facts, foreign
+from token_recycling.model.foreign import search
 from token_recycling.model.prefill import PIECE
 
 VOCABULARY = 331
@@ -58,8 +58,7 @@ def model():
 
 def most_rows(model, ids, drafter):
     with pytest.MonkeyPatch.context() as patch:
-        for module in (foreign, facts):  # to which `Rows` is code that may decide by what it has seen
-            patch.setattr(module, "foreign_modes", list)
+        patch.setattr(search, "foreign_modes", list)  # `Rows` may decide by what it has seen
         with Rows() as rows, tr.accelerated(model, drafter) as acceleration:
             model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=4, do_sample=False)
     assert acceleration.fallback is None

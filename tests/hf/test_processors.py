@@ -26,7 +26,7 @@ from transformers import (
 from transformers.generation import logits_process
 
 import token_recycling as tr
-from token_recycling.model import homes
+from token_recycling.model.foreign import origin
 
 VOCABULARY = architectures.VOCABULARY
 ENDS = list(range(0, VOCABULARY, 16))
@@ -148,7 +148,7 @@ def watch(monkeypatch):
         monkeypatch.setattr(kind, "__call__", call)
         return since
 
-    monkeypatch.setattr(homes, "is_own", lambda package: True)  # a method that watches changes nothing
+    monkeypatch.setattr(origin, "is_own", lambda package: True)  # a method that watches changes nothing
     return watching
 
 

@@ -41,13 +41,13 @@ from ..loop.processors import Scope, scope
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.compat import CACHE, cache_argument, is_callers
-from ..model.homes import code_beside, is_foreign, is_own, name_of
+from ..model.foreign import code_beside, is_foreign, is_own, name_of
+from ..model.foreign import why_not_cache as why_not_replaced
 from ..model.info import ModelInfo
 from ..model.kv_cache import dtypes, rows, slots
 from ..model.prefill import Reading
-from ..model.replaced import replaced_in
 from ..model.runner import Backend, eager
-from ..model.support import mixes_sequences, why_not_beside, why_not_code
+from ..model.support import CodeInModel
 from ..model.target import Target
 from ..trees.draft import Step
 from .handover import BatchStopping, CacheHandover, fill_up, why_not_handover
@@ -84,13 +84,18 @@ class GenerateCall:
         self.model_kwargs, self.streamer = model_kwargs, streamer
         self.cache: Cache = model_kwargs.get(cache_argument(model_kwargs) or CACHE)
         """The key/value cache, empty or with a prefix of the sequence."""
-        self.cache_is_seen = bool(config.return_dict_in_generate or is_callers(self.cache))
+        self._cache_is_callers = is_callers(self.cache)
+        self.cache_is_seen = bool(config.return_dict_in_generate or self._cache_is_callers)
         """Whether the caller has the cache, or will get it."""
         self.reading: Reading | None = getattr(streamer, "reading_prompt", None)
         """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
         raise to end the call.
         """
-        self.streams_tokens = streamer is not None and is_foreign(streamer)
+        self.beside = code_beside((*processors, *criteria, streamer))
+        """Code of users and other libraries that is called between forward passes."""
+        self.code: CodeInModel
+        """Foreign code in the model, as `why_not` found it."""
+        self.streams_tokens = streamer is not None and any(code is streamer for code in self.beside)
         """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take
         one at a time, and share with a criterion or processor what it saw. Others are given all tokens of a step.
         """
@@ -137,9 +142,9 @@ class GenerateCall:
         others = self._other_inputs(model)
         if others:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
-        replaced = self._replaced() or replaced_in(self.cache, is_callers(self.cache))
+        replaced = self._why_not_lists() or why_not_replaced(self.cache, self._cache_is_callers)
         if replaced is not None:
-            return f"accelerated calls do without {replaced}"
+            return replaced
         if config.is_assistant:
             return "the call drafts for another model (assisted generation)"
         own = type(model).prepare_inputs_for_generation
@@ -159,29 +164,26 @@ class GenerateCall:
             return "padding must be on the left, got zeros elsewhere in the attention mask"
         if not self._counts_from_zero():
             return "position_ids must count from 0 after the padding"
-        info, alone = target.info, len(ids) == 1
+        info, alone, self.code = target.info, len(ids) == 1, CodeInModel(target)
         return (
             (None if alone and not any(self.paddings) else info.why_not_batch)
             or (None if alone else self._why_not_batch())
             or (self._why_not_recurrent(info, cached) if info.recurrent else None)
             or why_not_handover(self.cache, (config.max_length or 0) - 1, info.border)
-            or why_not_code(target, len(ids))
-            or why_not_beside(
-                target,
-                (*self.processors, *self.criteria, self.streamer),
-                self.cache if is_callers(self.cache) else None,
-            )
+            or self.code.why_not(len(ids))
+            or self.code.why_not_beside(self.beside, self.cache if self._cache_is_callers else None)
         )
 
-    def _replaced(self) -> str | None:
-        """Describe what applies processors or criteria in another way than classes of transformers do, or None."""
+    def _why_not_lists(self) -> str | None:
+        """Return why processors or criteria are applied in another way than transformers does, or None."""
         lists: list[Any] = [self.processors, self.criteria]
         for kind in {*map(type, lists)}:
             if kind.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
-                return f"the method __call__ of {kind.__name__}"
+                return f"accelerated calls do without the method __call__ of {kind.__name__}"
         for kind in {type(one) for one in (*lists, *self.criteria)}:
             if is_own(kind.__module__) and is_foreign(kind.__call__):
-                return f"the method __call__ of {kind.__name__}, replaced by {name_of(kind.__call__)}"
+                name = name_of(kind.__call__)
+                return f"accelerated calls do without the method __call__ of {kind.__name__}, replaced by {name}"
         return None
 
     def _why_not_recurrent(self, info: ModelInfo, cached: int) -> str | None:
@@ -312,7 +314,7 @@ def run_call(
         streamed=call.streamer is not None,
         reading=call.reading and reading,
         after_pass=None if stopping is None else stopping.apply,
-        keeps_all=call.cache_is_seen or (len(sequences) > 1 and mixes_sequences(target)),
+        keeps_all=call.cache_is_seen or (len(sequences) > 1 and call.code.mixes_sequences()),
         returns_cache=call.cache_is_seen or prefixes is not None,
     )
     passes = decode(target, requests, cache, run, backend)
@@ -395,7 +397,7 @@ def beginnings(
     generators = [generator] * batch
     if batch > 1 and config.do_sample:
         generators = [*seeded_generators(len(generators), call.input_ids.device, generator)]
-    watched = bool(code_beside((*call.processors, *call.criteria, call.streamer)))
+    watched = bool(call.beside)
     sequences = [
         # As with the first token that `generate` appends: int32 becomes int64.
         TokenSequence(ids.long(), call.criteria_by_text, pad, watched)

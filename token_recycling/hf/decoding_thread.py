@@ -24,7 +24,7 @@ from ..loop.request import Request
 from ..loop.stats import Stats
 from ..model.kv_cache import slots
 from ..model.runner import Backend, eager
-from ..model.support import mixes_sequences, ready
+from ..model.support import ready
 from ..model.target import Target
 from .accelerate import Acceleration, view
 from .call import GenerateCall, Output, beginnings, run_call
@@ -87,7 +87,7 @@ class DecodingThread:
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        alone = drafter.traits.begins_anew or target is not self.target or mixes_sequences(target)
+        alone = drafter.traits.begins_anew or target is not self.target or call.code.mixes_sequences()
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
             return run_call(target, call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)

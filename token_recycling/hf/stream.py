@@ -16,11 +16,12 @@ from ..drafters._registry import make_drafter
 from ..loop.batch import Run, check_cached, decode, requests_of
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
+from ..model.foreign import code_beside
 from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import rows, slots, why_not_cache
 from ..model.prefill import checked_prompt
-from ..model.support import ready, why_not_beside, why_not_code
+from ..model.support import CodeInModel, ready
 from ..trees.draft import Step
 
 
@@ -58,11 +59,12 @@ def stream(
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
     cache = target.new_cache() if past_key_values is None else past_key_values
+    code, beside = CodeInModel(target), code_beside([*(logits_processor or []), *(stopping_criteria or [])])
     reason = (
-        why_not_code(target, 1)
+        code.why_not(1)
         or why_not_cache(cache)
         or target.info.why_not_read_on(slots(cache), len(prompt))
-        or why_not_beside(target, [*(logits_processor or []), *(stopping_criteria or [])], past_key_values)
+        or code.why_not_beside(beside, past_key_values)
     )
     if reason is not None:
         raise UnsupportedModelError(reason)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as processors
 
-from ..model.homes import is_foreign
+from ..model.foreign import is_foreign
 from ..trees.packed import PackedTrees
 
 

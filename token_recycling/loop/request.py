@@ -22,7 +22,7 @@ from transformers.generation.stopping_criteria import (
 
 from .._util.device import derived_generator, random_state, set_random_state
 from ..drafters._base import Drafter, DrafterTraits
-from ..model.homes import name_of
+from ..model.foreign import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from ..trees.packed import PackedTrees

@@ -12,108 +12,36 @@ fingerprint keeps nothing alive: objects count by their numbers, and one that is
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
 import logging
 import platform
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
-from types import FunctionType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .._util.device import lasting
 from .._util.files import cache_folder, replacing
-from .compat import CHILDREN, PARAMETERS, methods_of_the_loop, times_written, with_hooks
-from .foreign import (
-    CALLED_INSTEAD,
-    OF_FAMILIES,
-    attention_functions,
-    foreign_hooks,
-    global_hooks,
-    is_graph,
-    own_class,
-)
-from .homes import is_foreign, is_own
-from .replaced import foreign_modes, replaced_in_libraries
+from .compat import PARAMETERS, times_written
+from .foreign import is_foreign, is_own, replaceable_code
+from .parts import CALLED_INSTEAD, Identities, address_of, is_graph, own_class, parts_of
 
 logger = logging.getLogger("token_recycling")
 
 T = TypeVar("T")
 
-_METHODS_AROUND = ("__call__", "generate", *methods_of_the_loop())
-"""Methods that stand between `generate` and the forward pass."""
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
-_CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 
 
 # The model as it is
-
-
-def parts_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the model and all modules in it, each once, the model first."""
-    parts, seen = [model], {model}
-    for part in parts:  # which grows
-        children = part.__dict__.get(CHILDREN)
-        for child in dict(part.named_children()).values() if children is None else children.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                parts.append(child)
-    return parts
-
-
-def place(weight: torch.Tensor) -> int:
-    """Address of a tensor's numbers."""
-    try:
-        return weight.data_ptr()
-    except RuntimeError:  # a tensor that wraps others has no memory of its own
-        return 0
-
-
-class Identities:
-    """Objects that count by identity: equal to later ones while they are the same and none of them is gone."""
-
-    def __init__(self, things: Iterable[Any]) -> None:
-        self._things: Sequence[Any] = [*things]
-        self._numbers = [*map(id, self._things)]
-        self._watches: list[weakref.ref] = []
-        self._memory: list[StorageWeakRef] = []
-        self._one_is_gone = False
-
-    def __eq__(self, later: object) -> bool:
-        if not isinstance(later, Identities) or self._numbers != later._numbers:
-            return False
-        return not self._one_is_gone and not any(memory.expired() for memory in self._memory)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def watch(self) -> Identities:
-        """Let go of the objects, and notice when one of them is gone: another one may be given its number. Of tensors
-        the memory is watched, since torch swaps no tensor that has a weak reference (`torch.utils.swap_tensors`).
-        """
-        for thing in {id(thing): thing for thing in self._things}.values():
-            if isinstance(thing, torch.Tensor):
-                with contextlib.suppress(RuntimeError):  # sparse ones have several
-                    self._memory.append(StorageWeakRef(thing.untyped_storage()))
-            elif getattr(type(thing), "__weakrefoffset__", 0):
-                self._watches.append(weakref.ref(thing, self._note))
-        self._things = ()
-        return self
-
-    def _note(self, gone: object) -> None:
-        self._one_is_gone = True
 
 
 class Fingerprint:
@@ -128,7 +56,7 @@ class Fingerprint:
         try:  # the usual case in one go, since every call looks
             places = [weight.data_ptr() for weight in weights]
         except RuntimeError:  # wrapped tensors have no memory of their own
-            places = [place(weight) for weight in weights]
+            places = [address_of(weight) for weight in weights]
         written = times_written(weights)
         away: list[Any] = []
         if 0 in places:
@@ -157,9 +85,8 @@ class Fingerprint:
             _values_of(getattr(model, "config", None)),
         ]
         self.numbers = written
-        things = _code_in(model, parts, kinds)
-        things += filter(is_foreign, forwards)
-        self._code_ids = Identities(things)
+        code = [*replaceable_code(model, parts, kinds), *filter(is_foreign, forwards)]
+        self._code_ids = Identities(code)
         self.code: list[Any] = [self._code_ids, [part.training for part in parts], [*map(len, attributes)]]
 
     def watch(self) -> Fingerprint:
@@ -170,65 +97,12 @@ class Fingerprint:
         return self
 
 
-def _code_in(model: PreTrainedModel, parts: Sequence[torch.nn.Module], kinds: Sequence[Any]) -> list[Any]:
-    """Return code that runs in a model and may be replaced, by identity; `kinds`: the classes of its parts."""
-    things: list[Any] = [getattr(kinds[0], name, None) for name in _METHODS_AROUND]
-    things += filter(is_foreign, global_hooks())
-    things += [one.function for one in replaced_in_libraries()]
-    things += foreign_modes()
-    things += attention_functions(model)
-    distinct = set(kinds)
-    forwards = [getattr(kind, "forward", None) for kind in distinct]  # code that was compiled ahead has none
-    things += [forward for forward in forwards if isinstance(forward, FunctionType)]
-    of_families = [kind for kind in distinct if kind.__module__.startswith(OF_FAMILIES)]
-    for names in (
-        *map(vars, of_families),
-        *(vars(sys.modules[name]) for name in {one.__module__ for one in of_families}),
-    ):
-        things += [function for function in names.values() if type(function) is FunctionType]
-    for part in with_hooks(parts):
-        things += foreign_hooks(part)
-    return things
-
-
 def _values_of(config: Any) -> dict[str, Any]:
     """Return all values of a configuration and of nested ones, whose `==` fails where layers differ in size."""
     return {
         name: _values_of(value) if isinstance(value, PretrainedConfig) else value
         for name, value in (vars(config) if config is not None else {}).items()
     }
-
-
-def describe(value: Any, values: list[Any], things: list[Any], seen: set[int] | None = None) -> None:
-    """Add to `values` something that is equal for equal plain values, and containers of them, of the same types; and to
-    `things` what counts by identity. `seen`: configurations that were described before, and containers around this one.
-    """
-    kind, seen = type(value), set() if seen is None else seen
-    if kind in PLAIN:
-        values += (kind, value)
-    elif issubclass(kind, torch.Tensor):
-        things.append(value)
-        strides = value.stride() if value.layout is torch.strided else ()
-        values += (place(value), value.dtype, value.device, value.shape, strides)
-    elif issubclass(kind, PretrainedConfig):
-        things.append(value)
-        if id(value) not in seen:
-            seen.add(id(value))
-            describe(vars(value), values, things, seen)
-    elif issubclass(kind, _CONTAINERS) and not issubclass(kind, torch.nn.Module):
-        values += (kind, len(value))
-        if id(value) in seen:
-            return  # it holds itself
-        seen.add(id(value))
-        for item in sorted(value, key=repr) if issubclass(kind, (set, frozenset)) else list(value):
-            describe(item, values, things, seen)
-        if issubclass(kind, Mapping):
-            for item in list(value.values()):
-                describe(item, values, things, seen)
-        seen.discard(id(value))
-    else:
-        values.append(kind)
-        things.append(value)
 
 
 # In this process

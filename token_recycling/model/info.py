@@ -44,10 +44,10 @@ from .compat import (
     is_as_compared,
     why_not_here,
 )
-from .facts import Kept, kept_of, parts_of
-from .foreign import is_compiled
+from .facts import Kept, kept_of
 from .inspection import arguments_of
 from .kv_cache import attends_to_blocks, can_be_taken
+from .parts import is_compiled, parts_of
 from .recurrence import mixers_among
 
 MASKED_ATTENTION = ("sdpa", "eager")

@@ -22,8 +22,8 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import forward_hooks
-from .foreign import ATTRIBUTES_OF_TORCH, compiled_calls, device_map_hooks, is_compiled, is_graph, own_class
-from .homes import is_foreign
+from .foreign import is_foreign
+from .parts import ATTRIBUTES_OF_TORCH, compiled_calls, device_map_hooks, is_compiled, is_graph, own_class
 
 _SAMPLED = 64
 """Numbers of a parameter that its fingerprint reads."""

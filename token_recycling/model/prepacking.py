@@ -31,7 +31,8 @@ from transformers import PreTrainedModel
 from .._util.device import memory
 from ..costs import TICK
 from .compat import packed_product, packed_types, packed_weight, version
-from .facts import Kept, kept_of, parts_of, place
+from .facts import Kept, kept_of
+from .parts import address_of, parts_of
 
 _LEAST_BYTES = 4_000_000
 """Smaller weights, which fit into a core's caches, are packed only on request."""
@@ -63,7 +64,7 @@ class _Layer:
 
     def __init__(self, module: nn.Linear, owner: Prepacked) -> None:
         self.module, self._owner = module, owner
-        self.weight, self._at = module.weight, place(module.weight)
+        self.weight, self._at = module.weight, address_of(module.weight)
         self._version = version(self.weight)
         self.packed = packed_weight(self.weight.detach(), _LAID_OUT_FOR)
         self._product = packed_product()
@@ -255,6 +256,6 @@ def _packable(module: nn.Linear, dtypes: set[torch.dtype]) -> bool:
         and weight.dtype in dtypes
         and weight.layout is torch.strided
         and not weight.is_inference()
-        and place(weight) != 0
+        and address_of(weight) != 0
         and (forward is None or isinstance(forward, _Layer) or getattr(forward, "func", None) is nn.Linear.forward)
     )

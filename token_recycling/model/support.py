@@ -1,6 +1,6 @@
 """May a model be accelerated? Answers are found once, and kept with the model (`facts`).
 
-`ready` answers for a model, `why_not_code` for the code in it and a number of sequences. What a model's class and
+`ready` answers for a model, `CodeInModel` for a call: for the code in the model and beside it. What a model's class and
 configuration say comes first (`info`). Families that were compared when this library was made need no more. Others, and
 quantized models, are tried once per machine (`trial.verdict`). Code that is not the family's own, as hooks, adapters
 and overridden methods, is tried once for each form of it (`trial.why_not`).
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,13 @@ from transformers.cache_utils import Cache
 from .._util.versions import installed
 from .compat import attention_name
 from .facts import Kept, file_of, kept_of, machine, read, shape_of, write
-from .foreign import Foreign, foreign_code, listed, why_not_plain_loop
-from .homes import code_beside, home_of
+from .foreign import Foreign, foreign_code, is_of, listed, why_not_plain_loop
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
 from .inspection import input_device
 from .target import Target
 
 if TYPE_CHECKING:
+    from .foreign.plain import Reach
     from .trial import Verdict
 
 _SELF_TEST = "self-test"
@@ -131,54 +132,55 @@ def _setting(model: PreTrainedModel, info: ModelInfo) -> dict[str, str] | None:
 # Foreign code
 
 
-def why_not_code(target: Target, batch: int) -> str | None:
-    """Return why foreign code in a model prevents accelerating a call with `batch` sequences, or None."""
-    foreign, reason = _foreign_in(target)
-    if reason is not None or not foreign:
-        return reason
-    from . import trial
-
-    return trial.why_not(target, foreign, batch)
-
-
-def why_not_beside(target: Target, things: Iterable[Any], cache: Cache | None) -> str | None:
-    """Return why `things`, the processors, criteria and streamer of a call, prevent accelerating it, or None. `cache`:
-    that of the caller, if the call has one.
+class CodeInModel:
+    """The foreign code in a model, as one call finds it, and what it prevents (`foreign`). Trials are kept; what the
+    code reaches, which others may change between calls, is searched in every call, once.
     """
-    beside = code_beside(things)
-    if not beside:
-        return None
-    from . import bystanders
 
-    return bystanders.why_not(target, _foreign_in(target)[0], beside, cache)
+    def __init__(self, target: Target) -> None:
+        self._target, kept = target, target.kept
+        search: Any = kept.recall(_FOREIGN, values_matter=False)
+        if search is None or search[0] is not kept.code:
+            kept.forget(_FOREIGN)
+            search = kept.code, _foreign_code(target), why_not_plain_loop(target.model)
+            kept.get(_FOREIGN, lambda: search, values_matter=False)
+        _, self.pieces, self._reason = search
+
+    @cached_property
+    def _reaches(self) -> list[Reach]:
+        from .foreign.plain import reaches
+
+        return reaches(self._target.model, self.pieces)
+
+    def why_not(self, batch: int) -> str | None:
+        """Return why it prevents accelerating a call with `batch` sequences, or None."""
+        if self._reason is not None or not self.pieces:
+            return self._reason
+        from . import trial
+
+        return trial.why_not(self._target, self.pieces, self._reaches, batch)
+
+    def why_not_beside(self, beside: Sequence[Any], cache: Cache | None) -> str | None:
+        """Return why code `beside` the model (`code_beside`) prevents accelerating the call, or None. `cache`: that of
+        the caller, if the call has one.
+        """
+        if not beside:
+            return None
+        from .foreign import bystanders
+
+        return bystanders.why_not(self._target.model, self.pieces, beside, cache)
+
+    def mixes_sequences(self) -> bool:
+        """Whether it may look at all sequences of a batch, so that none may join or leave it."""
+        if not self.pieces:
+            return False
+        from . import trial
+
+        return trial.mixes_sequences(self._target, self.pieces, self._reaches)
 
 
-def mixes_sequences(target: Target) -> bool:
-    """Whether foreign code in a model may look at all sequences of a batch, so that none may join or leave it."""
-    foreign, _ = _foreign_in(target)
-    if not foreign:
-        return False
-    from . import trial
-
-    return trial.mixes_sequences(target, foreign)
-
-
-def _foreign_in(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
-    """Return the foreign code of a model, looked up once for each form of it, and why transformers' own loop must
-    decode with the model, or None.
-    """
-    kept = target.kept
-    result: Any = kept.recall(_FOREIGN, values_matter=False)
-    if result is None or result[0] is not kept.code:
-        kept.forget(_FOREIGN)
-        foreign = foreign_code(target.model)
-        if target.info.quantised:  # then every row of a pass was compared by the self-test
-            foreign = tuple(piece for piece in foreign if not _is_quantised_layer(piece))
-        result = kept.code, foreign, why_not_plain_loop(target.model)
-        kept.get(_FOREIGN, lambda: result, values_matter=False)
-    _, foreign, reason = result
-    return foreign, reason
-
-
-def _is_quantised_layer(piece: Foreign) -> bool:
-    return str(home_of(piece.code)).partition(".")[0] in _QUANTISERS
+def _foreign_code(target: Target) -> tuple[Foreign, ...]:
+    pieces = foreign_code(target.model)
+    if target.info.quantised:  # then every row of a pass was compared by the self-test
+        pieces = tuple(piece for piece in pieces if not is_of(piece.code, _QUANTISERS))
+    return pieces

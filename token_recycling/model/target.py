@@ -31,7 +31,7 @@ from ..trees.packed import PackedTrees
 from .architectures import Reach
 from .attention import attending, biased_by_position, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
-from .facts import kept_of, parts_of, shape_of
+from .facts import kept_of, shape_of
 from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import (
     arguments_of,
@@ -44,6 +44,7 @@ from .inspection import (
     vocabulary_size,
 )
 from .kv_cache import count, framed, take_over, windowed_layer
+from .parts import parts_of
 from .prepacking import PREPACKED, drop
 from .recurrence import mixers_among, node_by_node
 from .tree_layer import Frame, TreeLayer, window_band, window_start

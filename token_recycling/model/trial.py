@@ -37,10 +37,11 @@ from transformers import (
 from ..trees.draft import Draft, Tree, branch, star
 from ..trees.templates import parse_paths
 from .compat import LOOP, plain_loop
-from .foreign import Foreign, listed, own_class
+from .foreign import Foreign, listed
+from .foreign.plain import Numbers, Reach, form_of, numbers_in
 from .info import ModelInfo, depends_on_rows
 from .kv_cache import take_over
-from .plain import Reach, form_of, numbers_in, reaches
+from .parts import own_class
 from .prefill import cross_border, first_pass, prefill
 from .recurrence import bytes_of_states, recurrent_layers
 from .target import Target
@@ -201,20 +202,18 @@ def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = Fa
 # Foreign code
 
 
-def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
-    """Return why foreign code in a model prevents accelerating a call with `batch` sequences, or None. Plain code and
-    adapters are tried once for each form of them; other code is left to `generate`.
+def why_not(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], batch: int) -> str | None:
+    """Return why foreign code in a model, and what it reaches, prevents accelerating a call with `batch` sequences, or
+    None. Plain code and adapters are tried once for each form of them; other code is left to `generate`.
     """
-    searched = reaches(target, foreign)
     for reach in searched:
         if reach.reason is not None:
             return f"{reach.what}: {reach.reason}; code in a model is accelerated only without state"
     return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
 
 
-def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
+def mixes_sequences(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach]) -> bool:
     """Whether foreign code may look at all sequences of a batch; tried once for each form of it."""
-    searched = reaches(target, foreign)
     if any(reach.reason is not None for reach in searched):
         return True
 
@@ -231,7 +230,8 @@ def _tried(
     target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], what: Hashable, trial: Callable[[], T]
 ) -> T:
     """Return the result of a trial of the same code, or make it; what it appends to lists is removed."""
-    key = "trial", what, target.dtype, form_of(target, foreign, searched)
+    numbers: Numbers = target.kept.get("numbers of tensors", dict, values_matter=False)
+    key = "trial", what, target.dtype, form_of(foreign, searched, numbers)
     if target.kept.recall(key, values_matter=False) is None and target.kept.count("trial") >= _MOST_TRIALS:
         target.kept.forget("trial")
     lengths = [(notes, len(notes)) for reach in searched for notes in reach.notes]

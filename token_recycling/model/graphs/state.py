@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..facts import PLAIN, Identities, describe, parts_of
-from ..foreign import ATTRIBUTES_OF_TORCH, hooks_of, own_class
+from ..parts import ATTRIBUTES_OF_TORCH, PLAIN, Identities, describe, hooks_of, own_class, parts_of
 from ..target import Target
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}

@@ -12,9 +12,9 @@ from transformers.cache_utils import Cache
 from ...trees.draft import Draft
 from ...trees.templates import parse_paths
 from ..compat import modes
-from ..foreign import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..info import ModelInfo
 from ..kv_cache import TreeCache, takes_frames
+from ..parts import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..prefill import prefill
 from ..target import Target
 from .passes import CapturedPasses

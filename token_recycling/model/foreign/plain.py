@@ -26,14 +26,13 @@ import torch
 from transformers import PretrainedConfig
 from transformers.utils import ModelOutput
 
-from .compat import times_written
-from .facts import describe, parts_of, place
-from .foreign import ATTRIBUTES_OF_TORCH, Foreign, foreign_hooks, is_own_class, own_attributes, own_class
-from .homes import home_of, is_own
-from .target import Target
+from ..compat import times_written
+from ..parts import ATTRIBUTES_OF_TORCH, address_of, describe, own_attributes, own_class, parts_of
+from .origin import is_of, is_own
+from .search import Foreign, foreign_hooks
 
-_ADAPTERS = "peft."
-"""Where the modules of a library are whose code reads nothing but the modules that it belongs to."""
+_ADAPTERS = frozenset({"peft"})
+"""Libraries whose code reads nothing but the modules that it belongs to."""
 _LIBRARIES = frozenset(
     {
         *("torch", "transformers", "accelerate", "token_recycling", "einops", "typing", "types", "__future__"),
@@ -94,6 +93,9 @@ _MOST_NUMBERS = 24
 _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 
 
+Numbers = dict[Any, float | None]
+
+
 @dataclass(frozen=True)
 class _Operations:
     """What code does, functions within it included."""
@@ -148,8 +150,8 @@ def _appends(instruction: dis.Instruction) -> bool:
 class Reach:
     """What foreign code reaches, and whether it is plain."""
 
-    def __init__(self, target: Target, piece: Foreign) -> None:
-        self.what = piece.what
+    def __init__(self, model: torch.nn.Module, piece: Foreign) -> None:
+        self.what = piece.description
         self.reason: str | None = None
         """What is not plain, or None."""
         self.functions: list[FunctionType] = []
@@ -159,11 +161,11 @@ class Reach:
         """Lists that it only appends to."""
         self._names: set[str] = set()
         self._seen: dict[int, Any] = {}
-        self._modules: list[torch.nn.Module] = parts_of(target.model)
+        self._modules: list[torch.nn.Module] = parts_of(model)
         self._parts = {id(part) for part in self._modules}
         self._methods: list[tuple[str, Any]] = []
         """Methods that are followed once the code names them."""
-        self._unread: list[tuple[str, Any]] = [(piece.what, piece.code)]
+        self._unread: list[tuple[str, Any]] = [(piece.description, piece.code)]
         self._is_class = isinstance(piece.code, type)
         while self.reason is None and (self._unread or self._follow_names()):
             name, thing = self._unread.pop()
@@ -323,7 +325,7 @@ class Reach:
             self._parts.add(id(part))
             self._modules.append(part)
             self._unread += [(name, hook) for hook in foreign_hooks(part)]
-            if not is_own_class(type(part)):
+            if not is_own(type(part).__module__):
                 self._unread.append((name, type(part)))
             self.values += [*part.named_parameters(name, recurse=False), *part.named_buffers(name, recurse=False)]
 
@@ -352,16 +354,16 @@ def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tup
 
 def is_adapter(piece: Foreign) -> bool:
     """Whether code is of a library of adapters, whose code reads nothing but the modules that it belongs to."""
-    return str(home_of(piece.code)).startswith(_ADAPTERS)
+    return is_of(piece.code, _ADAPTERS)
 
 
-def reaches(target: Target, foreign: Iterable[Foreign]) -> list[Reach]:
+def reaches(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reach]:
     """Return what foreign code reaches, but for adapters; code that is at several modules is searched once."""
     pieces: dict[int, Foreign] = {}
     for piece in foreign:
         if not is_adapter(piece):
             pieces.setdefault(id(piece.code), piece)
-    return [Reach(target, piece) for piece in pieces.values()]
+    return [Reach(model, piece) for piece in pieces.values()]
 
 
 def numbers_in(searched: Iterable[Reach]) -> list[int]:
@@ -389,18 +391,19 @@ def numbers_in(searched: Iterable[Reach]) -> list[int]:
     return [*numbers][:_MOST_NUMBERS]
 
 
-def form_of(target: Target, foreign: Iterable[Foreign], searched: Iterable[Reach]) -> Hashable:
+def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numbers) -> Hashable:
     """Return something equal for code that does the same: of plain code its functions and all values that they reach,
-    of adapters the attributes of their modules and which weights are full of one number, such as 0.
+    of adapters the attributes of their modules and which weights are full of one number, such as 0. `numbers`: what was
+    looked up of weights before.
     """
     values: list[Any] = []
     things: list[Any] = []
     for piece in foreign:
-        values.append(piece.what)
-        if piece.module is not None and is_adapter(piece):
-            describe([piece.module.training, own_attributes(piece.module)], values, things)
-            weights = [*piece.module.parameters(), *piece.module.buffers(recurse=False)]
-            values += [(weight.shape, _only_number(target, weight)) for weight in weights]
+        values.append(piece.description)
+        if piece.holder is not None and is_adapter(piece):
+            describe([piece.holder.training, own_attributes(piece.holder)], values, things)
+            weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
+            values += [(weight.shape, _only_number(weight, numbers)) for weight in weights]
     for reach in searched:
         values += [function.__code__ for function in reach.functions]
         for name, value in reach.values:
@@ -414,14 +417,13 @@ def form_of(target: Target, foreign: Iterable[Foreign], searched: Iterable[Reach
                     value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(),
                 )
             else:
-                values += (id(value), place(value), value.shape, *times_written([value]))
+                values += (id(value), address_of(value), value.shape, *times_written([value]))
     return tuple(values), tuple(map(id, things))
 
 
-def _only_number(target: Target, tensor: torch.Tensor) -> float | None:
+def _only_number(tensor: torch.Tensor, numbers: Numbers) -> float | None:
     """Return the number that a weight is full of, or None; looked up again where it is small or was written to."""
-    numbers: dict[Any, float | None] = target.kept.get("numbers of tensors", dict, values_matter=False)
-    form = id(tensor), place(tensor), *times_written([tensor])
+    form = id(tensor), address_of(tensor), *times_written([tensor])
     if form not in numbers or tensor.numel() <= _SMALL:
         numbers[form] = None
         if tensor.numel() and not tensor.is_complex() and not tensor.is_meta:

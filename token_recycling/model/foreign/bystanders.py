@@ -24,14 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from .facts import parts_of
-from .foreign import Foreign
-from .homes import home_of, is_own, name_of
+from ..parts import parts_of
+from .origin import home_of, is_of, is_own, name_of
 from .plain import is_adapter
-from .target import Target
+from .search import Foreign
 
 _GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance"})
 """Packages whose processors hold a grammar and nothing of a model."""
@@ -49,18 +48,19 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, CodeType, PreTrainedTokenizerBase)
 
 
-def why_not(target: Target, foreign: Sequence[Foreign], beside: Sequence[Any], cache: Cache | None) -> str | None:
+def why_not(
+    model: PreTrainedModel, foreign: Sequence[Foreign], beside: Sequence[Any], cache: Cache | None
+) -> str | None:
     """Return why calls with code beside the model must be left to `generate`, or None. `cache`: that of the caller, if
     the call has one.
     """
-    beside = [code for code in beside if str(home_of(code)).partition(".")[0] not in _GRAMMARS]
+    beside = [code for code in beside if not is_of(code, _GRAMMARS)]
     in_model = [piece for piece in foreign if not is_adapter(piece)]
-    for code in beside if in_model else ():
-        return (
-            f"{name_of(code)} may share state with {in_model[0].what}, which sees other passes than those of generate"
-        )
+    if beside and in_model:
+        shared = f"{name_of(beside[0])} may share state with {in_model[0].description}"
+        return f"{shared}, which sees other passes than those of generate"
     caches = {id(thing) for thing in (cache, *(cache.layers if cache is not None else ()))} - {id(None)}
-    parts, memory = parts_of(target.model), _memory((*target.model.parameters(), *target.model.buffers()))
+    parts, memory = parts_of(model), _memory((*model.parameters(), *model.buffers()))
     of_model = {
         id(thing) for part in parts for thing in (part, *vars(part).values()) if type(thing) is dict or thing is part
     }

@@ -1,0 +1,104 @@
+"""Where code is written: in transformers, torch and this package, or in another package, which may do anything."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Collection, Iterable
+from types import FunctionType, MethodType
+from typing import Any
+
+_OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
+"""Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
+
+
+def package_of(module: str | None) -> str:
+    """Return the package of a module, by the module's name."""
+    return str(module).partition(".")[0]
+
+
+@functools.cache
+def is_own(module: str | None) -> bool:
+    """Whether code of a module, by the module's name, is no foreign code."""
+    return module is None or package_of(module) in _OWN
+
+
+def home_of(function: Any) -> str | None:
+    """Return the name of the module that a function, method, partial or callable object is written in; None for one of
+    a compiled language. A wrapper is written where its own code is, whatever it wraps; wrappers of torch do not count.
+    A class that names a library as its home is written where its methods are.
+    """
+    kind = type(function)
+    if kind is FunctionType:
+        home = str(function.__globals__.get("__name__"))
+        wrapped = function.__dict__.get("__wrapped__")  # as by torch.compile, or torch.no_grad
+        return home_of(wrapped) if wrapped is not None and home.startswith("torch.") else home
+    if kind is MethodType:
+        return home_of(function.__func__)
+    if isinstance(function, functools.partial):
+        return home_of(function.func)
+    if not isinstance(function, type) and kind.__module__ == "builtins":
+        return getattr(function, "__module__", None)
+    written = function if isinstance(function, type) else kind
+    if not is_own(written.__module__):
+        return written.__module__
+    bases = [base for base in written.__mro__ if base is written or not is_own(base.__module__)]
+    return min(
+        (home for base in bases for home in _homes_of_methods(base) if not is_own(home)), default=kind.__module__
+    )
+
+
+def _homes_of_methods(kind: type) -> set[str]:
+    return {str(value.__globals__.get("__name__")) for value in vars(kind).values() if type(value) is FunctionType}
+
+
+def is_of(function: Any, packages: Collection[str]) -> bool:
+    """Whether a function, object or class is written in some packages and in ours alone, all classes included that it
+    derives from. A class says so by its methods; one without any must be where it says that it is.
+    """
+    kind = function if isinstance(function, type) else type(function)
+    if is_own(kind.__module__):
+        return package_of(home_of(function)) in packages
+    bases = [base for base in kind.__mro__ if not is_own(base.__module__)]
+    homes = {home for base in bases for home in (base.__module__, *_homes_of_methods(base)) if not is_own(home)}
+    return {*map(package_of, homes)} <= {*packages} and all(
+        _homes_of_methods(base) or _is_there(base) for base in bases
+    )
+
+
+def _is_there(kind: type) -> bool:
+    """Whether the module that a class names as its home has it."""
+    try:
+        return operator.attrgetter(kind.__qualname__)(sys.modules.get(kind.__module__)) is kind
+    except AttributeError:
+        return False
+
+
+def is_foreign(function: Any) -> bool:
+    """Whether a function or callable object is foreign code."""
+    return not is_own(home_of(function))
+
+
+def name_of(function: Any) -> str:
+    """Return the qualified name of a function or callable object and the module that it is written in."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{name} ({home_of(function)})"
+
+
+def code_beside(objects: Iterable[Any]) -> list[Any]:
+    """Return the code of users or other libraries among processors, criteria and streamers: the objects themselves, or
+    functions that an object of transformers calls.
+    """
+    code = []
+    for thing in objects:
+        if is_foreign(thing):
+            code.append(thing)
+        elif package_of(type(thing).__module__) != "token_recycling":
+            code += [
+                value for value in getattr(thing, "__dict__", {}).values() if callable(value) and is_foreign(value)
+            ]
+    return code
