@@ -6,8 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from token_recycling.costs import NO_COSTS
+from token_recycling.recycling.batch import draft_together
 from token_recycling.recycling.ngram_matrix import Options
-from token_recycling.recycling.recycler import Recycler, draft_together
+from token_recycling.recycling.recycler import Recycler
 
 NODES = 12
 TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]
@@ -44,7 +45,7 @@ def gains_of(texts):
     drafting = Drafting()
     recyclers = [drafting.recycler() for _ in texts]
     drafting(texts, recyclers)
-    return np.sort(np.concatenate([recycler._gains for recycler in recyclers]).astype(np.float64))[::-1]
+    return np.sort(np.concatenate([recycler.gains(recycler.grown) for recycler in recyclers]).astype(np.float64))[::-1]
 
 
 GAINS = gains_of(TEXTS)

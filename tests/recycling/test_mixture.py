@@ -166,7 +166,7 @@ def test_candidates_are_distinct_and_their_probabilities_within_one(history, tex
     nodes = grower.grow(6, depth=3)
     assert sum(grower.children().values()) <= 1 + 1e-4
     for node in range(nodes):
-        known = grower.growing["known"][node]
+        known = grower.growing["count"][node]
         assert len(grower.children(node)) == known, "each once"
         likely = grower.growing["probabilities"][node, :known]
         assert (likely >= 0).all()

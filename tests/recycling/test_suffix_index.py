@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from token_recycling.recycling import suffix_index as module
 from token_recycling.recycling.calibration import MATCHES, match_kind
 from token_recycling.recycling.ngrams import last_ngram
-from token_recycling.recycling.recycler import Recorder
 from token_recycling.recycling.suffix_index import (
     BREAK,
     FOUND,
     LONGEST,
+    Recorder,
     SuffixIndex,
     find_matches,
     longest_match,

@@ -61,7 +61,7 @@ class Grower:
 
     def children(self, node: int = 0) -> dict[int, float]:
         """What may follow a node, and how likely that was thought."""
-        known = self.growing["known"][node]
+        known = self.growing["count"][node]
         grown = (self.growing[name][node, :known] for name in ("candidates", "probabilities"))
         found = zip(*grown, strict=True)
         return {int(token): float(likely) for token, likely in found}

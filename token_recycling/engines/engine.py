@@ -30,7 +30,8 @@ from .._util.versions import release
 from ..costs import OnlineCurve, paying_prefix
 from ..recycling.ngram_matrix import NgramMatrix, Options
 from ..recycling.ngrams import ngrams_at
-from ..recycling.recycler import Recorder, Recycler, warm_up
+from ..recycling.recycler import Recycler, warm_up
+from ..recycling.suffix_index import Recorder
 
 if TYPE_CHECKING:
     import torch

@@ -31,9 +31,9 @@ import numpy as np
 import torch
 
 from ..costs import NO_COSTS
+from ..recycling.batch import draft_together
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
-from ..recycling.recycler import draft_together
 from .engine import EngineOptions, Replica, StepCosts, check_attributes, check_signature, check_version, wrap_once
 
 logger = logging.getLogger("vllm.token_recycling")

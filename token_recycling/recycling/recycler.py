@@ -1,25 +1,38 @@
-"""Draft for one sequence, or for a batch of them, and learn from the verified logits (Luo et al., 2408.08696).
+"""Draft for one sequence, and learn from the verified steps (Luo et al., 2408.08696).
 
 A `Recycler` belongs to one sequence: its index, its draft, and the recorder that appends it to the history of all
-outputs. What sequences share is in the `NgramMatrix`. This module imports neither transformers nor torch nor an engine,
-and learning depends only on tokens and logits, never on clocks or random numbers, so that all ranks of a
-tensor-parallel engine learn the same. Cost per step: some ten microseconds per sequence, and its nodes (`growth`).
+outputs. What sequences share is in the `NgramMatrix`. One call of compiled code (`advance`) does what a sequence
+computes in a step: it counts which candidates of the last draft were right, reads the new tokens, and grows the next
+draft, most valuable node first. A node's value is the product of the probabilities from the root: its expected gain in
+tokens (Sequoia, 2402.12374, section 4.1; here at every step, as in EAGLE-2). Nodes are added until more would not pay
+(`costs`). A chain is a tree with one child per node; a template is filled with the candidates of its ranks.
+
+In a batch some sequences are easier to predict than others, so the probabilities along chains are corrected per
+sequence by observed against expected rejections.
+
+This module imports neither transformers nor torch nor an engine, and learning depends only on tokens and logits, never
+on clocks or random numbers, so that all ranks of a tensor-parallel engine learn the same. Cost per step: some ten
+microseconds per sequence, and two per node.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._util.compiled import compiled, compiled_inline, compiled_part
 from .._util.topk import top_candidates
-from ..costs import NO_COSTS, least_gain, paying_prefix
+from ..costs import NO_COSTS, may_pay
 from . import copying
-from .growth import CHILDREN, TEMPLATE_NODE, advance, new_sequence, new_tree
+from .calibration import OUTCOMES, count
+from .copying import COPY, COPYING, HYPOTHESES, Record, begin_draft, find, follow, go_on
+from .mixture import Mixture, Sources, mix
 from .ngram_matrix import NgramMatrix, Options
-from .suffix_index import BREAK, LONGEST, IndexArrays, SuffixIndex, masked
+from .ngrams import ABSENT, Rows
+from .suffix_index import BREAK, LONGEST, IndexArrays, Recorder, SuffixIndex, append_one
 
 if TYPE_CHECKING:
     from ..grammar.state import State
@@ -31,12 +44,46 @@ _NO_MASK = np.zeros(0, np.int32)
 _NO_TOKENS = np.zeros(0, np.int64)
 _NO_OUTCOME, _NOT_READ, _NO_DRAFT, _NO_PARENT = 0, -1, -1, -1
 """Arguments of `advance` where there is nothing to count, to read, to draft, or a token to add."""
-_PIECE = 32
-"""Tokens per piece of a sequence. The last `LONGEST` are repeated at the start of the next piece, so that a match is of
-the longest kind there.
+_PRIOR, _OF_SEQUENCE, _OF_ALL = 2.0, 0.9, 0.99
+"""Prior in verified tokens of a new sequence; decay per step of one sequence, and of all."""
+CHILDREN = 16
+"""Most candidates of one node."""
+NODE = np.dtype(
+    [
+        ("token", np.int64),
+        ("parent", np.int64),
+        ("depth", np.int64),
+        ("rank", np.int64),  # among the parent's candidates
+        ("value", np.float32),  # probability that the node is accepted
+        ("count", np.int64),  # number of candidates
+        ("drafted", np.int64),  # how many of them became children
+        ("candidates", np.int64, (CHILDREN,)),  # most probable first
+        ("probabilities", np.float32, (CHILDREN,)),
+        ("cells", np.int64, (CHILDREN,)),  # kinds, as the calibration has them
+        ("copies", COPY, (HYPOTHESES,)),  # where copying may continue
+    ],
+    align=True,
+)
+"""A node in order of growth. A `Draft` has no candidates; here the next node is grown from them, and after the step it
+is counted which were right.
 """
-_LOWER = 0.9
-"""Share of the gain that paid in the last batch from which on nodes are added at once."""
+SEQUENCE = np.dtype(
+    [
+        ("recent", np.int64, (LONGEST,)),  # the last tokens, newest first
+        ("outcomes", OUTCOMES),
+        ("copying", COPYING),
+        ("most_nodes", np.int64),  # without the root
+        ("most_children", np.int64),  # per node; 1 for chains
+        ("corrected", np.bool_),  # whether probabilities along chains are corrected
+        ("counted", np.bool_),  # whether outcomes are counted in the calibration
+    ],
+    align=True,
+)
+"""What is kept of a sequence from step to step, besides its draft and its index; and how it is drafted for."""
+TEMPLATE_NODE = np.dtype([("parent", np.int64), ("rank", np.int64), ("node", np.int64)], align=True)
+"""A node of a template, which is filled with the candidate of that rank; and the node of the draft that fills it, -1
+where it was left out.
+"""
 
 
 class Recycler:
@@ -76,8 +123,8 @@ class Recycler:
         if template is not None:
             self._template["parent"], self._template["rank"] = template.parents, template.ranks
         self._tree = new_tree(nodes + 1)
-        self._grown = 0
-        """Nodes of the tree; 0 once its outcome was counted."""
+        self.grown = 0
+        """Nodes of the draft, the root included; 0 once its outcome was counted."""
         self._bound: tuple[tuple[IndexArrays, IndexArrays], tuple] | None = None
         """The indexes of the last call of `advance`, and the arguments that stay the same as long as these do."""
 
@@ -114,7 +161,7 @@ class Recycler:
         where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales the expected gain of
         a node.
         """
-        paying, _ = self._draft_after(tokens, max_depth, costs=costs, ratio=ratio)
+        paying, _ = self.grow(tokens, max_depth, costs=costs, ratio=ratio)
         return self._tree[:paying]
 
     def draft_within(
@@ -131,17 +178,17 @@ class Recycler:
         """
         from ..grammar.grow import grow
 
-        self._draft_after(tokens, max_depth, least=math.inf, mask=state.mask)
+        self.grow(tokens, max_depth, least=math.inf, mask=state.mask)
         tree = self._tree
 
         def candidates(number: int) -> Candidates:
-            node, known = tree[number], tree["known"][number]
-            return [*zip(node["candidates"][:known].tolist(), node["probabilities"][:known].tolist(), strict=True)]
+            node, count = tree[number], tree["count"][number]
+            return [*zip(node["candidates"][:count].tolist(), node["probabilities"][:count].tolist(), strict=True)]
 
         def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
             mask = _NO_MASK if after is None else after.mask
             self._advance(max_depth=max_depth, parent=parent, token=token, probability=probability, mask=mask)
-            return [] if after is None else candidates(self._grown - 1)
+            return [] if after is None else candidates(self.grown - 1)
 
         first, root = candidates(0), int(tree["token"][0])
         _, _, confidence = grow(state, first, root, propose, grammar_statistics, max_depth, self.nodes, costs, ratio)
@@ -155,12 +202,7 @@ class Recycler:
         """Return the expected tokens (nodes - 1,) float32 of the first nodes of a draft, without that of the root."""
         return self._tree["value"][1:nodes].copy()
 
-    @property
-    def _gains(self) -> np.ndarray:
-        """(n,) float32: expected tokens of each grown node, in order of growth."""
-        return self._tree["value"][1 : self._grown]
-
-    def _draft_after(
+    def grow(
         self,
         tokens: np.ndarray,
         max_depth: int,
@@ -169,17 +211,23 @@ class Recycler:
         ratio: float = 1.0,
         mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
-        """Read the new tokens of a sequence (length,), which tell the outcome of the last draft, and draft; see
-        `_advance`.
+        """Read the new tokens of a sequence (length,), which tell the outcome of the last draft, and grow a draft of
+        nodes that gain more than `least`. Return how many pay, and the gain of the best one that was not added; 0
+        without one. See `draft`; `mask` restricts the candidates after the root, as in `advance`.
         """
         length = len(tokens)
         if length > self.recorded:
             self._record(tokens[self.recorded :].tolist(), False)
         written = tokens[self._read :].astype(np.int64)
         self._length, self._last = length, int(tokens[-1])
-        outcome_of, self._grown = self._grown, 0
+        outcome_of, self.grown = self.grown, 0
         indexed = self._reserve(len(written))
         return self._advance(written, outcome_of, indexed, max(max_depth, 0), least, costs, ratio, mask=mask)
+
+    def grow_on(self, max_depth: int, least: float) -> float:
+        """Add the nodes that gain more than `least`; return the gain of the best one that was not added."""
+        _, gain = self._advance(max_depth=max(max_depth, 0), least=least)
+        return gain
 
     def _reserve(self, tokens: int) -> int:
         """Reserve memory in the index for that many tokens to be read; return how many are in it, or `_NOT_READ`."""
@@ -204,17 +252,17 @@ class Recycler:
         probability: float = 0.0,
         mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
-        """Do what `growth.advance` does. Return how many nodes pay, and the gain of the best one that was not added."""
+        """Call `advance`; return how many nodes pay, and the gain of the best one that was not added."""
         indexes = self._index.arrays, self.matrix.history.arrays
         bound = self._bound
         if bound is None or bound[0][0] is not indexes[0] or bound[0][1] is not indexes[1]:
             bound = self._bound = indexes, self._arrays()
-        paying, self._grown, gain = advance(
+        paying, self.grown, gain = advance(
             *bound[1],
             written,
             outcome_of,
             indexed,
-            self._grown,
+            self.grown,
             max_depth,
             least,
             costs,
@@ -247,7 +295,7 @@ class Recycler:
         """Record the accepted tokens of the last draft now instead of with the next one; `ends`: the sequence ends
         there.
         """
-        outcome_of, self._grown = self._grown, 0
+        outcome_of, self.grown = self.grown, 0
         reads = ends and bool(self._copying["place"][0] >= 0)
         if outcome_of or reads:
             indexed = self._reserve(len(written)) if reads else _NOT_READ
@@ -256,7 +304,7 @@ class Recycler:
 
     def forget_draft(self) -> None:
         """Discard the last draft, which was not verified."""
-        self._grown = 0
+        self.grown = 0
 
     def ngrams(self, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return the n-gram (n, orders) int64 at each node of a tree (n,) below the newest token of the sequence."""
@@ -274,77 +322,288 @@ class Recycler:
         self.recorded += len(written)
 
 
-def draft_together(
-    recyclers: Sequence[Recycler],
-    sequences: Sequence[np.ndarray],
-    max_depths: Sequence[int],
-    costs: np.ndarray = NO_COSTS,
-    ratio: float = 1.0,
-) -> list[int]:
-    """Draft for the sequences (length,) of a batch; return how many nodes of each pay, the root included.
+def new_sequence(nodes: int, children: int, corrected: bool, counted: bool) -> np.ndarray:
+    """Return a new sequence, (1,) of `SEQUENCE`."""
+    sequence = np.zeros(1, SEQUENCE)
+    sequence["recent"] = ABSENT
+    sequence["most_nodes"], sequence["most_children"] = nodes, children
+    sequence["corrected"], sequence["counted"] = corrected, counted
+    return sequence
 
-    Of all sequences the most valuable nodes are kept. `costs` (m,) float64: time of verifying 1, 2, ... nodes of all of
-    them. See `Recycler.draft`.
+
+def new_tree(nodes: int) -> np.ndarray:
+    """Return an empty tree of up to `nodes` nodes, the root included: (nodes,) of `NODE`."""
+    tree = np.zeros(nodes, NODE)
+    tree["copies"]["place"] = ABSENT
+    return tree
+
+
+@compiled(allocates=False)
+def advance(
+    sequences: np.ndarray, tree: np.ndarray, template: np.ndarray,
+    index_tokens: np.ndarray, index_before: np.ndarray, index_newest: np.ndarray, index_added: np.ndarray,
+    row_candidates: np.ndarray, row_shares: np.ndarray, row_keys: np.ndarray,
+    history_tokens: np.ndarray, history_before: np.ndarray, history_newest: np.ndarray, history_added: np.ndarray,
+    calibration: np.ndarray, outcomes: np.ndarray,
+    mixed: np.ndarray, recent: np.ndarray, alternative: np.ndarray, matches: np.ndarray, longest: np.ndarray,
+    written: np.ndarray, outcome_of: int, indexed: int, grown: int, max_depth: int, least: float, costs: np.ndarray,
+    ratio: float, parent: int, token: int, probability: float, mask: np.ndarray,
+) -> tuple[int, int, float]:  # fmt: skip
+    """Count the outcome of the last draft, read what was written since, and draft: all that a sequence computes in a
+    step. Return how many nodes pay, the root included, how many have grown, and the gain of the best candidate that was
+    not added; 0 without one.
+
+    This is one function, since numba compiles all that it calls again for each function that is called from Python. Its
+    first arguments stay the same from step to step: one sequence with its draft, `template` (empty where trees grow)
+    and index; then what all sequences share, which is the arrays of an `NgramMatrix`. numba takes six microseconds more
+    for tuples of them.
+
+    `written` (n,) int64: tokens since the last draft, of whose `outcome_of` nodes they tell the outcome (0: it was
+    counted); from number `indexed` of the index on they are read (-1: not at all).
+
+    Nodes are added to a draft of `grown` nodes, 0 for a new one, while more may pay; none is deeper than `max_depth`
+    (-1: no draft), none gains `least` or less. `costs` (m,) float64: time of verifying 1, 2, ... nodes, in any unit;
+    empty where every node pays. `ratio`: accepted / predicted tokens of earlier drafts, which scales gains.
+
+    `mask` (see `_keep_allowed`), where it is not empty, restricts candidates of the first node that is added. With a
+    `parent` that is only `token`, with its probability; its candidates are not looked up if the mask is empty.
     """
-    n = len(recyclers)
-    if n == 1:
-        paying, _ = recyclers[0]._draft_after(sequences[0], max_depths[0], costs=costs, ratio=ratio)
-        return [paying]
-    matrix = recyclers[0].matrix
-    least = _LOWER * matrix.least_gain if len(costs) else 0.0
-    drafts = [
-        recycler._draft_after(tokens, max_depth, least)
-        for recycler, tokens, max_depth in zip(recyclers, sequences, max_depths, strict=True)
-    ]
-    if not len(costs):
-        return [paying for paying, _ in drafts]
-    next_gains = np.array([gain for _, gain in drafts])
+    sequence, index = sequences[0], IndexArrays(index_tokens, index_before, index_newest, index_added)
+    copying = sequence.copying
+    sources = Sources(
+        Rows(row_candidates, row_shares, row_keys),
+        index,
+        IndexArrays(history_tokens, history_before, history_newest, history_added),
+        calibration,
+        copying,
+        Mixture(mixed, recent, alternative, matches, longest),
+    )
+    if outcome_of and sequence.counted:
+        _count_chosen(tree, outcome_of, written, calibration)
+    if outcome_of and sequence.corrected:
+        _count_outcome(tree, outcome_of, written, sequence.outcomes, outcomes[0])
+    if indexed >= 0:
+        _read(index, copying, written, indexed)
+    if max_depth < 0:
+        return 0, 0, 0.0
+    if parent >= 0:
+        _put_below(tree, grown, parent, tree[parent].drafted, token, np.float32(probability), copying, index)
+        if not len(mask):
+            return 0, grown + 1, 0.0
+    elif grown == 0:
+        _begin(sequence, tree, written)
+        if len(template):
+            template[0].node = template[0].rank = 0
+        if len(index.tokens):
+            begin_draft(copying, index, tree)
+    correction = _corrections(sequence.outcomes, outcomes[0]) if sequence.corrected else (1.0, 1.0)
+    paying, gain, expected, rate = max(grown, 1), 0.0, 1 / ratio, 0.0  # in units of the unscaled gains
+    added = grown == 0 or parent >= 0
     while True:
-        gains = [recycler._gains for recycler in recyclers]
-        sizes, values = [len(own) for own in gains], np.concatenate(gains)
-        order = np.argsort(-values, kind="stable")
-        expected = np.empty(1 + len(values))
-        expected[0], expected[1:] = n / ratio, values[order]
-        expected = expected.cumsum()
-        least = least_gain(costs, n, expected)
-        growing = np.flatnonzero(next_gains > least)
-        if not len(growing):
-            break
-        for row in growing.tolist():
-            _, next_gains[row] = recyclers[row]._advance(max_depth=max(max_depths[row], 0), least=least)
-    if math.isfinite(least):
-        matrix.least_gain = least
-    owners = np.repeat(np.arange(n), sizes)[order[: paying_prefix(costs, n, expected)]]
-    return (1 + np.bincount(owners, minlength=n)).tolist()
+        if added:
+            _consider(tree, grown, sequence.recent, sources)
+            if len(mask):
+                _keep_allowed(tree[grown], mask)
+            grown, expected = grown + 1, expected + gain
+            if parent >= 0:
+                return 0, grown, 0.0
+            if not len(costs):
+                paying = grown
+            elif expected / costs[grown - 1] >= rate:
+                paying, rate = grown, expected / costs[grown - 1]
+        if grown > sequence.most_nodes:
+            return paying, grown, 0.0
+        if len(template):
+            above, rank, gain = _next_of_template(tree, grown - 1, template, max_depth)
+        else:
+            above, rank, gain = _next(tree, grown, sequence.most_children, max_depth, correction)
+        if gain <= least or not may_pay(costs, grown, expected, rate, gain):
+            return paying, grown, gain
+        token, probability = tree[above].candidates[rank], tree[above].probabilities[rank]
+        _put_below(tree, grown, above, rank, token, np.float32(probability), copying, index)
+        if sequence.most_children == 1:
+            tree[grown].value = gain
+        added = True
 
 
-class Recorder:
-    """Appends one sequence to the shared history piece by piece, so that concurrent sequences do not interleave. A
-    piece repeats the end of the one before, unless that is the newest in the history. A continuation already in the
-    history is not added again.
+@compiled_part
+def _begin(sequence: Record, tree: np.ndarray, written: np.ndarray) -> None:
+    """Begin a tree with the newest token, after tokens (n,) int64 that were written since the last one began."""
+    recent, count = sequence.recent, len(written)
+    for place in range(LONGEST - 1, -1, -1):
+        recent[place] = written[count - 1 - place] if place < count else recent[place - count]
+    root = tree[0]
+    root.token, root.parent, root.rank, root.depth, root.value = recent[0], -1, 0, 0, 1
+
+
+@compiled_part
+def _read(index: IndexArrays, copying: Record, tokens: np.ndarray, indexed: int) -> None:
+    """Index new tokens (n,) int64 of a sequence of which `indexed` are indexed, and follow what they were copied
+    from.
     """
+    for place in range(len(tokens)):
+        if indexed + place >= copying.prompt:
+            follow(copying, index, tokens[place])
+        append_one(index, tokens[place])
 
-    def __init__(self, history: SuffixIndex, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
-        """`before` (n,): tokens before the sequence, matched but never drafted. `piece`: tokens added at once."""
-        self._history, self._piece, self._written_to = history, piece, -1
-        self._tokens: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
-        """The end of the last piece, or of `before`, and the tokens since."""
-        self._lead = len(self._tokens)
 
-    def add(self, tokens: Iterable[int], ends: bool = False) -> None:
-        """Add tokens; `ends`: the sequence ends with them."""
-        self._tokens.extend(tokens)
-        if len(self._tokens) - self._lead < (1 if ends else self._piece):
+@compiled_part
+def _put_below(
+    tree: np.ndarray, node: int, parent: int, rank: int, token: int, probability: float, copying: Record,
+    index: IndexArrays,
+) -> None:  # fmt: skip
+    """Add a token below a node, as the newest node, with that rank among the candidates of its parent."""
+    new, above = tree[node], tree[parent]
+    new.token, new.parent, new.depth, new.rank = token, parent, above.depth + 1, rank
+    new.value = above.value * probability
+    new.count = new.drafted = 0
+    if above.drafted <= rank:
+        above.drafted = rank + 1
+    go_on(copying, index, tree, parent, node, token)
+
+
+@compiled_inline
+def _consider(tree: np.ndarray, node: int, recent: np.ndarray, sources: Sources) -> None:
+    """Find the candidates after the newest node; `recent` (LONGEST,) int64: the tokens up to the root, newest first."""
+    new, mixture, filled, above = tree[node], sources.mixture, np.int64(0), np.int64(node)
+    for place in range(LONGEST):
+        if place < new.depth:
+            mixture.recent[place], above = tree[above].token, tree[above].parent
+        else:
+            mixture.recent[place] = recent[place - new.depth]
+    for number in range(mix(sources, new)):
+        candidate, place = mixture.candidates[number], filled
+        while place > 0 and new.probabilities[place - 1] < candidate.probability:
+            if place < CHILDREN:
+                new.candidates[place], new.cells[place] = new.candidates[place - 1], new.cells[place - 1]
+                new.probabilities[place] = new.probabilities[place - 1]
+            place -= 1
+        if place < CHILDREN:
+            new.candidates[place], new.cells[place] = candidate.token, candidate.cell
+            new.probabilities[place] = candidate.probability
+            filled = min(filled + 1, np.int64(CHILDREN))
+    new.count, new.drafted = filled, 0
+    if node == 0:
+        longest = mixture.longest[0]
+        find(sources.copying, tree, longest.place, longest.length)
+
+
+@compiled_part
+def _keep_allowed(node: Record, mask: np.ndarray) -> None:
+    """Drop the candidates of a node that a grammar forbids; they do not count for the calibration either. `mask`
+    (words,) int32: one bit per token, lowest first, set if the token is allowed.
+    """
+    filled = np.int64(0)
+    for rank in range(node.count):
+        token = node.candidates[rank]
+        if token < 32 * len(mask) and mask[token >> 5] >> (token & 31) & 1:
+            node.candidates[filled], node.cells[filled] = token, node.cells[rank]
+            node.probabilities[filled] = node.probabilities[rank]
+            filled += 1
+    node.count = filled
+
+
+@compiled_part
+def _next(
+    tree: np.ndarray, grown: int, children: int, max_depth: int, correction: tuple[float, float]
+) -> tuple[int, int, float]:
+    """Return the parent, rank and probability of the best candidate among `grown` nodes; probability 0: none."""
+    parent, best = np.int64(-1), np.float32(0.0)
+    for number in range(grown):
+        node = tree[number]
+        rank = node.drafted
+        if rank < node.count and rank < children and node.depth < max_depth:
+            value = node.value * node.probabilities[rank]
+            if value > best:
+                parent, best = np.int64(number), value
+    if parent < 0:
+        return parent, np.int64(0), 0.0
+    if children > 1:
+        return parent, tree[parent].drafted, np.float64(best)
+    corrected = _corrected(tree[parent].probabilities[0], correction)
+    return parent, np.int64(0), np.float64(tree[parent].value * corrected)
+
+
+@compiled_part
+def _next_of_template(tree: np.ndarray, newest: int, template: np.ndarray, max_depth: int) -> tuple[int, int, float]:
+    """Return the same for a template, of which the root's `rank` says how many nodes are handled; `newest` fills the
+    last of these. Nodes without such a candidate are left out, with the nodes below them.
+    """
+    handled = template[0].rank
+    template[handled].node = newest
+    for place in range(handled + 1, len(template)):
+        parent, rank = template[template[place].parent].node, template[place].rank
+        if parent >= 0 and rank < tree[parent].count and tree[parent].depth < max_depth:
+            template[0].rank = place
+            return parent, rank, 1.0
+        template[place].node = -1
+    return np.int64(-1), np.int64(0), 0.0
+
+
+@compiled_part
+def _count_chosen(tree: np.ndarray, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
+    """Count which kinds of candidates were right along `chosen`, the tokens after the root of a draft of `nodes`
+    nodes.
+    """
+    number = 0
+    for place in range(len(chosen)):
+        node, token = tree[number], chosen[place]
+        for rank in range(node.count):
+            count(calibration, node.cells[rank], node.candidates[rank] == token)
+        parent, number = number, -1
+        for child in range(parent + 1, nodes):
+            if tree[child].parent == parent and tree[child].token == token:
+                number = child
+                break
+        if number < 0:
             return
-        with self._history.writing:
-            if self._history.holds(self._tokens):
-                self._written_to = -1  # the next piece does not continue the end of the history
-            else:
-                alone = len(self._history) == self._written_to
-                self._history.extend(self._tokens[self._lead :] if alone else [BREAK, *self._tokens])
-                self._written_to = len(self._history)
-        self._tokens = self._tokens[-LONGEST:]
-        self._lead = len(self._tokens)
+
+
+@compiled_part
+def _count_outcome(tree: np.ndarray, nodes: int, chosen: np.ndarray, own: Record, shared: Record) -> None:
+    """Count the outcome of a chain of `nodes` nodes, where `chosen` are the tokens after the root: for its sequence and
+    for all.
+    """
+    verified, rejected, expected = 0.0, 0.0, 0.0
+    for place in range(min(len(chosen), nodes - 1)):
+        verified += 1
+        expected += 1 - tree[place].probabilities[0]
+        if tree[place + 1].token != chosen[place]:
+            rejected = 1.0
+            break
+    _decay_and_add(own, _OF_SEQUENCE, verified, rejected, expected)
+    _decay_and_add(shared, _OF_ALL, verified, rejected, expected)
+
+
+@compiled_part
+def _decay_and_add(outcomes: Record, decay: float, verified: float, rejected: float, expected: float) -> None:
+    outcomes.verified = outcomes.verified * decay + verified
+    outcomes.rejected = outcomes.rejected * decay + rejected
+    outcomes.expected = outcomes.expected * decay + expected
+
+
+@compiled_part
+def _corrections(own: Record, shared: Record) -> tuple[float, float]:
+    """Return observed / expected rejections of a sequence, and the same of acceptances; the prior is the average of
+    all.
+    """
+    all_wrong = (shared.rejected + 1) / (shared.expected + 1)
+    all_right = (shared.verified - shared.rejected + 1) / (shared.verified - shared.expected + 1)
+    return (
+        (own.rejected + _PRIOR * all_wrong) / (own.expected + _PRIOR),
+        (own.verified - own.rejected + _PRIOR * all_right) / (own.verified - own.expected + _PRIOR),
+    )
+
+
+@compiled_part
+def _corrected(probability: float, correction: tuple[float, float]) -> float:
+    """Return the corrected probability, the lower of two estimates. For a probability near 1 scaled rejections stay
+    near 0 however many there were; there the acceptances decide.
+    """
+    wrong, right = correction
+    return max(
+        0.0, min(1 - (1 - probability) * wrong, probability * right) if wrong > 1 else 1 - (1 - probability) * wrong
+    )
 
 
 def warm_up() -> None:

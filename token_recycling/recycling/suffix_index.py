@@ -35,6 +35,10 @@ _LEAST = 1024
 """Least number of tokens that memory is reserved for: 20 KB, so that few short sequences are indexed again."""
 _RENUMBERED = 2**31 - 2
 """Places have 32 bits: after so many tokens they are numbered again."""
+_PIECE = 32
+"""Tokens per piece of a sequence that is recorded. The last `LONGEST` are repeated at the start of the next piece, so
+that a match is of the longest kind there.
+"""
 
 
 MATCH = np.dtype([("place", np.int64), ("length", np.int64)], align=True)
@@ -235,6 +239,35 @@ class SuffixIndex:
         tokens = self.tokens.astype(np.int64)
         self.arrays = IndexArrays.empty(capacity)
         append(self.arrays, tokens)
+
+
+class Recorder:
+    """Appends one sequence to the shared history piece by piece, so that concurrent sequences do not interleave. A
+    piece repeats the end of the one before, unless that is the newest in the history. A continuation already in the
+    history is not added again.
+    """
+
+    def __init__(self, history: SuffixIndex, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
+        """`before` (n,): tokens before the sequence, matched but never drafted. `piece`: tokens added at once."""
+        self._history, self._piece, self._written_to = history, piece, -1
+        self._tokens: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
+        """The end of the last piece, or of `before`, and the tokens since."""
+        self._lead = len(self._tokens)
+
+    def add(self, tokens: Iterable[int], ends: bool = False) -> None:
+        """Add tokens; `ends`: the sequence ends with them."""
+        self._tokens.extend(tokens)
+        if len(self._tokens) - self._lead < (1 if ends else self._piece):
+            return
+        with self._history.writing:
+            if self._history.holds(self._tokens):
+                self._written_to = -1  # the next piece does not continue the end of the history
+            else:
+                alone = len(self._history) == self._written_to
+                self._history.extend(self._tokens[self._lead :] if alone else [BREAK, *self._tokens])
+                self._written_to = len(self._history)
+        self._tokens = self._tokens[-LONGEST:]
+        self._lead = len(self._tokens)
 
 
 def _power_of_two(number: int) -> int:

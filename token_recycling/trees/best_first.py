@@ -2,8 +2,7 @@
 
 Where a node's value is the product of the probabilities from the root, the first n nodes are the tree of n nodes with
 the most expected accepted tokens. Static trees, unrolled graphs and trees within a grammar grow by this function; the
-compiled kernel of `recycling.growth` does the same on arrays. Cost: a heap entry for each
-candidate.
+compiled code of `recycling.recycler` does the same on arrays. Cost: a heap entry for each candidate.
 """
 
 from __future__ import annotations

@@ -11,28 +11,36 @@ Cost per step: a top-k over the logits of all nodes; some microseconds per node 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
-from ..._util.files import cache_folder
-from ..._util.locks import Lock
-from ..._util.topk import top_candidates
-from ...grammar.statistics import GrammarStatistics
-from ...model.inspection import weights_fingerprint
-from ...model.target import Target
-from ...recycling.growth import CHILDREN
-from ...recycling.matrix_file import check_vocabulary, say_that_it_starts_again
-from ...recycling.ngram_matrix import NgramMatrix, Options
-from ...recycling.recycler import warm_up as compile_drafting
-from ...trees.templates import Template, size_in_words, template_from
-from .._base import Drafter, DrafterTraits
-from .sequence import RecyclingSequence
+from .._util.files import cache_folder
+from .._util.locks import Lock
+from .._util.topk import top_candidates
+from ..grammar.statistics import GrammarStatistics
+from ..model.inspection import weights_fingerprint
+from ..model.target import Target
+from ..recycling.matrix_file import check_vocabulary, say_that_it_starts_again
+from ..recycling.ngram_matrix import NgramMatrix, Options
+from ..recycling.ngrams import ABSENT
+from ..recycling.recycler import CHILDREN, Recycler
+from ..recycling.recycler import warm_up as compile_drafting
+from ..trees.draft import Context, Draft, Step
+from ..trees.templates import Template, size_in_words, template_from
+from ._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter
 
+if TYPE_CHECKING:
+    from ..grammar.state import State
+
+_DEEPEST = 255
+_MOST_NODES = 255
+"""Most nodes of a tree that is sized by cost: those of the largest pass that is considered."""
 _UNLEARNED = 8
 """Assumed size of earlier drafts before anything is learned: where nodes are expensive, drafting is disabled after the
 first draft that does not pay. Trained drafters and drafts within grammars start with a larger credit.
@@ -134,6 +142,74 @@ class Recycling(Drafter, Options):
         }
         parts += [name for name, used in said.items() if used]
         return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"
+
+
+class RecyclingSequence(SequenceDrafter):
+    """One sequence and its recycler. The matrix is shared: each look-up is one uninterrupted call of compiled code."""
+
+    drafter: Recycling
+
+    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray) -> None:
+        super().__init__(drafter)
+        template, nodes = drafter.template, drafter.traits.nodes
+        sized = nodes if isinstance(nodes, int) else _MOST_NODES
+        most = sized if template is None else len(template) - 1
+        self._recycler = Recycler(matrix, prompt, most, suffix=drafter.suffix, template=template)
+        self._drafted = False
+        """Whether there was a draft in this step."""
+        self._predicted = False
+
+    def predict(self, tokens: torch.Tensor) -> None:
+        self._predicted = True
+        self._recycler.predict(tokens.tolist())
+
+    def draft(self, context: Context) -> Draft:
+        self._drafted, budget = True, context.budget
+        tokens, max_depth = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
+        if context.state is None or self.drafter.template is not None:
+            tree = self._recycler.draft(tokens, max_depth, budget.times, budget.ratio)
+            probabilities = tree["probabilities"][tree["parent"], tree["rank"]]
+        else:
+            tree, probabilities = self._recycler.draft_within(
+                tokens, max_depth, context.state, self.drafter.grammar_statistics, budget.times, budget.ratio
+            )
+        return Draft.of(tree["token"], tree["parent"], probabilities)
+
+    def observe(self, step: Step) -> None:
+        drafted, self._drafted = self._drafted, False
+        self._recycler.observe(step.tokens, step.finished)
+        if drafted:
+            self._learn_from(step)
+
+    def statistics(self) -> Mapping[str, float]:
+        return {PREDICTED: self._recycler.predicted} if self._predicted else {}
+
+    def _learn_from(self, step: Step) -> None:
+        """Learn from the target's logits, at nodes of other drafters too."""
+        draft = step.draft
+        ngrams = self._recycler.ngrams(draft.parents, draft.tokens)
+        chosen = np.full(len(draft), ABSENT, np.int64)
+        chosen[step.accepted] = step.tokens
+        learnable = np.arange(len(draft))[step.learnable]
+        # A row that predicted right stays.
+        teaching = learnable[~self._recycler.matrix.predicts(ngrams[learnable], chosen[learnable])]
+        if step.grammar_states is None:
+            self._recycler.matrix.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
+        else:
+            self._learn_within(step.grammar_states, step, teaching, ngrams)
+
+    def _learn_within(
+        self, states: Sequence[State | None], step: Step, teaching: np.ndarray, ngrams: np.ndarray
+    ) -> None:
+        """Learn which of the allowed tokens the target chooses: its other candidates never become output."""
+        from ..grammar.allowed import top_allowed
+
+        choices = {
+            node: state for node in teaching.tolist() if (state := states[node]) is not None and not state.single
+        }
+        if choices:
+            nodes = np.array([*choices])
+            self._recycler.matrix.learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k))
 
 
 @cache

@@ -1,0 +1,62 @@
+"""Draft for a batch of sequences: of all of them the most valuable nodes.
+
+Each sequence grows its draft until its next node gains less than what paid in the last batch; where more pays, the
+drafts grow on. Cost per step: that of each `Recycler`, and a sort of all nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..costs import NO_COSTS, least_gain, paying_prefix
+from .recycler import Recycler
+
+_LOWER = 0.9
+"""Share of the gain that paid in the last batch from which on nodes are added at once."""
+
+
+def draft_together(
+    recyclers: Sequence[Recycler],
+    sequences: Sequence[np.ndarray],
+    max_depths: Sequence[int],
+    costs: np.ndarray = NO_COSTS,
+    ratio: float = 1.0,
+) -> list[int]:
+    """Draft for the sequences (length,) of a batch; return how many nodes of each pay, the root included.
+
+    Of all sequences the most valuable nodes are kept. `costs` (m,) float64: time of verifying 1, 2, ... nodes of all of
+    them. See `Recycler.draft`.
+    """
+    n = len(recyclers)
+    if n == 1:
+        paying, _ = recyclers[0].grow(sequences[0], max_depths[0], costs=costs, ratio=ratio)
+        return [paying]
+    matrix = recyclers[0].matrix
+    least = _LOWER * matrix.least_gain if len(costs) else 0.0
+    drafts = [
+        recycler.grow(tokens, max_depth, least)
+        for recycler, tokens, max_depth in zip(recyclers, sequences, max_depths, strict=True)
+    ]
+    if not len(costs):
+        return [paying for paying, _ in drafts]
+    next_gains = np.array([gain for _, gain in drafts])
+    while True:
+        gains = [recycler.gains(recycler.grown) for recycler in recyclers]
+        sizes, values = [len(own) for own in gains], np.concatenate(gains)
+        order = np.argsort(-values, kind="stable")
+        expected = np.empty(1 + len(values))
+        expected[0], expected[1:] = n / ratio, values[order]
+        expected = expected.cumsum()
+        least = least_gain(costs, n, expected)
+        growing = np.flatnonzero(next_gains > least)
+        if not len(growing):
+            break
+        for row in growing.tolist():
+            next_gains[row] = recyclers[row].grow_on(max_depths[row], least)
+    if math.isfinite(least):
+        matrix.least_gain = least
+    owners = np.repeat(np.arange(n), sizes)[order[: paying_prefix(costs, n, expected)]]
+    return (1 + np.bincount(owners, minlength=n)).tolist()
