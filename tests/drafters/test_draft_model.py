@@ -134,5 +134,5 @@ def test_forks_share_the_draft_model_which_is_loaded_once(model, tmp_path):
     fused = tr.make_drafter("fuse", parts=[tr.make_drafter("draft_model", model=str(tmp_path / "draft")), "suffix"])
     for first, of in ((alone, lambda drafter: drafter), (fused, lambda drafter: drafter.drafters[0])):
         drafters = [first, first.fork(), first.fork().fork()]
-        loaded = {id(of(drafter).drafting_model(Target(model)).model) for drafter in drafters}
+        loaded = {id(of(drafter).placed(Target(model)).model) for drafter in drafters}
         assert len(loaded) == 1

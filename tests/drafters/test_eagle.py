@@ -18,7 +18,7 @@ from support.eagle_heads import (
 from support.runs import check_perfect, depths_that_pay, drafted_steps, drafts_of, noted_drafts, paths_of
 
 import token_recycling as tr
-from token_recycling.drafters._shared.placed import placed_copy
+from token_recycling.drafters._shared.neural import placed_copy
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head
 from token_recycling.model.target import Target

@@ -15,7 +15,7 @@ from support.elsewhere import THERE, Elsewhere, another_device, put_there
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.drafters._shared.placed import placed_copy
+from token_recycling.drafters._shared.neural import placed_copy
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 HERE = torch.device("cpu")

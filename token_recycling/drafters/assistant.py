@@ -22,7 +22,8 @@ from ..model.info import UnsupportedModelError
 from ..model.loading import tokenizer_beside
 from ..model.target import Target
 from ._shared.base import CausalDrafter
-from ._shared.pairing import DraftModelOption, Pairs, config_of, drafting_beside
+from ._shared.neural import PerTarget
+from ._shared.pairing import DraftModelOption, config_of, drafting_beside
 from ._shared.reader import Reader
 
 
@@ -126,11 +127,19 @@ class Assistant(DraftModelOption, CausalDrafter):
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
     """The draft model's tokenizer; None: the one saved with it."""
 
-    _translations: Pairs[Translation] = field(default_factory=Pairs, init=False, repr=False, compare=False)
+    _translations: PerTarget[Translation] = field(default_factory=PerTarget, init=False, repr=False, compare=False)
 
-    def pair(self, target: Target) -> Target:
+    def place(self, target: Target) -> Target:
         _check_own_keys(self.model)
         draft = drafting_beside(self.model, target)
+        self._translation(target, draft)
+        return draft
+
+    def _translation(self, target: Target, draft: Target) -> Translation:
+        """Return the translation for a target, made once; raises ValueError where a tokenizer is missing or wrong."""
+        return self._translations.of(target, lambda: self._new_translation(target, draft))
+
+    def _new_translation(self, target: Target, draft: Target) -> Translation:
         theirs = self.tokenizer or tokenizer_beside(target.model)
         ours = self.assistant_tokenizer or tokenizer_beside(draft.model)
         for whose, found, option in (("target's", theirs, "tokenizer"), ("assistant's", ours, "assistant_tokenizer")):
@@ -146,16 +155,10 @@ class Assistant(DraftModelOption, CausalDrafter):
                 f"the assistant must have logits for all {len(ours)} tokens of its tokenizer, got "
                 f"{draft.vocab_size}; give the tokenizer that was made for it"
             )
-        self._translations[target.model] = Translation(theirs, ours, target)
-        return draft
+        return Translation(theirs, ours, target)
 
     def reader(self, target: Target, model: Target) -> TranslatedReader:
-        return TranslatedReader(model, self._translations[target.model])
-
-    def fork(self) -> Assistant:
-        other: Assistant = super().fork()
-        other._translations = self._translations
-        return other
+        return TranslatedReader(model, self._translation(target, model))
 
 
 def _check_own_keys(model: str | PreTrainedModel) -> None:

@@ -25,8 +25,8 @@ from ..model.target import Target
 from ..trees.draft import Context, Draft
 from ..trees.templates import template_from
 from ._base import DrafterTraits, check_at_least
+from ._shared.neural import placed_copy
 from ._shared.pairing import config_of, loaded
-from ._shared.placed import placed_copy
 from ._shared.states import PendingStates, StatesDrafter, StatesSequence, best_product, product_draft
 
 _EXPECTED = "a DFlash assistant"
@@ -47,7 +47,6 @@ class DFlash(StatesDrafter[PreTrainedModel]):
     """Candidates per position."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         needed(DFlashTokenCandidateGenerator, "the drafter dflash")
         check_at_least(1, self, "k")
         self.config = _config_of(self.model)
@@ -68,6 +67,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         return DFlashSequence(self, prompt, target)
 
     def place(self, target: Target) -> PreTrainedModel:
+        self.check(target)
         if isinstance(self.model, str):
             return loaded(self.model, target, AutoModel, _EXPECTED)
         if (self.model.device, self.model.dtype) == (target.device, target.dtype):
@@ -75,6 +75,7 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         return placed_copy(self.model, target.device, target.dtype)
 
     def check(self, target: Target) -> None:
+        """Raise ValueError unless the assistant fits the target."""
         config, ours, embedded = self.config, target.config, target.model.get_input_embeddings().weight
         fits = {
             f"of width {config.hidden_size}": config.hidden_size == ours.hidden_size == embedded.shape[1],

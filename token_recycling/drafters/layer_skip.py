@@ -21,7 +21,6 @@ from ..model.inspection import decoder_layers, input_device, shallow_copy
 from ..model.prefill import continued
 from ..model.target import Target
 from ._shared.base import CausalDrafter, Mode, ModelSequence
-from ._shared.pairing import Pairs
 
 _SAMPLE, _LONGEST = 64, 512
 """Tokens that the target appends to the first prompt for the search, and most tokens of both that are read."""
@@ -49,8 +48,6 @@ class LayerSkip(CausalDrafter):
         super().__post_init__()
         self._skipped = None if self.layers == "auto" else _numbers(self.layers)
         self._expected: float | None = None
-        self._views = Pairs[Target]()
-        """Each target without these layers."""
         self._choosing = Lock()
         self._isolated: LayerSkip | None = None
         """The fork of all isolated sequences, whose layers no prompt chooses; None until there is one."""
@@ -87,10 +84,8 @@ class LayerSkip(CausalDrafter):
         self._skipped, self._expected = best_layers(target.model, sequence[-_LONGEST:], self.depth)
         return self._skipped
 
-    def drafting_model(self, target: Target) -> Target:
-        return self._views.of(target.model, lambda: self._without_layers(target))
-
-    def _without_layers(self, target: Target) -> Target:
+    def place(self, target: Target) -> Target:
+        """Return the target without the layers; raises ValueError for a target that has not these."""
         _check(target)
         last = target.config.num_hidden_layers - 1
         if not self._skipped or not all(0 < number <= last for number in self._skipped):

@@ -38,7 +38,7 @@ from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import Template, best_paths, template_from, tree_of
 from ._base import DrafterTraits, SequenceDrafter, check_at_least
-from ._shared.placed import placed_copy
+from ._shared.neural import placed_copy
 from ._shared.saved import TrainedPartError, check_model, load_part, save_part
 from ._shared.states import StatesDrafter, best_product, product_draft
 
@@ -145,7 +145,6 @@ class Medusa(StatesDrafter[MedusaHeads]):
         return DrafterTraits(states=last_state, nodes=nodes)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_at_least(1, self, "k")
         self._saved = load_heads(Path(self.heads).expanduser())
         self.accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
@@ -168,6 +167,7 @@ class Medusa(StatesDrafter[MedusaHeads]):
             raise TrainedPartError(f"{self.heads}: hidden size of the heads must be {ours}, got {width}")
 
     def place(self, target: Target) -> MedusaHeads:
+        self.check(target)
         return placed_copy(self._saved.heads, target.device, target.dtype)
 
     def describe(self) -> str:

@@ -24,7 +24,7 @@ from ..model.inspection import last_state
 from ..model.target import Target
 from ..trees.draft import Context, Draft, DraftBuilder
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
-from ._shared.placed import placed_copy
+from ._shared.neural import placed_copy
 from ._shared.states import PendingStates, StatesDrafter, StatesSequence
 
 _OWN = "own"
@@ -45,7 +45,6 @@ class Mtp(StatesDrafter[MtpModel]):
     """Maximum number of positions; beyond the number of layers the last one reads its own output."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         needed(MtpModel, "the drafter mtp")
         check_at_least(1, self, "k", "depth")
         check_auto_or_nodes(self, "tree")

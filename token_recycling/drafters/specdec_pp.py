@@ -26,8 +26,8 @@ from ..model.inspection import output_width
 from ..model.target import Target
 from ._shared.base import ModelDrafter, ModelSequence
 from ._shared.expand import Graph, Rules, Stop
-from ._shared.pairing import DraftModelOption, Pairs
-from ._shared.placed import placed_copy
+from ._shared.neural import PerTarget, placed_copy
+from ._shared.pairing import DraftModelOption
 from ._shared.saved import TrainedPartError, check_model, load_part, save_part
 
 KIND = "specdec_pp"
@@ -123,24 +123,21 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
             raise ValueError(f"threshold must be from 0 to 1, got {self.threshold}")
         if not 1 <= self.min_length <= self.max_length:
             raise ValueError(f"min_length must be >= 1 and <= max_length, got {self.min_length} and {self.max_length}")
-        self._heads = Pairs[AcceptanceHead]()
+        self._heads = PerTarget[AcceptanceHead]()
+        """For each draft model."""
 
     def fit(self, target: Target) -> None:
-        self._head_for(self.drafting_model(target).model)
+        self._head_for(self.placed(target))
 
-    def fork(self) -> SpecDecPP:
-        other: SpecDecPP = super().fork()
-        other._heads = self._heads
-        return other
+    def _head_for(self, draft: Target) -> AcceptanceHead:
+        """Return the head on the draft model's device."""
+        return self._heads.of(draft, lambda: self._placed_head(draft))
 
-    def _head_for(self, model: PreTrainedModel) -> AcceptanceHead:
-        return self._heads.of(model, lambda: self._placed_head(model))
+    def _placed_head(self, draft: Target) -> AcceptanceHead:
+        head = self._own_head(draft.model)
+        return placed_copy(head, draft.device, head.output.weight.dtype)
 
-    def _placed_head(self, model: PreTrainedModel) -> AcceptanceHead:
-        head = self._found_head(model)
-        return placed_copy(head, model.get_input_embeddings().weight.device, head.output.weight.dtype)
-
-    def _found_head(self, model: PreTrainedModel) -> AcceptanceHead:
+    def _own_head(self, model: PreTrainedModel) -> AcceptanceHead:
         if isinstance(self.head, AcceptanceHead):
             if self.head.width != output_width(model):
                 raise ValueError(
@@ -155,12 +152,12 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         return load_head(folder, model)
 
     def rules_for(self, target: Target, model: Target, prompt: torch.Tensor) -> Rules:
-        self._head_for(model.model)  # report a missing head at the first sequence, not at its first draft
+        self._head_for(model)  # report a missing head at the first sequence, not at its first draft
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 
     def stop(self, sequence: ModelSequence) -> Stop:
         """Stop by the probability that all tokens so far are accepted: the product of the head's predictions."""
-        head, probability = self._head_for(sequence.reader.model.model), 1.0
+        head, probability = self._head_for(sequence.reader.model), 1.0
 
         def expected_rejection(graph: Graph) -> bool:
             nonlocal probability

@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import pad, smooth_l1_loss
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from ..drafters._shared.placed import placed_copy
+from ..drafters._shared.neural import placed_copy
 from ..drafters.eagle.formats import THETA, save_head
 from ..drafters.eagle.head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from ..model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint

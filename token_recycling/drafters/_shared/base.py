@@ -16,8 +16,9 @@ import torch
 
 from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
-from .._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
+from .._base import DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
 from .expand import Graph, Rules, Stop, grow
+from .neural import NeuralDrafter
 from .reader import Reader
 
 Mode = Literal["sequence", "tree", "graph"]
@@ -26,21 +27,14 @@ _SAMPLED_NODES = 16
 
 
 @dataclass(kw_only=True)
-class ModelDrafter(Drafter):
-    """Drafts with the model of `drafting_model`, by the rules of `rules_for`."""
+class ModelDrafter(NeuralDrafter[Target]):
+    """Drafts with the model of `place`, by the rules of `rules_for`."""
 
     reads_states: ClassVar[bool] = False
     """Whether `stop` needs the draft model's hidden states."""
 
     sampled: bool = False
     """Sample the draft where the output is sampled, instead of taking the most probable tokens."""
-
-    def drafting_model(self, target: Target) -> Target:
-        """Return the model that drafts for this target; raises ValueError if none can."""
-        raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
-
-    def fit(self, target: Target) -> None:
-        self.drafting_model(target)
 
     def reader(self, target: Target, model: Target) -> Reader:
         """Create the reader of a sequence for the draft model."""
@@ -90,7 +84,7 @@ class ModelSequence(SequenceDrafter):
 
     def __init__(self, drafter: ModelDrafter, prompt: torch.Tensor, target: Target) -> None:
         super().__init__(drafter)
-        model = drafter.drafting_model(target)
+        model = drafter.placed(target)
         self._target, self.pass_cost = target, drafter.step_cost(target, model)
         self._rules = drafter.rules_for(target, model, prompt)
         self.reader = drafter.reader(target, model)

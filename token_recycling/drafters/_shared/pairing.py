@@ -6,43 +6,17 @@ tokenizer is unknown, because a model was made in memory, the numbers of logits 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ..._util.locks import Lock
 from ..._util.text_stream import first_line
 from ...model.info import UnsupportedModelError
 from ...model.loading import resolved, title, tokenizer_beside
 from ...model.support import ready
 from ...model.target import Target
-
-_Kept = TypeVar("_Kept")
-
-
-class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
-    """Objects made for each model, such as a target's draft model. Copies and pickles are empty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.making = Lock()
-
-    def of(self, model: PreTrainedModel, make: Callable[[], _Kept]) -> _Kept:
-        """Return the object of a model; create it by `make()` the first time."""
-        with self.making:
-            if model not in self:
-                self[model] = make()
-            return self[model]
-
-    def __deepcopy__(self, memo: object) -> Pairs[_Kept]:
-        return Pairs()
-
-    def __reduce__(self) -> tuple[type[Pairs[_Kept]], tuple[()]]:
-        return Pairs, ()
 
 
 @dataclass
@@ -52,21 +26,9 @@ class DraftModelOption:
     model: str | PreTrainedModel
     """A local folder or a hub name; in Python also a model."""
 
-    _pairs: Pairs[Target] = field(default_factory=Pairs, init=False, repr=False, compare=False)
-
-    def drafting_model(self, target: Target) -> Target:
-        """Return the draft model, loaded and checked once per target."""
-        return self._pairs.of(target.model, lambda: self.pair(target))
-
-    def pair(self, target: Target) -> Target:
-        """Return the model for a target; raises ValueError if it does not fit."""
+    def place(self, target: Target) -> Target:
+        """Load the draft model for a target; raises ValueError if it does not fit."""
         return paired(self.model, target)
-
-    def fork(self) -> Any:
-        """Return a drafter that shares the second model."""
-        other = replace(self)
-        other._pairs = self._pairs
-        return other
 
     def what(self) -> str:
         return title(self.model) if isinstance(self.model, str) else type(self.model).__name__

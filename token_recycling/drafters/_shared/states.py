@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from ...model.target import Target
 from ...trees.draft import Draft, Step
 from ...trees.templates import Template, best_paths, size_in_words, tree_of
-from .._base import Drafter, SequenceDrafter
-from .placed import Placed
-
-Module = TypeVar("Module")
+from .._base import SequenceDrafter
+from .neural import NeuralDrafter, T
 
 
 class PendingStates:
@@ -50,8 +47,8 @@ class PendingStates:
         return states
 
 
-class StatesDrafter(Drafter, Generic[Module]):
-    """A drafter with its own module that reads hidden states."""
+class StatesDrafter(NeuralDrafter[T]):
+    """A drafter whose module reads the target's hidden states."""
 
     tree: str | int
     """auto: as many nodes as pay, the module's passes included; a number of nodes; or what a subclass accepts."""
@@ -59,35 +56,14 @@ class StatesDrafter(Drafter, Generic[Module]):
     template: Template | None = None
     """The template that the option gives; None where the tree grows."""
 
-    def __post_init__(self) -> None:
-        self._placed = Placed[Module]()
-
-    def placed(self, target: Target) -> Module:
-        """Return the module on the target's device and in its type; checked once."""
-        return self._placed.of(target, lambda: self.check(target), lambda: self.place(target))
-
-    def fit(self, target: Target) -> None:
-        self.placed(target)
-
-    def check(self, target: Target) -> None:
-        """Raise ValueError unless the module fits the target."""
-
-    def place(self, target: Target) -> Module:
-        """Create the module for a target."""
-        raise NotImplementedError(f"{type(self).__name__} must define place()")
-
     def check_template(self, depth: int, layers: str) -> None:
         """Raise ValueError for a template deeper than `depth`, described as `layers`, or with ranks from `k` on."""
-        given = self.template
-        if given is not None and (given.depth > depth or given.breadth > self.k):
+        template = self.template
+        if template is not None and (template.depth > depth or template.breadth > self.k):
             raise ValueError(
-                f"the tree may have at most {layers} and ranks below k={self.k}, got {given} with ranks up to "
-                f"{given.breadth - 1}; give a smaller tree, or larger options"
+                f"the tree may have at most {layers} and ranks below k={self.k}, got {template} with ranks up to "
+                f"{template.breadth - 1}; give a smaller tree, or larger options"
             )
-
-    def fork(self) -> Self:
-        """Return this drafter: nothing is learned, and the module is shared."""
-        return self
 
     @property
     def nodes(self) -> int | Literal["auto"] | None:

@@ -24,7 +24,7 @@ from ...trees.draft import Context, Draft
 from ...trees.templates import Template, parse_paths, template_from
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow
-from .._shared.placed import placed_copy
+from .._shared.neural import placed_copy
 from .._shared.saved import TrainedPartError, check_model
 from .._shared.states import StatesDrafter, StatesSequence
 from .formats import load_head
@@ -51,7 +51,6 @@ class Eagle(StatesDrafter[PlacedHead]):
     """Maximum number of layers."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_at_least(1, self, "k", "depth")
         self.template = parse_paths(_EAGLE_1) if self.tree == _STATIC else template_from(self.tree)
         self.check_template(self.depth, f"depth={self.depth} layers")
@@ -87,6 +86,7 @@ class Eagle(StatesDrafter[PlacedHead]):
             )
 
     def place(self, target: Target) -> PlacedHead:
+        self.check(target)
         own, embedding = self._saved.embedding, target.model.get_input_embeddings()
         theirs = embedding.weight
         if own is not None and (

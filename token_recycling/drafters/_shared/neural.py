@@ -1,0 +1,77 @@
+"""Drafters with a model or head of their own, which is made once for each target. Cost: its weights, copied where the
+target is on another device or has another type.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from ..._util.locks import Lock
+from ...model.target import Target
+from .._base import Drafter
+
+T = TypeVar("T")
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+class PerTarget(Generic[T]):
+    """Objects made for targets: each once, and again for a target that was moved or has another type. They are kept as
+    long as the target's model; copies and pickles are empty.
+    """
+
+    def __init__(self) -> None:
+        self._objects = WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.device, torch.dtype], T]]()
+        self._making = Lock()
+
+    def __reduce__(self) -> tuple[type[PerTarget[T]], tuple[()]]:
+        return type(self), ()
+
+    def of(self, target: Target, make: Callable[[], T]) -> T:
+        """Return the object of a target; create it by `make()` the first time."""
+        place = target.device, target.dtype
+        with self._making:
+            made_for, result = self._objects.get(target.model, (None, None))
+            if result is None or made_for != place:
+                result = make()
+                self._objects[target.model] = place, result
+            return result
+
+
+@dataclass(kw_only=True)
+class NeuralDrafter(Drafter, Generic[T]):
+    """A drafter with a model or head of its own, and what is made of it for a target. It learns nothing."""
+
+    _per_target: PerTarget[T] = field(default_factory=PerTarget, init=False, repr=False, compare=False)
+
+    def placed(self, target: Target) -> T:
+        """Return the model or head that drafts for a target, on its device and in its type; checked and made once."""
+        return self._per_target.of(target, lambda: self.place(target))
+
+    def place(self, target: Target) -> T:
+        """Make the model or head for a target; raises ValueError if it does not fit."""
+        raise NotImplementedError(f"{type(self).__name__} must define place()")
+
+    def fit(self, target: Target) -> None:
+        self.placed(target)
+
+    def fork(self) -> Self:
+        """Return this drafter: nothing is learned, and the model or head is shared."""
+        return self
+
+
+def placed_copy(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
+    """Copy a module to a device, with parameters of a type, without gradients; those that are so already are shared."""
+    placed = copy.deepcopy(module, {id(weight): weight for weight in module.parameters()}).eval()
+    for part in placed.modules():
+        for name, weight in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
+            setattr(part, name, torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
+        for name, buffer in [*part.named_buffers(recurse=False, remove_duplicate=False)]:
+            setattr(part, name, buffer.to(device))  # such as frequencies of positions, which need all their bits
+    return placed
