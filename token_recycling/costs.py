@@ -199,9 +199,9 @@ def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1)
     if most <= least:
         return least
     expected = np.zeros(most)
-    for own in values:
-        taken = own[:most].cumsum()
-        expected += np.concatenate([taken, np.full(most - len(taken), taken[-1])])
+    for gains in values:
+        gained = gains[:most].cumsum()
+        expected += np.concatenate([gained, np.full(most - len(gained), gained[-1])])
     return least + int(np.argmax(expected[least - 1 :] / times[least - 1 : most]))
 
 

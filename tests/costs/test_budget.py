@@ -13,7 +13,7 @@ import token_recycling as tr
 from token_recycling.costs import Budget, best_size, paying_size
 from token_recycling.drafters._shared.base import CausalDrafter
 from token_recycling.drafters._shared.expand import Rules
-from token_recycling.loop.pacer import History, prune
+from token_recycling.loop.pacer import Ledger, prune
 
 pytestmark = pytest.mark.measured
 
@@ -129,7 +129,7 @@ def test_a_disabled_draft_model_probes(model, small, machine):
         return stats.drafted
 
     assert drafted()
-    (overhead,) = History.of(drafter).overheads.values()
+    (overhead,) = Ledger.of(drafter).overheads.values()
     overhead.step = 5.0
     runs = [drafted() for _ in range(20)]
     assert runs[0] == 0

@@ -8,7 +8,7 @@ import token_recycling as tr
 from token_recycling.costs import OnlineCurve
 from token_recycling.drafters._base import SequenceDrafter
 from token_recycling.loop import pacer as pacing
-from token_recycling.loop.pacer import History, Overhead, Pace, Pacer
+from token_recycling.loop.pacer import Ledger, Overhead, Pace, Pacer
 from token_recycling.trees.draft import Draft, Step
 
 pytestmark = pytest.mark.measured
@@ -127,9 +127,9 @@ def test_drafters_of_a_given_size_are_neither_measured_nor_paused():
 
 def test_a_fork_takes_over_what_drafts_took_and_gave():
     drafter = tr.make_drafter("recycling")
-    history = History.of(drafter)
-    history.sums = np.array([9.0, 3.0, 2.0, 4.0])
-    fork = History.of(drafter.fork())
+    ledger = Ledger.of(drafter)
+    ledger.sums = np.array([9.0, 3.0, 2.0, 4.0])
+    fork = Ledger.of(drafter.fork())
     assert fork.sums.tolist() == [9.0, 3.0, 2.0, 4.0]
-    assert fork is not history
-    assert History.of(tr.make_drafter("recycling")).sums.tolist() != fork.sums.tolist()
+    assert fork is not ledger
+    assert Ledger.of(tr.make_drafter("recycling")).sums.tolist() != fork.sums.tolist()

@@ -25,7 +25,7 @@ def compare(model, length):
     text = tiny.prompt(length, length, model.get_input_embeddings().weight.shape[0])[0]
     reader = Reader(Target(model))
     reader.prefill(text)
-    assert reader.held == length - 1
+    assert reader.cached == length - 1
     for _ in range(3):
         paths = [[5], [7], [5, 9], [5, 3], [7, 2], [5, 3, 8]]
         found = [*reader.read(text)]
@@ -36,7 +36,7 @@ def compare(model, length):
             torch.testing.assert_close(logits, after(model, text, *path), atol=1e-4, rtol=1e-4)
         reader.keep([2, 5])
         text = torch.cat([text, torch.tensor([7, 2, 11, 4])])
-        assert reader.held == len(text) - 2
+        assert reader.cached == len(text) - 2
 
 
 CASES = [architectures.named("gpt2"), architectures.named("bloom"), architectures.named("gemma2", "window of 8")]
@@ -55,7 +55,7 @@ def test_many_new_tokens_are_read_as_a_prompt_is(model):
     text, reader = tiny.prompt(0, 90)[0], Reader(Target(model))
     reader.read(text[:5])
     torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
-    assert reader.held == 90
+    assert reader.cached == 90
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
     # After 18 tokens the last one (position 17) and two layers below it can be read, which gives a third.
     assert [reader.reach(torch.zeros(length)) for length in (18, 20, 21)] == [3, 1, 0]
     reader.prefill(tiny.prompt(0, 21)[0])
-    assert reader.held == 0
+    assert reader.cached == 0
     model, target = (architectures.model_of(architectures.named("bloom")) for _ in range(2))
     del model.config.max_position_embeddings
     drafter, text = tr.make_drafter("draft_model", model=model, mode="sequence", depth=10), torch.tensor([1, 2, 3])

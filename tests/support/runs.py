@@ -17,7 +17,7 @@ import token_recycling as tr
 from token_recycling import Draft
 from token_recycling.costs import OnlineCurve, shared_by
 from token_recycling.drafters._base import Drafter, SequenceDrafter
-from token_recycling.loop.pacer import History, Overhead
+from token_recycling.loop.pacer import Ledger, Overhead
 from token_recycling.model.pass_times import PassTimes
 from token_recycling.model.target import Target
 
@@ -86,7 +86,7 @@ def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fix_overhead(drafter: Any, step: float) -> None:
     """Says what drafting for a step of one sequence takes, or a pass of a drafter's model."""
-    History.of(drafter).overheads[1] = Overhead(step)
+    Ledger.of(drafter).overheads[1] = Overhead(step)
 
 
 def check_same(

@@ -23,15 +23,15 @@ def drafters(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Return name, summary and options of the named drafters, or of all; for one that cannot be imported, the reason
     instead. Raises ValueError for an unknown name.
     """
-    found = []
+    entries = []
     for name in names or ():
         check_name(name)
     for name in names or drafter_names():
         try:
-            found.append(drafter(name, drafter_class(name)))
+            entries.append(drafter(name, drafter_class(name)))
         except Exception as error:  # a dependency is missing; drafters of other packages can fail in any way
-            found.append({"name": name, "summary": f"not available: {error}", "options": []})
-    return found
+            entries.append({"name": name, "summary": f"not available: {error}", "options": []})
+    return entries
 
 
 def drafter(name: str, made_by: type[Drafter]) -> dict[str, Any]:

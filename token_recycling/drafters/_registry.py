@@ -35,8 +35,8 @@ def drafter_names() -> list[str]:
 @functools.cache
 def own_names() -> list[str]:
     """Names of the package's own drafters; modules whose name begins with an underscore are no drafters."""
-    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(name for name in found if not name.startswith("_"))
+    names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def drafter_class(name: str) -> type[Drafter]:
@@ -46,15 +46,15 @@ def drafter_class(name: str) -> type[Drafter]:
     check_name(name)
     if name in own_names():
         module = importlib.import_module(f".{name}", __package__)
-        (found,) = (
+        (result,) = (
             value
             for value in vars(module).values()
             if isinstance(value, type) and issubclass(value, Drafter) and value.__module__ == module.__name__
         )
     else:
-        found = _of_another_package(name)
-    found.name = name
-    return found
+        result = _of_another_package(name)
+    result.name = name
+    return result
 
 
 def check_name(name: str, what: str = "drafter", others: Sequence[str] = ()) -> None:
@@ -106,8 +106,8 @@ def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = F
     if reproducible:
         from ._reproducible import Reproducible
 
-        made = make_drafter(spec, **options)
-        return made if isinstance(made, Reproducible) else Reproducible(made)
+        drafter = make_drafter(spec, **options)
+        return drafter if isinstance(drafter, Reproducible) else Reproducible(drafter)
     if isinstance(spec, Drafter):
         if options:
             raise TypeError(

@@ -38,8 +38,8 @@ class Translation:
     def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: Target) -> None:
         """`theirs`: the target's tokenizer, `ours`: the draft model's. Raises ValueError where no token is shared."""
         self._theirs, self._ours, self._vocabulary = theirs, ours, target.vocab_size
-        found = AssistantToTargetTranslator(theirs, ours, target.vocab_size).target_to_assistant_input_ids
-        self.shared = {token: theirs for token, theirs in found.items() if token < target.vocab_size}
+        translated = AssistantToTargetTranslator(theirs, ours, target.vocab_size).target_to_assistant_input_ids
+        self.shared = {token: own for token, own in translated.items() if token < target.vocab_size}
         """Draft-model token of each shared target token."""
         if not self.shared:
             raise ValueError(
@@ -142,8 +142,11 @@ class Assistant(DraftModelOption, CausalDrafter):
     def _new_translation(self, target: Target, draft: Target) -> Translation:
         theirs = self.tokenizer or tokenizer_beside(target.model)
         ours = self.assistant_tokenizer or tokenizer_beside(draft.model)
-        for whose, found, option in (("target's", theirs, "tokenizer"), ("assistant's", ours, "assistant_tokenizer")):
-            if found is None:
+        for whose, tokenizer, option in (
+            ("target's", theirs, "tokenizer"),
+            ("assistant's", ours, "assistant_tokenizer"),
+        ):
+            if tokenizer is None:
                 raise ValueError(
                     f"the {whose} tokenizer is missing next to its weights; load the model from a folder or the "
                     f"hub, or in Python give {option}="

@@ -154,10 +154,10 @@ class DFlashSequence(StatesSequence):
         states, begin = self._pending.taken(), self._pending.begin
         numbers = self.drafter.states_of(0)
         by_layer = dict(zip(numbers, states[None].chunk(len(numbers), dim=-1), strict=True))
-        known = sequence[None, begin:]
+        tokens = sequence[None, begin:]
         places = torch.arange(begin, len(sequence), device=sequence.device)[None]
         _, logits = self._generator.get_candidates(
-            known,
+            tokens,
             {"position_ids": places, "attention_mask": None},
             SimpleNamespace(hidden_states=by_layer),
             is_first_iteration=False,

@@ -119,7 +119,7 @@ def _numbers(layers: str | Sequence[int]) -> list[int]:
     if not isinstance(layers, str):
         return sorted(set(layers))
     ranges = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in layers.split()]
-    numbers = {n for found in ranges if found for n in range(int(found[1]), int(found[2] or found[1]) + 1)}
+    numbers = {n for match in ranges if match for n in range(int(match[1]), int(match[2] or match[1]) + 1)}
     if not numbers or None in ranges:
         raise ValueError(f"layers must be auto or numbers such as '4-9 12', got {layers!r}")
     return sorted(numbers)
@@ -177,13 +177,13 @@ def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrain
 
 @torch.no_grad()
 def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
-    seen = []
-    hook = layer.register_forward_hook(lambda module, args, output: seen.append(isinstance(output, tuple)))
+    tuples = []
+    hook = layer.register_forward_hook(lambda module, args, output: tuples.append(isinstance(output, tuple)))
     try:
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(model)), use_cache=False)
     finally:
         hook.remove()
-    return seen[0]
+    return tuples[0]
 
 
 @torch.no_grad()
@@ -194,10 +194,10 @@ def best_layers(model: PreTrainedModel, sequence: torch.Tensor, depth: int) -> t
     ... layers in this order the best set is taken, at the best draft length up to `depth`.
     """
     _, layers = decoder_layers(model)
-    wanted = _choices(model, sequence)
+    choices = _choices(model, sequence)
 
     def agreement(skipped: Sequence[int]) -> float:
-        return float((_choices(without_layers(model, skipped), sequence) == wanted).float().mean())
+        return float((_choices(without_layers(model, skipped), sequence) == choices).float().mean())
 
     ranked = sorted(range(1, len(layers)), key=lambda number: -agreement([number]))
     sets = [ranked[:size] for size in range(1, len(layers))]

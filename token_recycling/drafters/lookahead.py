@@ -95,11 +95,11 @@ class LookaheadSequence(SequenceDrafter):
         if draft is None or step.finished:
             return
         places, newest = draft.places_in(step.draft), self._window.newest
-        found = [place for place in (places[node] for node in newest) if place is not None]
+        nodes = [place for place in (places[node] for node in newest) if place is not None]
         # Cut at the length limit, or left out where this drafter is a part of another.
-        if len(found) < len(newest):
+        if len(nodes) < len(newest):
             return
-        for gram in self._window.advance(_choices(step.logits, found)):
+        for gram in self._window.advance(_choices(step.logits, nodes)):
             self.pool.add(gram)
 
 
@@ -120,11 +120,11 @@ class Pool:
 
     def add(self, gram: Ngram) -> None:
         """Add `gram`, its first token included; the one unseen for longest is dropped where the pool is full."""
-        kept = self._grams.setdefault(gram[0], {})
-        kept.pop(gram[1:], None)
-        kept[gram[1:]] = None
-        if len(kept) > self.most:
-            del kept[next(iter(kept))]
+        grams = self._grams.setdefault(gram[0], {})
+        grams.pop(gram[1:], None)
+        grams[gram[1:]] = None
+        if len(grams) > self.most:
+            del grams[next(iter(grams))]
 
     def learn(self, tokens: list[int], size: int) -> None:
         """Add all n-grams of `size` tokens of a sequence."""

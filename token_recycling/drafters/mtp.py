@@ -61,14 +61,14 @@ class Mtp(StatesDrafter[MtpModel]):
         return MtpSequence(self, MtpReader(self.placed(target), len(prompt)))
 
     def place(self, target: Target) -> MtpModel:
-        made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
-        kinds = getattr(made.config, "layer_types", None) or []
+        layers = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
+        kinds = getattr(layers.config, "layer_types", None) or []
         if "linear_attention" in kinds:
             raise ValueError(
                 f"MTP layers of type {', '.join(kinds)} in {type(target.model).__name__} are unsupported: recurrent "
                 "states cannot roll back rejected tokens; choose another drafter, such as recycling"
             )
-        return made
+        return layers
 
     def describe(self) -> str:
         return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {self.tree_in_words()}"

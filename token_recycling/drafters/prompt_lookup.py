@@ -72,6 +72,6 @@ class PromptLookupSequence(SequenceDrafter):
         for size in range(min(most, len(tokens)), 0, -1):
             end = self._ends[tuple(recent[-size:])]
             if end < len(tokens):
-                found = tokens[end : end + self.drafter.num_tokens]
-                return Draft.chain(torch.cat([context.root, found]))
+                continuation = tokens[end : end + self.drafter.num_tokens]
+                return Draft.chain(torch.cat([context.root, continuation]))
         return Draft.chain(context.root)

@@ -135,12 +135,12 @@ class Recycling(Drafter, Options):
 
     def describe(self) -> str:
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
-        said = {
+        sources = {
             "suffix": self.suffix,
             "earlier outputs": self.history,
             "warmed": self.warmed,
         }
-        parts += [name for name, used in said.items() if used]
+        parts += [name for name, value in sources.items() if value]
         return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"
 
 

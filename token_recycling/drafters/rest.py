@@ -80,13 +80,15 @@ class Datastore:
         places, matched = longest_match(self.index, recent, _WALKED * most)
         places = places[:most] if matched >= shortest else places[:0]
         # The tokens end with END, so anything beyond it is the end of a document.
-        found = self.tokens[np.minimum(places[:, None] + np.arange(length), len(self) - 1)]
-        if len(found) and not found.min() >= END <= found.max() < self.vocab_size:
-            raise DatastoreError(
-                f"{self.path}: ids must be below {self.vocab_size}, got {found.min()} to {found.max()}: the file is "
-                "damaged; build it again"
-            )
-        return found[np.lexsort(found.T[::-1])]
+        continuations = self.tokens[np.minimum(places[:, None] + np.arange(length), len(self) - 1)]
+        if len(continuations):
+            lowest, highest = continuations.min(), continuations.max()
+            if lowest < END or highest >= self.vocab_size:
+                raise DatastoreError(
+                    f"{self.path}: ids must be below {self.vocab_size}, got {lowest} to {highest}: the file is "
+                    "damaged; build it again"
+                )
+        return continuations[np.lexsort(continuations.T[::-1])]
 
 
 def build(
@@ -141,23 +143,23 @@ def _read(path: Path) -> tuple[dict[str, str], IndexArrays]:
         raise DatastoreError(
             f"{path}: the datastore cannot be read ({error}); give one written by `token-recycling datastore build`"
         ) from None
-    found = {name: (array.dtype, tuple(array.shape)) for name, array in arrays.items()}
+    actual = {name: (array.dtype, tuple(array.shape)) for name, array in arrays.items()}
     n, chains = len(arrays.get("tokens", ())), arrays["newest"].shape[-1] if "newest" in arrays else 0
-    wanted = {
+    expected = {
         "tokens": (torch.int32, (n,)),
         "before": (torch.int32, (2, n)),
         "newest": (torch.int32, (2, chains)),
         "added": (torch.int64, (1,)),
     }
     if (
-        found != wanted
+        actual != expected
         or n == 0
         or chains & (chains - 1)
         or not chains
         or (int(arrays["added"]), int(arrays["tokens"][-1])) != (n, END)
         or not header.get("vocab_size", "").isdigit()
     ):
-        raise DatastoreError(f"{path}: the file is damaged, got {found}; build it again")
+        raise DatastoreError(f"{path}: the file is damaged, got {actual}; build it again")
     return header, IndexArrays(**{name: array.numpy() for name, array in arrays.items()})
 
 
@@ -220,12 +222,12 @@ class Rest(Drafter):
             context.tokens[-self.max_matching_ngram_size :].cpu().numpy(),
             min(self.num_tokens, context.remaining),
         )
-        found = self._store.continuations(recent, _LEAST, length, self.max_matches)
-        if not len(found):
+        continuations = self._store.continuations(recent, _LEAST, length, self.max_matches)
+        if not len(continuations):
             return Draft.chain(context.root)
         draft = DraftBuilder(int(recent[-1]))
         nodes: dict[tuple[int, ...], int] = {(): 0}
-        counts = {(): len(found), **frequent_prefixes(found, self.nodes)}
+        counts = {(): len(continuations), **frequent_prefixes(continuations, self.nodes)}
         for prefix in list(counts)[1:]:
             share = counts[prefix] / counts[prefix[:-1]]
             nodes[prefix] = draft.add(nodes[prefix[:-1]], prefix[-1], share)
@@ -249,8 +251,8 @@ def frequent_prefixes(continuations: np.ndarray, most: int) -> dict[tuple[int, .
     # Prefixes are numbered by depth, then by the first row that has them: each is a run of rows.
     starts = np.flatnonzero(new)
     counts = np.diff(starts, append=length * m)
-    kept = np.logical_and.accumulate(continuations >= 0, axis=1).T.reshape(-1)[starts]
-    starts, counts = starts[kept], counts[kept]
+    whole = np.logical_and.accumulate(continuations >= 0, axis=1).T.reshape(-1)[starts]
+    starts, counts = starts[whole], counts[whole]
     order = starts - counts * (length * m)
     if len(order) > most:
         best = np.argpartition(order, most)[:most]

@@ -76,7 +76,7 @@ class SuffixSequence(SequenceDrafter):
         if not match or match < options.min_match:
             return Draft.chain(context.root)
         length = max(1, int(min(options.factor * match, options.num_tokens)))
-        found = np.resize(index.tokens[places[0] : places[0] + length], length).astype(np.int64)
+        continuation = np.resize(index.tokens[places[0] : places[0] + length], length).astype(np.int64)
         probabilities = np.full(length + 1, match / (match + 1), np.float32)
         probabilities[0] = 1
-        return Draft.chain(np.append(int(context.root), found), probabilities)
+        return Draft.chain(np.append(int(context.root), continuation), probabilities)

@@ -101,15 +101,15 @@ class _Xgrammar:
         """Limited: a grammar may force a text without end, such as a schema with a required property of its own kind,
         on which xgrammar's `find_jump_forward_string` fills all memory.
         """
-        here, found = _Xgrammar(self.matcher.fork(), self.first_bytes, self.watch), bytearray()
+        here, text = _Xgrammar(self.matcher.fork(), self.first_bytes, self.watch), bytearray()
         mask = np.zeros(self.first_bytes.words, np.int32)
-        while len(found) < _MOST_FORCED and not self.watch.slow and not here.matcher.is_terminated():
+        while len(text) < _MOST_FORCED and not self.watch.slow and not here.matcher.is_terminated():
             here.fill(mask)
             byte = self.first_bytes.only(mask)
             if byte is None or not here.matcher.accept_string(bytes([byte])):
                 break
-            found.append(byte)
-        return found.decode(errors="ignore")
+            text.append(byte)
+        return text.decode(errors="ignore")
 
 
 class _Walk:
@@ -281,12 +281,12 @@ def _of_llguidance(processor: Any) -> tuple[Matcher, int]:
 
 
 def _of_outlines_core(index: Any) -> tuple[Matcher, int]:
-    known: dict[int, Sequence[int]] = {}  # the same few places come again and again
+    cache: dict[int, Sequence[int]] = {}  # the same few places come again and again
 
     def allowed(place: int) -> Sequence[int]:
-        if place not in known:
-            known[place] = [*index.get_allowed_tokens(place)]
-        return known[place]
+        if place not in cache:
+            cache[place] = [*index.get_allowed_tokens(place)]
+        return cache[place]
 
     most = max(max(tokens) for tokens in index.get_transitions().values())
     return _Listed(allowed, index.get_next_state, index.get_initial_state()), most + 1

@@ -199,7 +199,7 @@ class _Writer:
         begin, end = self._text("<|message|>"), self._text("<|end|>")
         channel, constrain = self._text("<|channel|>"), self._text("<|constrain|>")
         commentary = f'{channel} "commentary"'
-        made = []
+        one_call = []
         for function in calls.functions:
             to = json.dumps(f" to=functions.{function.name}")
             heads = [
@@ -207,16 +207,16 @@ class _Writer:
                 f'{to} {commentary} " "? {constrain} "json" {begin}',
                 f'{to} {commentary} " json" {begin}',
             ]
-            made.append(f"{self._any(*heads)} {self._arguments(function)} {self._text('<|call|>')}")
-        call = self._any(*made)
+            one_call.append(f"{self._any(*heads)} {self._arguments(function)} {self._text('<|call|>')}")
+        call = self._any(*one_call)
         again = self._text("<|start|>") + ' "assistant"'
         analysis = f'{channel} "analysis" {begin} /(?s:.*)/? {end} {again}'
         ends = not self._text("<|call|>")
         more = f"({again} {call})*" if calls.parallel and calls.mode != "named" and not ends else ""
         final = ""
         if calls.mode == "auto":
-            said = "/(?s:.*)/?" if calls.otherwise is None else self._form(*calls.otherwise)
-            final = f' | {channel} "final" {begin} {said} ({end})?'
+            answer = "/(?s:.*)/?" if calls.otherwise is None else self._form(*calls.otherwise)
+            final = f' | {channel} "final" {begin} {answer} ({end})?'
         return f"({analysis})* ({call} {more}{final})"
 
     # Calls
@@ -330,12 +330,12 @@ class _Writer:
     def _text(self, text: str) -> str:
         """Text, with special tokens as such."""
         parts, position = [], 0
-        for found in self._delimiters.finditer(text):
-            parts += [json.dumps(text[position : found.start()])] if found.start() > position else []
-            token = self._special[found[0]]
+        for match in self._delimiters.finditer(text):
+            parts += [json.dumps(text[position : match.start()])] if match.start() > position else []
+            token = self._special[match[0]]
             if token not in self._tokenizer.eos_tokens:  # one of these ends the output in any case
                 parts.append(f"<[{token}]>")
-            position = found.end()
+            position = match.end()
         parts += [json.dumps(text[position:])] if position < len(text) else []
         return " ".join(parts)
 

@@ -107,20 +107,20 @@ def supported(
     if not isinstance(schema, dict | bool):
         raise ValueError(f"a schema must be an object or a boolean, got {type(schema).__name__}")
     try:
-        found = enforceable(schema, strict if closed is None else closed)
+        enforced = enforceable(schema, strict if closed is None else closed)
     except RecursionError:
         raise ValueError("the schema is nested in too many levels") from None
-    if found.schema is False:
+    if enforced.schema is False:
         raise ValueError("#: admits no value")
-    mistakes = [lost for lost in found.unenforced if lost.mistaken]
+    mistakes = [lost for lost in enforced.unenforced if lost.mistaken]
     if mistakes:
         raise UnenforceableError(mistakes)
-    while not (strict and found.unenforced):
-        matcher = _matcher(tokenizer, schema_grammar(found.schema))
+    while not (strict and enforced.unenforced):
+        matcher = _matcher(tokenizer, schema_grammar(enforced.schema))
         if not matcher.is_error():
-            return found.schema, found.unenforced
-        found.unenforced.append(_fault(tokenizer, found, _reason(matcher)))
-    raise UnenforceableError(found.unenforced)
+            return enforced.schema, enforced.unenforced
+        enforced.unenforced.append(_fault(tokenizer, enforced, _reason(matcher)))
+    raise UnenforceableError(enforced.unenforced)
 
 
 _OUTER = ("properties", "prefixItems", "items", "additionalProperties", "required", "allOf")

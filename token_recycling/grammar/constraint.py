@@ -53,16 +53,16 @@ class Constraint:
         tokens, children_of, grammar_statistics = draft.tokens.tolist(), draft.children, self._statistics
         if draft.needed:
             states = states_of(state, draft.parents.tolist(), tokens)
-            wanted = {above for node in draft.needed for above in draft.lineages[node]}
-            return draft.part([node for node, found in enumerate(states) if found is not None or node in wanted])
+            needed = {above for node in draft.needed for above in draft.lineages[node]}
+            return draft.part([node for node, allowed in enumerate(states) if allowed is not None or node in needed])
         shown = [0]
         """For each node its index in the draft, -1 for none."""
 
         def below(node: int, state: State) -> Candidates:
             children = () if node < 0 else children_of[node]
-            known = draft.probabilities
+            stated = draft.probabilities
             probabilities = [
-                _FIRST * _NEXT**rank if known is None else float(known[one]) for rank, one in enumerate(children)
+                _FIRST * _NEXT**rank if stated is None else float(stated[one]) for rank, one in enumerate(children)
             ]
             return [
                 (tokens[one], probability)

@@ -53,7 +53,7 @@ class Comparison:
 
     def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
         """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""
-        parts, left, seen = list[dict[str, Any]](), [(schema, resource)], set[str]()
+        parts, left, visited = list[dict[str, Any]](), [(schema, resource)], set[str]()
         while left and len(parts) < 20:
             part, resource = left.pop()
             if not isinstance(part, dict):
@@ -62,8 +62,8 @@ class Comparison:
             if isinstance(part.get("allOf"), list):
                 left.extend((one, resource) for one in part["allOf"])
             target = self._references.resolved(part.get("$ref"), resource)
-            if target is not None and target[0] not in seen:
-                seen.add(target[0])
+            if target is not None and target[0] not in visited:
+                visited.add(target[0])
                 left.append((at_pointer(self._document, target[0]), target[1]))
         return parts
 

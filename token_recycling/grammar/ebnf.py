@@ -62,14 +62,14 @@ class _Expression:
         )
 
     def names(self) -> list[str]:
-        found = []
+        names = []
         for sequence in self.alternatives:
             for item, _ in sequence:
                 if isinstance(item.content, _Expression):
-                    found += item.content.names()
+                    names += item.content.names()
                 elif item.kind == "name":
-                    found.append(item.content)
-        return found
+                    names.append(item.content)
+        return names
 
 
 @dataclass
@@ -98,12 +98,12 @@ class _Parser:
         self._tokens: list[tuple[str, str]] = []
         position = 0
         while position < len(grammar):
-            found = _TOKEN.match(grammar, position)
-            if found is None:
+            match = _TOKEN.match(grammar, position)
+            if match is None:
                 raise ValueError(f"the grammar cannot be read at {grammar[position : position + 30]!r}")
-            position, kind = found.end(), str(found.lastgroup)
+            position, kind = match.end(), str(match.lastgroup)
             if kind != "space":
-                self._tokens.append((kind, found[0]))
+                self._tokens.append((kind, match[0]))
         self._next, self._depth = 0, 0
 
     def rules(self) -> dict[str, _Expression]:
@@ -191,14 +191,14 @@ def _recursive(rules: dict[str, _Expression]) -> bool:
 
 
 def _unescaped(text: str) -> str:
-    def character(found: re.Match[str]) -> str:
-        digits = found[1] or found[2] or found[3]
+    def character(match: re.Match[str]) -> str:
+        digits = match[1] or match[2] or match[3]
         if digits is None:
-            return _CONTROL.get(found[4], found[4])
+            return _CONTROL.get(match[4], match[4])
         try:
             return chr(int(digits, 16))
         except (ValueError, OverflowError):
-            raise ValueError(f"{found[0]!r} is no character") from None
+            raise ValueError(f"{match[0]!r} is no character") from None
 
     return _ESCAPE.sub(character, text)
 

@@ -29,8 +29,8 @@ class References:
         if fragment and not fragment.startswith("/"):
             return self.anchors.get(f"{resource} {fragment}")
         place = resource + fragment
-        found = at_pointer(self._document, place)
-        if not isinstance(found, dict | bool):
+        schema = at_pointer(self._document, place)
+        if not isinstance(schema, dict | bool):
             return None
         parts, above = place.split("/"), self._document
         for number in range(1, len(parts)):

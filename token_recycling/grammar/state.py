@@ -106,9 +106,9 @@ class State:
 
     def allows(self, tokens: np.ndarray) -> np.ndarray:
         """Return which of the tokens (n,) are allowed, (n,) bool; those beyond the mask are not."""
-        known = tokens < 32 * self._words
-        tokens = np.where(known, tokens, 0)
-        return known & (self.mask[tokens >> 5] >> (tokens & 31) & 1).astype(bool)
+        inside = tokens < 32 * self._words
+        tokens = np.where(inside, tokens, 0)
+        return inside & (self.mask[tokens >> 5] >> (tokens & 31) & 1).astype(bool)
 
     def after(self, token: int) -> State | None:
         """Return the state after an allowed token; None where the output has ended or the token is forbidden."""

@@ -32,19 +32,19 @@ class GrammarStatistics:
     """Counts the target's choices by the set of allowed tokens. Used by several threads."""
 
     def __init__(self) -> None:
-        self._taken: dict[int, dict[int, float]] = {}
+        self._choices: dict[int, dict[int, float]] = {}
         self._weights: dict[int, dict[int, float]] = {}
         self._learning = Lock()
 
     def learn(self, state: State, token: int) -> None:
         """Count one token of the output."""
         with self._learning:
-            taken = self._taken.pop(state.key, {})
-            if sum(taken.values()) >= _TAKEN:
-                taken = {one: number / 2 for one, number in taken.items() if number > 1}
-            self._taken[state.key] = {**taken, token: taken.get(token, 0.0) + 1}
-            if len(self._taken) > _STATES:
-                del self._taken[next(iter(self._taken))]
+            choices = self._choices.pop(state.key, {})
+            if sum(choices.values()) >= _TAKEN:
+                choices = {other: number / 2 for other, number in choices.items() if number > 1}
+            self._choices[state.key] = {**choices, token: choices.get(token, 0.0) + 1}
+            if len(self._choices) > _STATES:
+                del self._choices[next(iter(self._choices))]
 
     def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
         """Count the tokens chosen at places with known states, where there was a choice."""
@@ -58,19 +58,19 @@ class GrammarStatistics:
         """
         if state.few is not None and len(state.few) < 2:
             return [(token, 1.0) for token in state.few]
-        taken = self._taken.get(state.key, {})
-        total = sum(taken.values())
-        guess, known = dict(proposed), min(1.0, sum(probability for _, probability in proposed))
+        choices = self._choices.get(state.key, {})
+        total = sum(choices.values())
+        guess, proposed_share = dict(proposed), min(1.0, sum(probability for _, probability in proposed))
         if state.few is not None:
             weights = self._weights_of(state)
-            left = (1 - known) / sum(weights.values())
+            left = (1 - proposed_share) / sum(weights.values())
             guess = {token: guess.get(token, 0.0) + left * weight for token, weight in weights.items()}
             doubt = _DOUBT_OF_FEW / (_DOUBT_OF_FEW + total)
-            habit = {token: taken.get(token, 0.0) / max(total, 1.0) for token in guess}
+            habit = {token: choices.get(token, 0.0) / max(total, 1.0) for token in guess}
             return [(token, doubt * probability + (1 - doubt) * habit[token]) for token, probability in guess.items()]
-        share = (1 - known) / (total + _DOUBT_OF_MANY)
-        for token in sorted(taken, key=taken.__getitem__, reverse=True)[:_LIKELY]:
-            guess[token] = guess.get(token, 0.0) + share * taken[token]
+        share = (1 - proposed_share) / (total + _DOUBT_OF_MANY)
+        for token in sorted(choices, key=choices.__getitem__, reverse=True)[:_LIKELY]:
+            guess[token] = guess.get(token, 0.0) + share * choices[token]
         return [*guess.items()]
 
     def _weights_of(self, state: State) -> dict[int, float]:

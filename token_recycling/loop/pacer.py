@@ -10,7 +10,7 @@ pay; after the step it counts their outcome. Drafters only propose.
 - **Back-off.** Drafting is disabled where drafted steps give fewer tokens per time than plain decoding in the long run.
 - **Probing.** Where drafting is disabled it is tried again, in about 1% of the time.
 
-What drafts take and give is kept with the drafter, for all its sequences (`History`). Times are in units of t(1). Cost
+What drafts take and give is kept with the drafter, for all its sequences (`Ledger`). Times are in units of t(1). Cost
 per step: some 20 microseconds.
 """
 
@@ -79,7 +79,7 @@ class Overhead:
         self.step = (total - self.node * drafted_nodes) / steps
 
 
-class History:
+class Ledger:
     """What the drafts of a drafter took and gave, over all its sequences, within grammars or elsewhere. Thread-safe."""
 
     def __init__(self, assumed_nodes: int = 1) -> None:
@@ -96,14 +96,14 @@ class History:
         self.counting = Lock()
 
     @classmethod
-    def of(cls, drafter: Drafter, within: bool = False) -> History:
-        """Return the history that is kept with a drafter, that of drafts `within` grammars apart: most nodes are forced
+    def of(cls, drafter: Drafter, within: bool = False) -> Ledger:
+        """Return the ledger that is kept with a drafter, that of drafts `within` grammars apart: most nodes are forced
         there, so one is assumed. A fork takes over what its original has.
         """
-        histories: tuple[History, History] | None = vars(drafter).get("_histories")
-        if histories is None:
-            histories = vars(drafter).setdefault("_histories", (cls(drafter.traits.assumed_nodes), cls()))
-        return histories[within]
+        ledgers: tuple[Ledger, Ledger] | None = vars(drafter).get("_ledgers")
+        if ledgers is None:
+            ledgers = vars(drafter).setdefault("_ledgers", (cls(drafter.traits.assumed_nodes), cls()))
+        return ledgers[within]
 
     def begin(self) -> None:
         """Begin a sequence. Passes of a draft model that take too long are no longer made, so that nothing measures
@@ -145,11 +145,11 @@ class Pace:
     """That of the draft of this step; None without one, or for a draft that is not sized by cost."""
     paused: int = field(default=0, init=False)
     """Steps for which drafting is disabled."""
-    history: History = field(init=False)
+    ledger: Ledger = field(init=False)
     overhead: Overhead = field(init=False)
     sums: np.ndarray = field(init=False)
-    """Of drafts like the one of this step: their history, their overhead, and their sums in this call (see
-    `History.of_call`).
+    """Of drafts like the one of this step: their ledger, their overhead, and their sums in this call (see
+    `Ledger.of_call`).
     """
     seconds: float = field(default=0.0, init=False)
     """Spent on the draft of this step."""
@@ -158,7 +158,7 @@ class Pace:
 
     def __post_init__(self) -> None:
         for within in (False, True):
-            History.of(self.drafter.drafter, within).begin()
+            Ledger.of(self.drafter.drafter, within).begin()
         self.runs_model = self.drafter.pass_cost is not None
 
 
@@ -183,8 +183,8 @@ class Pacer:
         """None until a draft is sized by cost."""
         self._largest = 1
         """Nodes of the largest tree of the newest pass."""
-        self._sums: WeakKeyDictionary[History, np.ndarray] = WeakKeyDictionary()
-        """Sums of `History.of_call` for this call."""
+        self._sums: WeakKeyDictionary[Ledger, np.ndarray] = WeakKeyDictionary()
+        """Sums of `Ledger.of_call` for this call."""
 
     @classmethod
     def of(cls, target: Target, sequences: int, length: int, kind: str = "", fixed: bool = False) -> Pacer:
@@ -238,14 +238,14 @@ class Pacer:
         if pace.paused:
             pace.paused -= 1
             return None
-        history, cost = History.of(pace.drafter.drafter, within), pace.drafter.pass_cost
-        overhead, sums = history.overheads.get(self.sequences), self._sums.get(history)
+        ledger, cost = Ledger.of(pace.drafter.drafter, within), pace.drafter.pass_cost
+        overhead, sums = ledger.overheads.get(self.sequences), self._sums.get(ledger)
         if overhead is None:
             prior = _OVERHEAD if cost is None else cost * self.sequences
-            overhead = history.overheads[self.sequences] = Overhead(prior)
+            overhead = ledger.overheads[self.sequences] = Overhead(prior)
         if sums is None:
-            sums = self._sums[history] = history.of_call(self.time_of(history.assumed_nodes))
-        pace.history, pace.overhead, pace.sums, pace.drafts = history, overhead, sums, pace.drafts + 1
+            sums = self._sums[ledger] = ledger.of_call(self.time_of(ledger.assumed_nodes))
+        pace.ledger, pace.overhead, pace.sums, pace.drafts = ledger, overhead, sums, pace.drafts + 1
         _, _, accepted, predicted = sums.tolist()
         ratio, times = min(1.0, accepted / predicted), self.curve.relative
         if pace.runs_model:
@@ -304,7 +304,7 @@ class Pacer:
         step = tokens, passes, *forecast
         pace.sums *= _DECAY_OF_CALL
         pace.sums += step
-        pace.history.count(step)
+        pace.ledger.count(step)
         return 0 if paid or pace.sums[0] >= pace.sums[1] else min(int(own / _PROBING), _LONGEST_PAUSE)
 
 

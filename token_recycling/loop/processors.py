@@ -80,11 +80,11 @@ def penalised(
     n, vocabulary = scores.shape
     ignored = 0 if processor.prompt_ignore_length is None else int(processor.prompt_ignore_length)
     # One column more, for tokens without a score and for what is not on a node's path.
-    said = torch.zeros(vocabulary + 1, dtype=torch.bool, device=scores.device)
-    said.scatter_(0, sequence[ignored:].to(scores.device).clamp(max=vocabulary), True)
+    emitted = torch.zeros(vocabulary + 1, dtype=torch.bool, device=scores.device)
+    emitted.scatter_(0, sequence[ignored:].to(scores.device).clamp(max=vocabulary), True)
     # The root is part of the sequence.
     below = tree.ancestors[0] & (torch.arange(n, device=scores.device) > 0)
     on_path = torch.where(below, tree.tokens.clamp(min=0, max=vocabulary), vocabulary)
     before = torch.zeros(n, vocabulary + 1, dtype=torch.bool, device=scores.device).scatter_(1, on_path, True)
     less = torch.where(scores < 0, scores * processor.penalty, scores / processor.penalty)
-    return torch.where((before | said)[:, :vocabulary], less, scores)
+    return torch.where((before | emitted)[:, :vocabulary], less, scores)

@@ -57,8 +57,8 @@ class TokenSequence:
         ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
         self._others = StoppingCriteriaList(one for one in criteria if type(one) not in on_numbers)
-        known = (EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
-        self._read_scores = any(type(other) not in known for other in self._others)
+        without_scores = (EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
+        self._read_scores = any(type(other) not in without_scores for other in self._others)
         self.on_token: Callable[[int], None] | None = None
         """Called with every token, once the criteria have seen it."""
         # Tokens are written on the host, and copied to the prompt's device when they are read there. Writing a
@@ -246,9 +246,9 @@ class TokenSelector:
 
     def forget(self, tokens: int) -> None:
         """Drop the scores and logits of all but the first `tokens`: the sequence has ended before."""
-        for kept in (self.sequence.scores, self.logits):
-            if kept is not None:
-                del kept[tokens:]
+        for records in (self.sequence.scores, self.logits):
+            if records is not None:
+                del records[tokens:]
 
 
 def _wrong_scores(processors: LogitsProcessorList, scores: Any) -> Exception:

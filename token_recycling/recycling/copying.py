@@ -199,7 +199,7 @@ def begin_draft(copying: Record, index: IndexArrays, tree: np.ndarray) -> None:
     if copying.gap == 0:
         _set(copies[0], copying.place, copying.run if copying.run > 0 else -1, copying.rule, copying.done)
         return
-    count, found, late = index.added[0], 0, copying.gap > _SHORT
+    count, filled, late = index.added[0], 0, copying.gap > _SHORT
     # The newest token is in the index by now: look for it as before.
     newest = token_at(index, count - 1)
     index.added[0] = count - 1
@@ -207,12 +207,12 @@ def begin_draft(copying: Record, index: IndexArrays, tree: np.ndarray) -> None:
     index.added[0] = count
     if length >= (_AGAIN if late else 1):
         _set(copies[0], at + 1, length, 0, 0)
-        found = 1
+        filled = 1
     if not late:
         for place in (copying.place + copying.gap, copying.place):
-            if found == 0 or copies[0].place != place:
-                _set(copies[found], place, 0, 0, 0)
-                found += 1
+            if filled == 0 or copies[0].place != place:
+                _set(copies[filled], place, 0, 0, 0)
+                filled += 1
 
 
 @compiled_part
@@ -254,7 +254,7 @@ def weight(kind: int) -> float:
 @compiled_part
 def go_on(copying: Record, index: IndexArrays, tree: np.ndarray, parent: int, node: int, token: int) -> None:
     """Fill in where copying may continue after `node`, which has `token` and follows `parent`."""
-    found, copies, above = 0, tree[node].copies, tree[parent].copies
+    filled, copies, above = 0, tree[node].copies, tree[parent].copies
     for row in range(HYPOTHESES):
         copies[row].place = ABSENT
     for row in range(HYPOTHESES):
@@ -272,9 +272,9 @@ def go_on(copying: Record, index: IndexArrays, tree: np.ndarray, parent: int, no
             place += 1
         else:
             continue
-        _set(copies[found], place, run + 1, max(rule, 0), done)
-        found += 1
+        _set(copies[filled], place, run + 1, max(rule, 0), done)
+        filled += 1
     first = above[0]
-    if found == 0 and first.place >= 0 and first.run >= _AGAIN and first.done == 0:
+    if filled == 0 and first.place >= 0 and first.run >= _AGAIN and first.done == 0:
         _set(copies[0], first.place + 1, 0, 0, 0)
         _set(copies[1], first.place, 0, 0, 0)

@@ -58,8 +58,8 @@ def write_matrix(
 
     vocab_size, k = tensors["candidates"].shape
     described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
-    held = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    contents = save(held, metadata={name: str(value) for name, value in {**described, **header}.items()})
+    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    contents = save(arrays, metadata={name: str(value) for name, value in {**described, **header}.items()})
     with replacing(path) as temporary:
         Path(temporary).write_bytes(contents)
 
@@ -136,20 +136,20 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
     if candidates.shape[1] > candidates.shape[0]:
         return f"k must be <= the vocabulary, {candidates.shape[0]}, got {candidates.shape[1]}"
     k, hashed = candidates.shape[1], tensors.get("context_keys", candidates[:0]).shape[0]
-    wanted = {
+    expected = {
         "shares": ("uint16", candidates.shape),
         "context_candidates": ("int32", (hashed, k)),
         "context_shares": ("uint16", (hashed, k)),
         "context_keys": ("int64", (hashed,)),
     }
     if "calibration" in tensors:
-        wanted["calibration"] = ("float32", (len(tensors["calibration"]), 2))
+        expected["calibration"] = ("float32", (len(tensors["calibration"]), 2))
     if "history" in tensors:
-        wanted["history"] = ("int32", (tensors["history"].size,))
-    for name in wanted.keys() & tensors.keys():
-        found = (str(tensors[name].dtype), tensors[name].shape)
-        if found != wanted[name]:
-            return f"{name} must be {wanted[name]}, got {found}"
+        expected["history"] = ("int32", (tensors["history"].size,))
+    for name in expected.keys() & tensors.keys():
+        actual = (str(tensors[name].dtype), tensors[name].shape)
+        if actual != expected[name]:
+            return f"{name} must be {expected[name]}, got {actual}"
     return None
 
 
@@ -162,9 +162,9 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
             if low < least or high >= vocab_size:
                 return f"{name} must be {least} to {vocab_size - 1}, got {low} to {high}"
     if "calibration" in tensors:
-        chosen, seen = tensors["calibration"].T
-        if not ((chosen >= 0) & (chosen <= seen) & np.isfinite(seen)).all():
-            return "calibration must hold counts with chosen <= seen, got other numbers"
+        chosen, total = tensors["calibration"].T
+        if not ((chosen >= 0) & (chosen <= total) & np.isfinite(total)).all():
+            return "calibration must hold counts with chosen <= total, got other numbers"
     return None
 
 

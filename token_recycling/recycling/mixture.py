@@ -101,20 +101,20 @@ def mixture_calibration() -> np.ndarray:
 def mix(sources: Sources, node: Record) -> int:
     """Find the candidates after `mixture.recent`, the place of `node`, and their probabilities; return their number."""
     mixture, rows, candidates = sources.mixture, sources.rows, sources.mixture.candidates
-    found, known = _mix_alternatives(mixture, rows), False
+    size, longer = _mix_alternatives(mixture, rows), False
     for order in range(1, len(mixture.alternative) + 1):
         row = find_row(rows, mixture.recent, order)
         if row < 0:
             continue
-        weight, known = _LONGER_WEIGHT if known else _SHORTEST_WEIGHT, True
-        _fade(mixture, found, weight)
-        found = _mix_row(mixture, found, rows, row, weight, rows.candidates.shape[1], np.int64(-1))
-    found = _mix_sequence(mixture, found, sources.history, np.int64(1))
-    found = _mix_sequence(mixture, found, sources.sequence, np.int64(0))
-    found = _mix_copied(sources, found, node)
-    for place in range(found):
+        weight, longer = _LONGER_WEIGHT if longer else _SHORTEST_WEIGHT, True
+        _fade(mixture, size, weight)
+        size = _mix_row(mixture, size, rows, row, weight, rows.candidates.shape[1], np.int64(-1))
+    size = _mix_sequence(mixture, size, sources.history, np.int64(1))
+    size = _mix_sequence(mixture, size, sources.sequence, np.int64(0))
+    size = _mix_copied(sources, size, node)
+    for place in range(size):
         candidate, rank = candidates[place], 0
-        for other in range(found):
+        for other in range(size):
             if rank == RANKS - 1:
                 break
             share = candidates[other].share
@@ -125,7 +125,7 @@ def mix(sources: Sources, node: Record) -> int:
         candidate.cell = cell_of(candidate.share, rank, kind, _KINDS)
         probability = calibrated(sources.calibration, candidate.cell, candidate.share)
         candidate.probability = min(probability, _CERTAIN)
-    return found
+    return size
 
 
 @compiled_part
@@ -137,14 +137,14 @@ def _past_kind(kind: int) -> int:
 @compiled_part
 def _mix_alternatives(mixture: Mixture, rows: Rows) -> int:
     """Add the target's candidates one position earlier, as the first ones; return their number."""
-    recent, alternative, found = mixture.recent, mixture.alternative, np.int64(0)
+    recent, alternative, size = mixture.recent, mixture.alternative, np.int64(0)
     orders = len(alternative)
     for place in range(orders):
         alternative[place] = recent[place + 1]
     row = _longest_row(rows, alternative, orders, 1)
     if row < 0:
-        return found
-    found = _mix_row(mixture, found, rows, row, _BESIDE_WEIGHT, rows.candidates.shape[1], recent[0])
+        return size
+    size = _mix_row(mixture, size, rows, row, _BESIDE_WEIGHT, rows.candidates.shape[1], recent[0])
     for place in range(1, orders):
         alternative[place] = recent[place]
     for rank in range(min(_BESIDE, rows.candidates.shape[1])):
@@ -154,8 +154,8 @@ def _mix_alternatives(mixture: Mixture, rows: Rows) -> int:
         after = _longest_row(rows, alternative, orders, _LONG)
         if after >= 0:
             weight = _AFTER_WEIGHT * np.float32(rows.shares[row, rank]) / np.float32(FULL)
-            found = _mix_row(mixture, found, rows, after, weight, _AFTER, np.int64(-1))
-    return found
+            size = _mix_row(mixture, size, rows, after, weight, _AFTER, np.int64(-1))
+    return size
 
 
 @compiled_part
@@ -169,7 +169,7 @@ def _longest_row(rows: Rows, ngram: np.ndarray, orders: int, least: int) -> int:
 
 
 @compiled_part
-def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, most: int, but: int) -> int:
+def _mix_row(mixture: Mixture, size: int, rows: Rows, row: int, weight: float, most: int, but: int) -> int:
     """Add the first `most` candidates of a row, except the token `but`; return the number of candidates."""
     for rank in range(min(most, rows.candidates.shape[1])):
         if not rows.shares[row, rank]:
@@ -177,12 +177,12 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
         token = np.int64(rows.candidates[row, rank])
         if token != but:
             share = weight * np.float32(rows.shares[row, rank]) / np.float32(FULL)
-            found = max(found, _add(mixture, found, token, share) + 1)
-    return found
+            size = max(size, _add(mixture, size, token, share) + 1)
+    return size
 
 
 @compiled_part
-def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: int) -> int:
+def _mix_sequence(mixture: Mixture, size: int, sequence: IndexArrays, which: int) -> int:
     """Add continuations in a sequence; return the number of candidates."""
     matches, longest = mixture.matches, mixture.longest[which]
     count, total = find_matches(sequence, mixture.recent, matches), np.float32(0)
@@ -192,19 +192,19 @@ def _mix_sequence(mixture: Mixture, found: int, sequence: IndexArrays, which: in
         if matches[number].length > longest.length:
             longest.place, longest.length = matches[number].place, matches[number].length
     weight = _MATCH_WEIGHTS[which, match_kind(longest.length)]
-    _fade(mixture, found, weight)
+    _fade(mixture, size, weight)
     for number in range(count):
         kind = match_kind(matches[number].length)
         share = weight * _PLACE_WEIGHTS[kind] / total
-        place = _add(mixture, found, token_at(sequence, matches[number].place), share)
+        place = _add(mixture, size, token_at(sequence, matches[number].place), share)
         candidate = mixture.candidates[place]
         candidate.matches[which] = max(candidate.matches[which], kind)
-        found = max(found, place + 1)
-    return found
+        size = max(size, place + 1)
+    return size
 
 
 @compiled_part
-def _mix_copied(sources: Sources, found: int, node: Record) -> int:
+def _mix_copied(sources: Sources, size: int, node: Record) -> int:
     """Add tokens to be copied; return the number of candidates."""
     mixture = sources.mixture
     most, total = np.float32(0), np.float32(0)
@@ -213,22 +213,22 @@ def _mix_copied(sources: Sources, found: int, node: Record) -> int:
         if token >= 0:
             most, total = max(most, weight(kind)), total + weight(kind)
     if total <= 0:
-        return found
-    _fade(mixture, found, most)
+        return size
+    _fade(mixture, size, most)
     for row in range(HYPOTHESES):
         token, kind = token_to_copy(sources.copying, sources.sequence, node.copies[row])
         if token >= 0:
-            place = _add(mixture, found, token, most * weight(kind) / total)
+            place = _add(mixture, size, token, most * weight(kind) / total)
             if mixture.candidates[place].copied < 0:
                 mixture.candidates[place].copied = kind
-            found = max(found, place + 1)
-    return found
+            size = max(size, place + 1)
+    return size
 
 
 @compiled_part
-def _fade(mixture: Mixture, found: int, weight: float) -> None:
+def _fade(mixture: Mixture, size: int, weight: float) -> None:
     """Scale the candidates down for a source of that weight."""
-    for place in range(found):
+    for place in range(size):
         mixture.candidates[place].share *= 1 - weight
 
 

@@ -116,15 +116,15 @@ class NgramMatrix:
         `ngrams` is (n, orders) int64, newest token first, -1 before the beginning of a sequence; `candidates` and
         `probabilities` (n, k), best first. Raises ValueError for another number of rows or of candidates.
         """
-        wanted = (len(ngrams), self.k)
-        if candidates.shape != wanted or probabilities.shape != wanted:
+        shape = (len(ngrams), self.k)
+        if candidates.shape != shape or probabilities.shape != shape:
             raise ValueError(
-                f"candidates and probabilities must be {wanted[0]} x {wanted[1]}, "
+                f"candidates and probabilities must be {shape[0]} x {shape[1]}, "
                 f"got {candidates.shape} and {probabilities.shape}"
             )
         # Another type or layout would trigger another compilation.
-        given, types = (ngrams, candidates, probabilities), (np.int64, np.int32, np.float32)
-        overwrite(self.rows, *map(np.ascontiguousarray, given, types))
+        arrays, types = (ngrams, candidates, probabilities), (np.int64, np.int32, np.float32)
+        overwrite(self.rows, *map(np.ascontiguousarray, arrays, types))
         self.lessons += len(ngrams)
 
     def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
@@ -153,34 +153,34 @@ class NgramMatrix:
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Write a safetensors file; see `AdjacencyMatrix.save`."""
-        known = np.flatnonzero(self.rows.keys > 0)
-        held = {
+        filled = np.flatnonzero(self.rows.keys > 0)
+        tensors = {
             "candidates": self.candidates,
             "shares": self.shares,
-            "context_candidates": self.rows.candidates[self.vocab_size + known],
-            "context_shares": self.rows.shares[self.vocab_size + known],
-            "context_keys": self.rows.keys[known],
+            "context_candidates": self.rows.candidates[self.vocab_size + filled],
+            "context_shares": self.rows.shares[self.vocab_size + filled],
+            "context_keys": self.rows.keys[filled],
             "calibration": self.calibration,
             "history": self.history.tokens,
         }
-        write_matrix(path, held, tokenizer, orders=self.orders)
+        write_matrix(path, tensors, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Load a file of the same orders as `AdjacencyMatrix.load` does; keeps as many contexts and history tokens as
         fit.
         """
-        ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
-        read = read_ngram_matrix(path, ours, self.calibration)
-        self.calibration[:] = read["calibration"]
-        self.candidates[:], self.shares[:] = read["candidates"], read["shares"]
+        expected = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
+        tensors = read_ngram_matrix(path, expected, self.calibration)
+        self.calibration[:] = tensors["calibration"]
+        self.candidates[:], self.shares[:] = tensors["candidates"], tensors["shares"]
         self.rows.keys[:] = 0
         if len(self.rows.keys):
-            keys = read["context_keys"]
-            places = keys % len(self.rows.keys)
-            self.rows.keys[places] = keys
-            self.rows.candidates[self.vocab_size + places] = read["context_candidates"]
-            self.rows.shares[self.vocab_size + places] = read["context_shares"]
-        self.history = SuffixIndex(read["history"], capacity=self.history.capacity)
+            keys = tensors["context_keys"]
+            slots = keys % len(self.rows.keys)
+            self.rows.keys[slots] = keys
+            self.rows.candidates[self.vocab_size + slots] = tensors["context_candidates"]
+            self.rows.shares[self.vocab_size + slots] = tensors["context_shares"]
+        self.history = SuffixIndex(tensors["history"], capacity=self.history.capacity)
 
 
 @dataclass(kw_only=True)
@@ -221,10 +221,10 @@ def overwrite(rows: Rows, ngrams: np.ndarray, candidates: np.ndarray, probabilit
                 key = key_of(ngrams[node], order)
                 row = vocab_size + key % len(rows.keys)
                 rows.keys[row - vocab_size] = key
-            for place in range(candidates.shape[1]):
-                share = min(probabilities[node, place], np.float32(1.0))
-                rows.candidates[row, place] = candidates[node, place]
-                rows.shares[row, place] = np.uint16(share * FULL + np.float32(0.5))
+            for rank in range(candidates.shape[1]):
+                share = min(probabilities[node, rank], np.float32(1.0))
+                rows.candidates[row, rank] = candidates[node, rank]
+                rows.shares[row, rank] = np.uint16(share * FULL + np.float32(0.5))
             if not rows.shares[row, 0]:
                 rows.shares[row, 0] = 1
 

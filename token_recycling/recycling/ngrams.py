@@ -33,13 +33,13 @@ def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: 
     total = np.int64(0)
     for row in range(len(counts)):
         total += counts[row]
-    ngrams, made = np.empty((total, orders), np.int64), 0
+    ngrams, number = np.empty((total, orders), np.int64), 0
     for row in range(len(counts)):
         for back in range(counts[row] - 1, -1, -1):
             for order in range(orders):
-                place = ends[row] - back - order
-                ngrams[made, order] = np.int64(tokens[row, place]) if place >= 0 else np.int64(ABSENT)
-            made += 1
+                position = ends[row] - back - order
+                ngrams[number, order] = np.int64(tokens[row, position]) if position >= 0 else np.int64(ABSENT)
+            number += 1
     return ngrams
 
 
@@ -56,13 +56,13 @@ def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
     """Return the row of the last `order` tokens of an n-gram, or -1 without one."""
     vocab_size = len(rows.candidates) - len(rows.keys)
     if order == 1:
-        known = 0 <= ngram[0] < vocab_size and rows.shares[ngram[0], 0] > 0
-        return ngram[0] if known else -1
+        learned = 0 <= ngram[0] < vocab_size and rows.shares[ngram[0], 0] > 0
+        return ngram[0] if learned else -1
     if len(rows.keys) == 0 or ngram[order - 1] < 0:
         return -1
     key = key_of(ngram, order)
-    place = key % len(rows.keys)
-    return vocab_size + place if rows.keys[place] == key else -1
+    slot = key % len(rows.keys)
+    return vocab_size + slot if rows.keys[slot] == key else -1
 
 
 @compiled(allocates=False)

@@ -133,32 +133,32 @@ def find_matches(index: IndexArrays, recent: np.ndarray, matches: np.ndarray) ->
     """Fill `matches` (m,) of `MATCH` with earlier occurrences of the tokens `recent` (n,), newest first; those of three
     equal tokens first, newest first. Return their number.
     """
-    capacity, chains, count, found = len(index.tokens), index.newest.shape[1], index.added[0], np.int64(0)
+    capacity, chains, count, number = len(index.tokens), index.newest.shape[1], index.added[0], np.int64(0)
     if not capacity or recent[0] < 0:
-        return found
+        return number
     oldest = max(np.int64(0), count - capacity)
     for chain in range(1, -1, -1):
         least = _LONG if chain else 1
         if recent[least - 1] < 0:
             continue
         bucket = _bucket(recent[0], recent[1], recent[2], chains) if chain else _bucket(recent[0], BREAK, BREAK, chains)
-        at = np.int64(index.newest[chain, bucket])
+        place = np.int64(index.newest[chain, bucket])
         for _ in range(len(matches) // 2):
-            if at < oldest:
+            if place < oldest:
                 break
             length = np.int64(0)
             while (
                 length < len(recent)
-                and at - length >= oldest
+                and place - length >= oldest
                 and recent[length] >= 0
-                and _same(index.tokens[_slot(at - length, capacity)], recent[length])
+                and _same(index.tokens[_slot(place - length, capacity)], recent[length])
             ):
                 length += 1
-            if length >= least and (chain or length < _LONG) and token_at(index, at + 1) >= 0:
-                matches[found].place, matches[found].length = at + 1, length
-                found += 1
-            at = np.int64(index.before[chain, _slot(at, capacity)])
-    return found
+            if length >= least and (chain or length < _LONG) and token_at(index, place + 1) >= 0:
+                matches[number].place, matches[number].length = place + 1, length
+                number += 1
+            place = np.int64(index.before[chain, _slot(place, capacity)])
+    return number
 
 
 @compiled_part

@@ -78,17 +78,17 @@ def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int =
     Pieces do not overlap, and those of one document are adjacent: the held-out ones share at most one document with the
     others. The end of a document is a piece if it is at least half as long. Raises ValueError where there is none.
     """
-    found: list[tuple[int, np.ndarray]] = []
+    parts: list[tuple[int, np.ndarray]] = []
     for number, document in enumerate(documents):
         cut = [document[start : start + length] for start in range(0, len(document), length)]
-        found += [(number, piece) for piece in cut if len(piece) >= max(1, _SHORTEST_SHARE * length)]
-    if not found:
+        parts += [(number, piece) for piece in cut if len(piece) >= max(1, _SHORTEST_SHARE * length)]
+    if not parts:
         raise ValueError(f"no text has {length} tokens or more; give longer texts")
     draws = np.random.default_rng(seed)
-    drawn = draws.permutation(len(found))[:count].tolist()
-    place = draws.permutation(found[-1][0] + 1)
-    chosen = sorted(drawn, key=lambda index: place[found[index][0]])
-    return [torch.from_numpy(found[index][1].astype(np.int64)) for index in chosen]
+    drawn = draws.permutation(len(parts))[:count].tolist()
+    place = draws.permutation(parts[-1][0] + 1)
+    chosen = sorted(drawn, key=lambda index: place[parts[index][0]])
+    return [torch.from_numpy(parts[index][1].astype(np.int64)) for index in chosen]
 
 
 def continuations(
@@ -113,7 +113,7 @@ def continuations(
             "max_new_tokens and batch must be >= 1 and temperature must be >= 0, "
             f"got {max_new_tokens}, {batch} and {temperature}"
         )
-    made = {
+    origin = {
         "model": weights_fingerprint(model),
         "prompts": digest(prompts),
         "max_new_tokens": max_new_tokens,
@@ -122,7 +122,7 @@ def continuations(
         "batch": batch,
     }
     path = Path(path)
-    done = _read(path, made) if path.exists() else Continuations([], [])
+    done = _read(path, origin) if path.exists() else Continuations([], [])
     saved_at = time.monotonic()
     while len(done) < len(prompts):
         if progress is not None:
@@ -133,7 +133,7 @@ def continuations(
             done.texts += _continued(generate, model, group, max_new_tokens, temperature)
         done.prompt_lengths += [len(prompt) for prompt in group]
         if time.monotonic() - saved_at > _SAVE_SECONDS or len(done) == len(prompts):
-            _write(path, done, made)
+            _write(path, done, origin)
             saved_at = time.monotonic()
     if progress is not None:
         progress(len(done), len(prompts))
@@ -176,10 +176,10 @@ def _continued(
 
 def digest(texts: Iterable[torch.Tensor]) -> str:
     """Return a digest of ids, (length,) each, in order."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for text in texts:
-        found.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
-    return found.hexdigest()[:16]
+        result.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
+    return result.hexdigest()[:16]
 
 
 def _write(path: Path, done: Continuations, made: dict[str, Any]) -> None:

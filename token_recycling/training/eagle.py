@@ -84,8 +84,8 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
 
 
 def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
-    said = getattr(config, name, None)
-    return said if isinstance(said, int) else otherwise
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) else otherwise
 
 
 def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> Task[EagleHead, Examples]:
@@ -139,21 +139,21 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
 
 def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, training: EagleTraining) -> torch.Tensor:
     """Return a scalar loss over places where the target's choice is in the head's vocabulary; 0 if there are none."""
-    known = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
+    learnable = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
     logits = batch.logits
     if head.ids is not None:
-        known &= torch.isin(logits.argmax(dim=-1), head.ids)
+        learnable &= torch.isin(logits.argmax(dim=-1), head.ids)
         logits = logits[..., head.ids]
-    wanted, losses = torch.softmax(logits.float(), dim=-1), []
+    targets, losses = torch.softmax(logits.float(), dim=-1), []
     for number, outputs in enumerate(unrolled(model, head, batch, training.passes)):
-        here = known[:, 1 + number :]
+        here = learnable[:, 1 + number :]
         if not bool(here.any()):
             break
-        found = outputs[:, : here.shape[1]][here]
-        said = torch.log_softmax(head.logits(found, output_layer(model)).float(), dim=-1)
-        loss = -(wanted[:, 1 + number :][here] * said).sum(dim=-1).mean()
+        predicted = outputs[:, : here.shape[1]][here]
+        logs = torch.log_softmax(head.logits(predicted, output_layer(model)).float(), dim=-1)
+        loss = -(targets[:, 1 + number :][here] * logs).sum(dim=-1).mean()
         if training.version == 1:
-            of_states = smooth_l1_loss(found.float(), batch.states[:, 1 + number :][here].float())
+            of_states = smooth_l1_loss(predicted.float(), batch.states[:, 1 + number :][here].float())
             loss = of_states + _TOKEN_WEIGHT * loss
         losses.append(_DECAY**number * loss)
     return sum(losses, batch.states.new_zeros(()))

@@ -64,13 +64,13 @@ def examples(target: Target, texts: Continuations, heads: int) -> Batch:
     with layer_states(target.model, last_state) as seen:
         target.eager(input_ids=ids, use_cache=False)
     hidden = seen[-1].to(target.device)
-    states, wanted = [], []
+    states, labels = [], []
     for row, (sequence, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         states.append(hidden[row, prompt - 1 : len(sequence) - 1])
         # The state at position p gave the token at p + 1, so head k predicts the one at p + 1 + k.
         beyond = torch.cat([sequence[prompt + 1 :], sequence.new_full((heads,), NOTHING)])
-        wanted.append(beyond.unfold(0, heads, 1).T)
-    return torch.cat(states), torch.cat(wanted, dim=1).to(target.device)
+        labels.append(beyond.unfold(0, heads, 1).T)
+    return torch.cat(states), torch.cat(labels, dim=1).to(target.device)
 
 
 @torch.no_grad()

@@ -62,17 +62,17 @@ def labelled(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Labelled]:
     """Return every sequence with drafted tokens and labels; sampling depends on the seed and its index alone."""
-    found = []
+    result = []
     for place, (sequence, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         p = _probabilities(target, sequence, start, how.draft_temperature, target.vocab_size)
         q = _probabilities(draft, sequence, start, how.draft_temperature, target.vocab_size)
         generator = torch.Generator().manual_seed(how.seed + place)
         drafted = torch.multinomial(q, 1, generator=generator)
         labels = (p.gather(1, drafted) / q.gather(1, drafted)).clamp(max=1.0)
-        found.append(Labelled(sequence, start, drafted[:, 0], labels[:, 0]))
+        result.append(Labelled(sequence, start, drafted[:, 0], labels[:, 0]))
         if progress is not None:
-            progress(len(found), len(texts))
-    return found
+            progress(len(result), len(texts))
+    return result
 
 
 def _probabilities(
@@ -181,12 +181,12 @@ def train(options: SpecDecTraining, run: TrainingRun) -> Trained:
     target, draft = run.target, run.draft
     assert draft is not None
     with run.progress("labelling") as progress:
-        known = labelled(target, draft, run.texts, options, progress)
+        examples = labelled(target, draft, run.texts, options, progress)
     with run.progress("training") as progress:
-        head = fit(task_of(draft, known, options), run.schedule, run.checkpoint, progress)
+        head = fit(task_of(draft, examples, options), run.schedule, run.checkpoint, progress)
     with run.progress("judging"):
         figures = {
-            "trained_on": judged(head, draft, known[: len(run.held_out)], options),
+            "trained_on": judged(head, draft, examples[: len(run.held_out)], options),
             "held_out": judged(head, draft, labelled(target, draft, run.held_out, options), options),
         }
     save_head(run.folder, head, draft.model, {"judged": figures, "training": run.facts})

@@ -261,8 +261,8 @@ class DraftBuilder:
 
     def draft(self) -> Draft:
         """Return what was added; without probabilities unless all of them are known."""
-        known = [probability for probability in self.probabilities if probability is not None]
-        return Draft.of(self.tokens, self.parents, known if len(known) == len(self.parents) else None)
+        probabilities = [probability for probability in self.probabilities if probability is not None]
+        return Draft.of(self.tokens, self.parents, probabilities if len(probabilities) == len(self.parents) else None)
 
 
 def branch(nodes: int) -> np.ndarray:
@@ -381,8 +381,8 @@ class Step:
             for token in [*self.draft.tokens.tolist(), self.tokens[-1]]
         ]
         drawing = display.tree(self.draft.parents.tolist(), names[:-1], self.accepted, names[-1])
-        said = f"{len(names) - 2} drafted, {len(self.accepted) - 1} accepted, {len(self.tokens)} emitted"
-        return display.Html(f"<div>{said}: the last one is the model's own</div>{drawing.html}")
+        summary = f"{len(names) - 2} drafted, {len(self.accepted) - 1} accepted, {len(self.tokens)} emitted"
+        return display.Html(f"<div>{summary}: the last one is the model's own</div>{drawing.html}")
 
     def _repr_html_(self) -> str:
         """In a notebook: as `shown` without a tokenizer."""

@@ -126,12 +126,12 @@ class ModelSequence(SequenceDrafter):
         # The last token is the next root, which is read again with the next step.
         path = graph.follow(step.tokens[:-1])
         self.counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
-        kept = []
+        cached = []
         for node, _ in path:
             if node not in graph.read:  # a leaf or a merged node: its continuation was not read on this path
                 break
-            kept.append(graph.read[node])
-        self.reader.keep(kept)
+            cached.append(graph.read[node])
+        self.reader.keep(cached)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self.counts = self.counts, Counter()

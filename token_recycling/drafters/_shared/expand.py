@@ -90,15 +90,15 @@ class Graph:
 
     def _above(self, node: int) -> set[int]:
         """Return all nodes that `node` can follow, along edges of both kinds."""
-        found: set[int] = set()
+        ancestors: set[int] = set()
         waiting = [node]
         while waiting:
             parent = self.parents[waiting.pop()]
             for above in (parent, *self._merged_with.get(parent, ())):
-                if above >= 0 and above not in found:
-                    found.add(above)
+                if above >= 0 and above not in ancestors:
+                    ancestors.add(above)
                     waiting.append(above)
-        return found
+        return ancestors
 
     def follow(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
         """Return the nodes of these tokens below the root, as far as they exist; with each, whether a merge was
@@ -255,22 +255,22 @@ def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None 
 
 def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, sampled: bool) -> list[int]:
     """Return the nodes to read next, most probable first: neither pruned nor merged, as many as can matter."""
-    kept = []
+    candidates = []
     for siblings in added:
         best = max((graph.shares[node] for node in siblings), default=0.0)
         least = max(rules.theta_prob, rules.theta_sib * best)
-        kept += [node for node in siblings if graph.shares[node] >= least]
-    kept.sort(key=lambda node: -graph.probabilities[node])
+        candidates += [node for node in siblings if graph.shares[node] >= least]
+    candidates.sort(key=lambda node: -graph.probabilities[node])
     if sampled:
         # All children are verified: follow only as many nodes as leave space for theirs.
         room = (rules.nodes - (len(graph) - 1)) // min(rules.k, rules.nodes)
     else:
         # A child is less probable than its parent: it is verified only if the parent is not the last one verified.
         most = heapq.nlargest(rules.nodes - 1, graph.probabilities[1:])
-        kept = [node for node in kept if most and graph.probabilities[node] >= most[-1]]
-        room = len(kept) if rules.frontier is None else rules.frontier
+        candidates = [node for node in candidates if most and graph.probabilities[node] >= most[-1]]
+        room = len(candidates) if rules.frontier is None else rules.frontier
     followed: list[int] = []
-    for node in kept:
+    for node in candidates:
         if len(followed) >= room:
             break
         if not graph.merge(node):

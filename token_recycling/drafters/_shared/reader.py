@@ -28,13 +28,13 @@ class Reader:
         self.states: torch.Tensor | None = None
         """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
         self._wants_states = states
-        self.held = 0
+        self.cached = 0
         """Tokens of the sequence in the cache."""
         self._cache = model.new_cache()
-        self._kept = TreeCache(self._cache)
-        self._root_seen = torch.ones(1, 1, dtype=torch.bool, device=model.device)
+        self._slots = TreeCache(self._cache)
+        self._root_visible = torch.ones(1, 1, dtype=torch.bool, device=model.device)
         self._root_depth = torch.zeros(1, dtype=torch.long, device=model.device)
-        self._seen, self._depths = self._root_seen, self._root_depth
+        self._visible, self._depths = self._root_visible, self._root_depth
         self._nodes, self._is_chain = 1, True
 
     def prefill(self, sequence: torch.Tensor) -> None:
@@ -46,9 +46,9 @@ class Reader:
         return sequence
 
     def _prefill(self, sequence: torch.Tensor) -> None:
-        if self._reach(len(sequence)) > 0 and len(sequence) - 1 > self.held:
-            prefill(self.model, [self._known(sequence)], self._cache)
-            self.held = len(sequence) - 1
+        if self._reach(len(sequence)) > 0 and len(sequence) - 1 > self.cached:
+            prefill(self.model, [self._with_embeddings(sequence)], self._cache)
+            self.cached = len(sequence) - 1
 
     def reach(self, sequence: torch.Tensor) -> int:
         """Return how many layers may be drafted below `sequence` (length,) before the model's positions end."""
@@ -63,30 +63,30 @@ class Reader:
         sequence = self._own(sequence)
         if self._nodes > 1:
             self.keep([])
-        if self.held == len(sequence):  # the same sequence again
-            self.held -= 1
-            self._kept.keep(self.held, [self.held], [[]])
-        if len(sequence) - self.held > _AT_ONCE:
+        if self.cached == len(sequence):  # the same sequence again
+            self.cached -= 1
+            self._slots.keep(self.cached, [self.cached], [[]])
+        if len(sequence) - self.cached > _AT_ONCE:
             self._prefill(sequence)
-        new = self._known(sequence[self.held :])
-        logits = self._forward(self.model.inputs.of([Draft.chain(new)], [self.held], self.held))
-        self.held = len(sequence)
+        new = self._with_embeddings(sequence[self.cached :])
+        logits = self._forward(self.model.inputs.of([Draft.chain(new)], [self.cached], self.cached))
+        self.cached = len(sequence)
         self._forget()
         return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
         below = torch.tensor(parents, device=self.model.device)
-        new = self._known(torch.tensor(tokens, device=self.model.device))
-        seen = torch.cat([self._seen[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
+        new = self._with_embeddings(torch.tensor(tokens, device=self.model.device))
+        visible = torch.cat([self._visible[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
         self._depths = torch.cat([self._depths, self._depths[below] + 1])
         self._is_chain &= list(parents) == [self._nodes - 1]
         if self._is_chain:
-            held = self.held - 1 + self._nodes
-            inputs = self.model.inputs.of([Draft.chain(new)], [held], held)
+            begin = self.cached - 1 + self._nodes
+            inputs = self.model.inputs.of([Draft.chain(new)], [begin], begin)
         else:
-            inputs = self.model.inputs.of_layer(new, seen, self._depths, self.held - 1)
-        self._seen = torch.cat([torch.nn.functional.pad(self._seen, (0, len(new))), seen])
+            inputs = self.model.inputs.of_layer(new, visible, self._depths, self.cached - 1)
+        self._visible = torch.cat([torch.nn.functional.pad(self._visible, (0, len(new))), visible])
         self._nodes += len(new)
         return self._forward(inputs)
 
@@ -99,14 +99,14 @@ class Reader:
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Keep the nodes of an accepted path from the root, given in order of reading."""
-        self._kept.keep(self.held - 1, [self.held - 1], [[0, *nodes]])
-        self.held += len(nodes)
+        self._slots.keep(self.cached - 1, [self.cached - 1], [[0, *nodes]])
+        self.cached += len(nodes)
         self._forget()
 
     def _forget(self) -> None:
         self._nodes, self._is_chain = 1, True
-        self._seen, self._depths = self._root_seen, self._root_depth
+        self._visible, self._depths = self._root_visible, self._root_depth
 
-    def _known(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _with_embeddings(self, tokens: torch.Tensor) -> torch.Tensor:
         """Replace tokens without an embedding by the last one that has one."""
         return tokens.to(self.model.device).clamp(max=self.model.embedded - 1)

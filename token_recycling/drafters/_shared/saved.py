@@ -39,9 +39,9 @@ def save_part(
     facts: Mapping[str, Any],
 ) -> None:
     """Write a part that was trained for `model`; `load_part` returns `facts`, JSON values."""
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(Path(folder) / f"{kind}.safetensors") as temporary:
-        save_file(held, temporary, metadata={"format": f"token_recycling.{kind}"})
+        save_file(contents, temporary, metadata={"format": f"token_recycling.{kind}"})
     describe_part(folder, kind, model, facts)
 
 
@@ -103,10 +103,10 @@ def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: 
                 f"got {ours[name]}; {remedy}"
             )
     for name, number in ours["numbers"].items():
-        wanted = theirs.get("numbers", {}).get(name, number)  # missing where a model was quantized
-        if not math.isclose(number, wanted, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+        expected = theirs.get("numbers", {}).get(name, number)  # missing where a model was quantized
+        if not math.isclose(number, expected, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
             raise TrainedPartError(
-                f"{where}: trained for another model, whose {name} has {wanted:.4g} where this model "
+                f"{where}: trained for another model, whose {name} has {expected:.4g} where this model "
                 f"has {number:.4g}; {remedy}"
             )
 

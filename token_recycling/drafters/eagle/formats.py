@@ -90,12 +90,12 @@ def load_head(folder: str | os.PathLike[str]) -> SavedHead:
 def _tensors(where: Path) -> dict[str, torch.Tensor]:
     path = where / (_WEIGHTS if (where / _WEIGHTS).is_file() else _PICKLED)
     try:
-        found = load_file(path) if path.name == _WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
+        tensors = load_file(path) if path.name == _WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise TrainedPartError(f"{path}: cannot be read as weights ({error})") from None
-    if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
-        raise TrainedPartError(f"{path}: must be a mapping from names to tensors, got {type(found).__name__}")
-    return found
+    if not isinstance(tensors, dict) or not all(isinstance(one, torch.Tensor) for one in tensors.values()):
+        raise TrainedPartError(f"{path}: must be a mapping from names to tensors, got {type(tensors).__name__}")
+    return tensors
 
 
 def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
@@ -122,8 +122,8 @@ def _of_eagle1(config: Mapping[str, Any]) -> HeadShape:
 
 
 def _of_eagle3(config: Mapping[str, Any]) -> HeadShape:
-    known_names = {"architectures", "draft_vocab_size", "target_hidden_size", "qkv_bias", "fc_norm", "norm_output"}
-    _known(config, _LAYER | known_names)
+    keys = {"architectures", "draft_vocab_size", "target_hidden_size", "qkv_bias", "fc_norm", "norm_output"}
+    _known(config, _LAYER | keys)
     return _eagle3_shape(
         config,
         _layer(config),
@@ -145,9 +145,9 @@ def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor])
             "EAGLE-1 heads are read in the authors' format"
         )
     flags = {"norm_before_residual", "norm_before_fc", "fc_norm"}
-    told = {"architectures", "draft_vocab_size", "norm_output", "target_hidden_size", "transformer_layer_config"}
+    stated = {"architectures", "draft_vocab_size", "norm_output", "target_hidden_size", "transformer_layer_config"}
     idle = {"speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad"}
-    _known(config, flags | told | idle | {"eagle_aux_hidden_state_layer_ids"})
+    _known(config, flags | stated | idle | {"eagle_aux_hidden_state_layer_ids"})
     inner = _wanted(config, "transformer_layer_config")
     _known(inner, _LAYER | {"architectures", *_ATTENTION})
     if config.get("norm_before_fc") and config.get("fc_norm"):
@@ -170,24 +170,24 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
     if family not in families:
         raise ValueError(f"model_type must be {' or '.join(families)}, got {family!r}")
     for name in _ATTENTION:
-        said = config.get(name)
-        if said and (name != "layer_types" or set(said) != {"full_attention"}):
-            raise ValueError(f"{name}={said} is unsupported: layers must use full attention")
+        value = config.get(name)
+        if value and (name != "layer_types" or set(value) != {"full_attention"}):
+            raise ValueError(f"{name}={value} is unsupported: layers must use full attention")
     rope = {"rope_type": "default", "rope_theta": config.get("rope_theta") or THETA}
     rope |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
-    needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-    sizes = {name: _wanted(config, name) for name in needed}
-    absent = {name: config[name] for name in _LAYER - set(sizes) if config.get(name) is not None}
+    required = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    sizes = {name: _wanted(config, name) for name in required}
+    optional = {name: config[name] for name in _LAYER - set(sizes) if config.get(name) is not None}
     for name in ("model_type", "rope_theta", "rope_scaling", "rope_parameters"):
-        absent.pop(name, None)
+        optional.pop(name, None)
     layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], "rope_parameters": rope}
-    if "head_dim" not in absent and family == "qwen3":  # its own default is 128, whatever the sizes
+    if "head_dim" not in optional and family == "qwen3":  # its own default is 128, whatever the sizes
         raise ValueError("head_dim is missing from the configuration of the qwen3 layer")
-    if absent.get("hidden_act", "silu") not in ACT2FN:
-        raise ValueError(f"hidden_act {absent['hidden_act']!r} is unknown to transformers")
+    if optional.get("hidden_act", "silu") not in ACT2FN:
+        raise ValueError(f"hidden_act {optional['hidden_act']!r} is unknown to transformers")
     try:
-        return families[family](**{**sizes, **layers, **absent}, attn_implementation="sdpa")
+        return families[family](**{**sizes, **layers, **optional}, attn_implementation="sdpa")
     except (StrictDataclassError, TypeError) as error:
         raise ValueError(f"invalid configuration of a {family} layer: {' '.join(str(error).split())}") from None
 
@@ -242,8 +242,8 @@ def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrained
     where, shape, tensors = Path(folder), head.shape, dict(head.state_dict())
     layer = shape.layer
     size, bias = shape.draft_vocabulary, shape.fc_bias
-    told = HeadShape(shape.version, layer, layer.hidden_size, draft_vocabulary=size, fc_bias=bias)
-    assert shape == told, "a head of another shape than those that are made here"
+    writable = HeadShape(shape.version, layer, layer.hidden_size, draft_vocabulary=size, fc_bias=bias)
+    assert shape == writable, "a head of another shape than those that are made here"
     rope = ("rope_parameters", "rope_scaling", "rope_theta")
     config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER.difference(rope))}
     config["rope_theta"] = layer.rope_parameters["rope_theta"]
@@ -256,8 +256,8 @@ def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrained
         marks[head.ids.cpu()] = True
         tensors |= {"d2t": head.ids.cpu() - torch.arange(len(head.ids)), "t2d": marks}
     with replacing(where / _WEIGHTS) as temporary:
-        held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(held, temporary, metadata={"format": "pt"})
+        contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(contents, temporary, metadata={"format": "pt"})
     with replacing(where / _CONFIG) as temporary:
         Path(temporary).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     describe_part(where, KIND, model, facts)

@@ -101,10 +101,10 @@ class EagleHead(nn.Module):
         which are appended to the cache; a row sees the keys in `mask` (batch or 1, 1, n, keys) bool, all if it is None.
         """
         rotated = self.rotary(embedded, positions)
-        seen = {"position_embeddings": rotated, "attention_mask": mask, CACHE: cache}
-        return self.through(embedded, states, seen)
+        attention = {"position_embeddings": rotated, "attention_mask": mask, CACHE: cache}
+        return self.through(embedded, states, attention)
 
-    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
         """Return outputs as `forward` does, from the arguments of the layers' attention."""
         raise NotImplementedError
 
@@ -142,9 +142,9 @@ class Eagle1Head(EagleHead):
     def fused(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
-    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
         inputs = self.fc(torch.cat([embedded, states.to(embedded.dtype)], dim=-1))
-        return self.layers[0](inputs, inputs, seen)
+        return self.layers[0](inputs, inputs, attention)
 
 
 class Eagle3Head(EagleHead):
@@ -180,10 +180,10 @@ class Eagle3Head(EagleHead):
             states = torch.cat([norm(one) for norm, one in zip(self.fc_norm, each, strict=True)], dim=-1)
         return self.fc(self.input_norm(states) if self.shape.norm_before_fc else states)
 
-    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
-        outputs = self.midlayer(embedded, states, seen)
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
+        outputs = self.midlayer(embedded, states, attention)
         for layer in self.layers.values():
-            outputs = layer(outputs, **seen)
+            outputs = layer(outputs, **attention)
         return outputs
 
     def fed(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -212,14 +212,14 @@ class _FirstLayer(nn.Module):
         attention, mlp, _ = _kinds(layer)
         self.self_attn = attention(layer, 0)
         for name in ("q_proj", "k_proj", "v_proj"):
-            made = getattr(self.self_attn, name)
-            bias = shape.qkv_bias or made.bias is not None
-            setattr(self.self_attn, name, nn.Linear(inputs, made.out_features, bias=bias))
+            projection = getattr(self.self_attn, name)
+            bias = shape.qkv_bias or projection.bias is not None
+            setattr(self.self_attn, name, nn.Linear(inputs, projection.out_features, bias=bias))
         self.post_attention_layernorm = LlamaRMSNorm(layer.hidden_size, layer.rms_norm_eps)
         self.mlp = mlp(layer)
 
-    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
-        attended, _ = self.self_attn(hidden_states=inputs, **seen)
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
+        attended, _ = self.self_attn(hidden_states=inputs, **attention)
         states = residual + attended
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -233,7 +233,7 @@ class _FusedLayer(_FirstLayer):
         self.input_layernorm = LlamaRMSNorm(shape.width, shape.layer.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(shape.width, shape.layer.rms_norm_eps)
 
-    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:
         normed = self.hidden_norm(residual)
         both = torch.cat([self.input_layernorm(inputs), normed.to(inputs.dtype)], dim=-1)
-        return super().forward(both, normed if self.norms_residual else residual, seen)
+        return super().forward(both, normed if self.norms_residual else residual, attention)

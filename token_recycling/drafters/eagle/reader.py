@@ -56,7 +56,7 @@ class HeadReader(PendingStates):
         self._cache = DynamicCache()
         self._outputs = torch.empty(0)
         """(nodes, width): the head's outputs at the nodes that were read, the sequence's last token first."""
-        self._seen, self._depths = torch.empty(0), torch.empty(0)
+        self._visible, self._depths = torch.empty(0), torch.empty(0)
         """Which nodes each node but the first sees, (nodes, nodes but the first) bool; depths (nodes,) int64."""
 
     @property
@@ -78,14 +78,14 @@ class HeadReader(PendingStates):
                 outputs = self._read(some, tokens)
             self._outputs = outputs[-1:]
         self._outputs = self._outputs[:1]
-        self._seen = torch.zeros(1, 0, dtype=torch.bool, device=self._placed.device)
+        self._visible = torch.zeros(1, 0, dtype=torch.bool, device=self._placed.device)
         self._depths = torch.zeros(1, dtype=torch.long, device=self._placed.device)
         return self._placed.logits(self._outputs)
 
     def _read(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        n, held, placed = len(tokens), self._next - self.begin, self._placed
+        n, cached, placed = len(tokens), self._next - self.begin, self._placed
         places = torch.arange(self._next, self._next + n, device=placed.device)[None]
-        mask = torch.ones(1, 1, n, held + n, dtype=torch.bool, device=placed.device).tril(held) if n > 1 else None
+        mask = torch.ones(1, 1, n, cached + n, dtype=torch.bool, device=placed.device).tril(cached) if n > 1 else None
         fused = placed.head.fused(states[None].to(placed.dtype))
         outputs = placed.head(placed.embed(tokens), fused, places, mask, self._cache)
         self._next += n
@@ -96,13 +96,13 @@ class HeadReader(PendingStates):
         """Return logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; root: 0."""
         placed, n = self._placed, len(tokens)
         below = torch.tensor(parents, device=placed.device)
-        seen = torch.cat([self._seen[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)
+        visible = torch.cat([self._visible[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)
         depths = self._depths[below] + 1
-        mask = pad(seen, (self._next - self.begin, 0), value=True)[None, None]
+        mask = pad(visible, (self._next - self.begin, 0), value=True)[None, None]
         states = placed.head.fed(self._outputs[below])[None]
         embedded = placed.embed(torch.tensor(tokens))
         outputs = placed.head(embedded, states, (depths + self._next - 1)[None], mask, self._cache)[0]
         self._outputs = torch.cat([self._outputs, outputs])
-        self._seen = torch.cat([pad(self._seen, (0, n)), seen])
+        self._visible = torch.cat([pad(self._visible, (0, n)), visible])
         self._depths = torch.cat([self._depths, depths])
         return placed.logits(outputs)

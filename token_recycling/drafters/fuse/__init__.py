@@ -131,9 +131,9 @@ class FuseSequence(SequenceDrafter):
 
     def read_prompt(self, states: torch.Tensor) -> None:
         for number, part in enumerate(self._parts):
-            wanted = self._states_for(number, states)
-            if wanted is not None:
-                part.read_prompt(wanted)
+            own = self._states_for(number, states)
+            if own is not None:
+                part.read_prompt(own)
 
     def _states_for(self, number: int, states: torch.Tensor | None) -> torch.Tensor | None:
         """Return the part's own columns of hidden states (n, all concatenated); None if it needs none."""
@@ -172,20 +172,20 @@ class FuseSequence(SequenceDrafter):
 
     def _count(self, merged: Merged, step: Step) -> None:
         proposed = merged.ranks >= 0
-        kept = [node for node in step.draft.places_in(merged.draft) if node is not None]
+        verified = [node for node in step.draft.places_in(merged.draft) if node is not None]
         accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
         for part, label in enumerate(self.drafter.labels):
             self._counts[f"{label}.proposed"] += int(proposed[1:, part].sum())
-            self._counts[f"{label}.kept"] += int(proposed[kept[1:], part].sum())
+            self._counts[f"{label}.kept"] += int(proposed[verified[1:], part].sum())
             self._counts[f"{label}.accepted"] += int(accepted[:, part].sum())
             self._counts[f"{label}.accepted_alone"] += int((accepted[:, part] & (accepted.sum(1) == 1)).sum())
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
         for label, part in zip(self.drafter.labels, self._parts, strict=True):
-            found = dict(part.statistics())
-            counts[PREDICTED] = max(counts[PREDICTED], int(found.pop(PREDICTED, 0)))
-            counts.update({f"{label}.{name}": number for name, number in found.items()})
+            own = dict(part.statistics())
+            counts[PREDICTED] = max(counts[PREDICTED], int(own.pop(PREDICTED, 0)))
+            counts.update({f"{label}.{name}": number for name, number in own.items()})
         return counts
 
     def describe(self) -> str:

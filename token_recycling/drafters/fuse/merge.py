@@ -47,10 +47,10 @@ class Merged(NamedTuple):
         """Return the nodes that carry these tokens, one after another below the root, as far as they exist."""
         path: list[int] = []
         for length in range(1, len(tokens) + 1):
-            found = self.draft.carrying(tokens[:length])
-            if not found:
+            nodes = self.draft.carrying(tokens[:length])
+            if not nodes:
                 break
-            path += found
+            path += nodes
         return path
 
 
@@ -71,10 +71,12 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     confidences = np.zeros(ranks.shape, np.float32)
     for part, draft in enumerate(drafts):
         # Backwards: of two equal siblings the first one is followed.
-        nodes, given = np.array(places[part])[::-1], draft.ranks[::-1]
-        ranks[nodes, part] = given
-        stated = _UNSURE ** (given + 1.0) if draft.probabilities is None else np.clip(draft.probabilities[::-1], 0, 1)
-        confidences[nodes, part] = stated
+        nodes, own_ranks = np.array(places[part])[::-1], draft.ranks[::-1]
+        ranks[nodes, part] = own_ranks
+        if draft.probabilities is None:
+            confidences[nodes, part] = _UNSURE ** (own_ranks + 1.0)
+        else:
+            confidences[nodes, part] = np.clip(draft.probabilities[::-1], 0, 1)
     sampled = {places[drawing][node]: source for node, source in (drafts[drawing].sampled_from or {}).items()}
     return Merged(
         replace(grown.draft(), sampled_from=sampled or None),
