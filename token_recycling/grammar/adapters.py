@@ -112,7 +112,7 @@ class _Xgrammar:
         return text.decode(errors="ignore")
 
 
-class _Walk:
+class _SharedMatcher:
     """One matcher of llguidance that goes from place to place: forward or back by a token takes half a microsecond,
     where a copy takes time that grows with the output.
     """
@@ -151,28 +151,28 @@ class _Walk:
 class _Llguidance:
     """A place of llguidance's matcher; places share one matcher."""
 
-    walk: _Walk
+    shared: _SharedMatcher
     parent: _Llguidance | None
     token: int
     """The token that led here from the parent."""
     depth: int
 
     def fill(self, mask: np.ndarray) -> None:
-        if self.walk.go(self):
-            self.walk.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self.walk.matcher.is_error():
+        if self.shared.go(self):
+            self.shared.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self.shared.matcher.is_error():
             mask[:] = 0
 
     def after(self, token: int) -> _Llguidance | None:
         # llguidance 1.9.1 cannot go back over the end of a sequence: it loses its place.
-        if token in self.walk.stops or not self.walk.go(self) or not self.walk.matcher.consume_token(token):
+        if token in self.shared.stops or not self.shared.go(self) or not self.shared.matcher.consume_token(token):
             return None
-        self.walk.place = _Llguidance(self.walk, self, token, self.depth + 1)
-        return self.walk.place
+        self.shared.place = _Llguidance(self.shared, self, token, self.depth + 1)
+        return self.shared.place
 
     @property
     def forced(self) -> str:
-        return self.walk.matcher.compute_ff_bytes().decode(errors="ignore") if self.walk.go(self) else ""
+        return self.shared.matcher.compute_ff_bytes().decode(errors="ignore") if self.shared.go(self) else ""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class GrammarProcessor(LogitsProcessor):
 
 def state_of_grammar(grammar: Grammar) -> State:
     """Return the state at the beginning of an output."""
-    return State(_Walk(grammar.pristine, grammar.stops).place, grammar.words)
+    return State(_SharedMatcher(grammar.pristine, grammar.stops).place, grammar.words)
 
 
 def _bits(mask: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
@@ -277,7 +277,7 @@ def _of_llguidance(processor: Any) -> tuple[Matcher, int]:
 
     tokenizer = processor.llg_tokenizer
     matcher = LLMatcher(tokenizer, processor.grammar)
-    return _Walk(matcher, tokenizer.eos_tokens).place, tokenizer.vocab_size
+    return _SharedMatcher(matcher, tokenizer.eos_tokens).place, tokenizer.vocab_size
 
 
 def _of_outlines_core(index: Any) -> tuple[Matcher, int]:
@@ -300,23 +300,23 @@ def _of_enforcer(enforcer: Any, sequence: Sequence[int]) -> tuple[Matcher, int]:
     ), enforcer.vocab_size
 
 
-class _Kind(NamedTuple):
-    """A class of processors."""
+class _Library(NamedTuple):
+    """How processors of a library are read."""
 
     unused: Callable[[Any], bool]
     matcher: Callable[[Any], tuple[Matcher, int]]
     """Its matcher at the beginning, and how many tokens it knows."""
 
 
-_KINDS = {
-    "xgrammar.contrib.hf.LogitsProcessor": _Kind(
+_LIBRARIES = {
+    "xgrammar.contrib.hf.LogitsProcessor": _Library(
         lambda one: not one.matchers, lambda one: _of_xgrammar(one.compiled_grammars[0])
     ),
-    "outlines.backends.xgrammar.XGrammarLogitsProcessor": _Kind(
+    "outlines.backends.xgrammar.XGrammarLogitsProcessor": _Library(
         lambda one: one.is_first_token, lambda one: _of_xgrammar(one.compiled_grammar)
     ),
-    "outlines.backends.llguidance.LLGuidanceLogitsProcessor": _Kind(lambda one: one.is_first_token, _of_llguidance),
-    "outlines.backends.outlines_core.OutlinesCoreLogitsProcessor": _Kind(
+    "outlines.backends.llguidance.LLGuidanceLogitsProcessor": _Library(lambda one: one.is_first_token, _of_llguidance),
+    "outlines.backends.outlines_core.OutlinesCoreLogitsProcessor": _Library(
         lambda one: one.is_first_token, lambda one: _of_outlines_core(one.index)
     ),
 }
@@ -330,11 +330,11 @@ def _name(one: object) -> str:
 
 def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
     """The same for one sequence of a batch alone, if it is of a known library and unused; None if not."""
-    kind = _KINDS.get(_name(processor))
-    if kind is None:
+    library = _LIBRARIES.get(_name(processor))
+    if library is None:
         return None
     with lost_drafts():
-        if not kind.unused(processor):
+        if not library.unused(processor):
             return None
         if (grammars := getattr(processor, "compiled_grammars", None)) is not None:
             return type(processor)(grammars[row if len(grammars) > 1 else 0])
@@ -367,16 +367,16 @@ def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> 
     """Return what a recognised processor allows at the beginning."""
     if isinstance(processor, Matching):
         return processor.first_state()
-    kind, found = _KINDS.get(_name(processor)), None
-    if kind is not None and kind.unused(processor):
-        found = kind.matcher(processor)
+    library, beginning = _LIBRARIES.get(_name(processor)), None
+    if library is not None and library.unused(processor):
+        beginning = library.matcher(processor)
     elif type(processor) is PrefixConstrainedLogitsProcessor:
         function, _ = prefix_parts(processor)
         if _name(function) == _ENFORCER:
-            found = _of_enforcer(function.token_enforcer, padded[0].tolist())
-    if found is None:
+            beginning = _of_enforcer(function.token_enforcer, padded[0].tolist())
+    if beginning is None:
         return None
-    matcher, tokens = found
+    matcher, tokens = beginning
     if isinstance(matcher, _Xgrammar):
         matcher.watch.timed = timed
     return State(matcher, (tokens + 31) // 32)

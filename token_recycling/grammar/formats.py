@@ -29,8 +29,3 @@ FORMATS: dict[str, dict[str, Any]] = {
     **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri", "uuid")},
 }
 """The keywords of each known format."""
-INTEGERS = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(2**63), 2**63 - 1),
-}
-"""The least and the largest number of formats of integers (OpenAPI)."""

@@ -42,18 +42,6 @@ def _finite(value: float) -> bool:
         return False
 
 
-def rounded(value: float, upward: bool) -> float:
-    """Return a bound that float64 can express, no weaker than `value`."""
-    nearest = float(value)
-    if isinstance(value, float) or nearest == value:
-        return value
-    if upward and nearest < value:
-        nearest = math.nextafter(nearest, math.inf)
-    elif not upward and nearest > value:
-        nearest = math.nextafter(nearest, -math.inf)
-    return nearest
-
-
 def unwritable(value: Any) -> str | None:
     """Return why a value cannot be written exactly; None if it can."""
     left = [value]

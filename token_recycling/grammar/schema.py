@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, NamedTuple
 from urllib.parse import urldefrag
 
 from .disjoint import MAX_COMPARISONS, Comparison
-from .formats import FORMATS, INTEGERS
-from .json_values import TYPES, Schema, at_pointer, escaped, is_number, rounded, shown, strings, unescaped, unwritable
+from .formats import FORMATS
+from .json_values import TYPES, Schema, at_pointer, escaped, is_number, shown, strings, unescaped, unwritable
+from .numbers import INTEGERS, inclusive, rounded, too_many_remainders
 from .patterns import WRITABLE, may_name_control_characters, translated
 from .references import References, is_resource
 
@@ -92,15 +92,9 @@ def enforceable(schema: Schema, closed: bool) -> Enforceable:
     return Enforceable(root, walk.unenforced, walk.nodes)
 
 
-# The kinds of values that keywords are about
-
 _IGNORED_WITHOUT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
-_UNSUPPORTED = (
-    "contains", "$dynamicRef", "$recursiveRef",
-)  # fmt: skip
-_MAX_REMAINDERS = 10_000
-_LEAST_STEP = 1e-9
-"""How much farther from zero than a whole exclusive bound a number must be."""
+"""Keywords that mean nothing without another."""
+_UNSUPPORTED = ("contains", "$dynamicRef", "$recursiveRef")
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 """Keywords with schemas for the same value."""
 
@@ -271,10 +265,10 @@ class _Node:
             for name, value in bounds:
                 value = rounded(value, upward)
                 by_name[name] = outer(by_name.get(name, value), value)
-            self._own.update(_inclusive(by_name) if "number" in self._kinds else by_name)
+            self._own.update(inclusive(by_name) if "number" in self._kinds else by_name)
         step = self._get("multipleOf", lambda value: is_number(value) and value > 0, "a number above 0")
         if step is not None:
-            why = unwritable(step) or _too_many_remainders(step)
+            why = unwritable(step) or too_many_remainders(step)
             if why is None:
                 self._own["multipleOf"] = step
             else:
@@ -615,27 +609,3 @@ def _can_end(schema: Schema, ending: Set[str]) -> bool:
         items = [*schema.get("prefixItems", ()), schema.get("items", True)][: schema.get("minItems", 0)]
         return all(_can_end(item, ending) for item in items)
     return True
-
-
-def _inclusive(bounds: dict[str, float]) -> dict[str, float]:
-    """Return bounds with a whole exclusive one that faces away from zero as an inclusive one just beyond it: llguidance
-    admits 1 for `{"exclusiveMinimum": 1, "maximum": 1.5}`, and -1 for its mirror image.
-    """
-    for exclusive, name, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
-        whole = bounds.get(exclusive)
-        if whole is not None and whole == int(whole) and sign * whole >= 0:
-            beyond = abs(whole) + max(_LEAST_STEP, math.ulp(whole))
-            rest = {key: value for key, value in bounds.items() if key != exclusive}
-            return {**rest, name: sign * max(beyond, sign * bounds.get(name, whole))}
-    return bounds
-
-
-def _too_many_remainders(step: float) -> str | None:
-    """Say why numbers cannot be held to multiples of `step`, or return None: each remainder is a state of the lexer,
-    of which sequences share a limited number.
-    """
-    decimal = Decimal(repr(step))
-    places = max(0, -int(decimal.normalize().as_tuple().exponent))
-    if decimal.scaleb(places) <= _MAX_REMAINDERS:
-        return None
-    return f"{step} is not supported, since numbers would have more than {_MAX_REMAINDERS:,} remainders"
