@@ -18,7 +18,6 @@ from transformers.generation.streamers import BaseStreamer
 from token_recycling._util.device import synchronize
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.graphs.support import passes_or_reason
-from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.target import ROWS, Target
 from token_recycling.trees.draft import Draft, star
 
@@ -135,11 +134,11 @@ def _compiled_step(target: Target, context: int, nodes: int, compiles: bool) -> 
 def _eager_step(target: Target, context: int, nodes: int) -> Row:
     """Seconds of the forward pass of an uncaptured step, to the choice at each node on the host: the best of some."""
     draft = Draft(torch.zeros(nodes, dtype=torch.long), star(nodes))
-    kept, best = TreeCache(filled(target, context)), math.inf
+    kept, best = filled(target, context), math.inf
     for done in range(_ROUNDS + 1):
         synchronize(target.device)
         start = time.perf_counter()
-        target.forward(target.inputs.of([draft], [context], context), kept.cache).argmax(-1).tolist()
+        target.forward(target.inputs.of([draft], [context], context), kept).argmax(-1).tolist()
         if done:
             best = min(best, time.perf_counter() - start)
         kept.keep(context, [context], [[]])
@@ -152,7 +151,7 @@ def _forward(target: Target, context: int, nodes: int) -> Row:
     not this is overhead. The best of some rounds.
     """
     passes, draft, best = _passes(target), Draft(torch.zeros(nodes, dtype=torch.long), star(nodes)), math.inf
-    passes.begin(target, TreeCache(filled(target, context)), [context], context + nodes)
+    passes.begin(target, filled(target, context), [context], context + nodes)
     for done in range(_ROUNDS + 1):
         synchronize(target.device)
         start = time.perf_counter()
@@ -170,7 +169,7 @@ def _eager_profile(target: Target, context: int) -> Row:
     ids = torch.ones(1, 1, dtype=torch.long, device=target.device)
 
     def token() -> None:
-        target.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.argmax(-1).tolist()
+        target.model(input_ids=ids, past_key_values=cache.cache, use_cache=True).logits.argmax(-1).tolist()
 
     return profiled(token, target.device)
 
@@ -178,5 +177,5 @@ def _eager_profile(target: Target, context: int) -> Row:
 @torch.no_grad()
 def _step_profile(target: Target, context: int, nodes: int) -> Row:
     passes = _passes(target)
-    passes.begin(target, TreeCache(filled(target, context)), [context], context + nodes)
+    passes.begin(target, filled(target, context), [context], context + nodes)
     return profiled(lambda: one_step(target, passes, context, nodes)(), target.device)

@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from token_recycling._util.device import synchronize
 from token_recycling.loop.accept import TreeSteps
 from token_recycling.model.graphs.passes import CapturedPasses
-from token_recycling.model.kv_cache import TreeCache, take_over
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
 from token_recycling.model.target import Target
+from token_recycling.model.tree_layer import TreeLayer
 from token_recycling.trees.draft import Draft, star
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
@@ -28,7 +27,7 @@ def timed(
     """Seconds of a step by number of nodes, which are filled up to a bucket, after `length` tokens: from the draft on
     the host to what the host reads, `k` candidates for every node among it.
     """
-    passes.begin(target, TreeCache(filled(target, length)), [length], length + max(sizes))
+    passes.begin(target, filled(target, length), [length], length + max(sizes))
     best: dict[int, float] = {}
     began = time.perf_counter()
     for done in range(_MOST_ROUNDS + 1):
@@ -61,17 +60,17 @@ def one_step(target: Target, passes: CapturedPasses, length: int, nodes: int, k:
     return step
 
 
-def filled(model: Target, length: int) -> DynamicCache:
+def filled(model: Target, length: int) -> TreeCache:
     """A cache as after `length` tokens. Where the layers allow it, a few tokens' states are repeated."""
     cache = model.new_cache()
     tokens = torch.arange(1, min(_PROMPT, length) + 2, device=model.device) % model.embedded
     prefill(model, [tokens], cache)
-    take_over(cache)
-    if all(type(layer) is DynamicLayer for layer in cache.layers):
-        times = -(-length // cache.get_seq_length())
+    if all(type(layer) is TreeLayer for layer in cache.cache.layers):
+        times = -(-length // cache.length)
         for layer in cache.layers:
-            layer.keys = layer.keys.repeat(1, 1, times, 1)[:, :, :length]
-            layer.values = layer.values.repeat(1, 1, times, 1)[:, :, :length]
+            states = [part.repeat(1, 1, times, 1)[:, :, :length] for part in (layer.keys, layer.values)]
+            layer.reset()
+            layer.load(states[0], states[1], dropped=0)
         return cache
     cache = model.new_cache()
     prefill(model, [torch.arange(length + 1, device=model.device) % model.embedded], cache)

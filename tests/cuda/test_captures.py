@@ -10,7 +10,6 @@ from support.on_device import CAPTURED, medium
 import token_recycling as tr
 from token_recycling.model.graphs import passes_of
 from token_recycling.model.graphs.passes import Shape
-from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.target import Target
 from token_recycling.trees.packed import send
 
@@ -22,7 +21,7 @@ def test_cuda_itself_finds_no_wait_in_a_pass(model):
     passes, tree = passes_of(target), tr.Template.from_paths([(0,), (1,), (0, 0)])
     trees = send([tr.Draft(torch.arange(len(tree)), tree.parents)], [0], 8, target.device)
     with torch.no_grad():
-        passes.begin(target, TreeCache(target.new_cache()), [0], 64)
+        passes.begin(target, target.new_cache(), [0], 64)
         for mode in ("default", "error"):  # the first run loads and compiles
             torch.cuda.set_sync_debug_mode(mode)
             try:

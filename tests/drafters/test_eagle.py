@@ -123,7 +123,7 @@ def assert_read_from(begin, drafts, model, tensors):
 def test_what_a_cache_held_before_is_not_seen(held, deep, tmp_path):
     """Nobody knows its states: the head reads from there on, at the positions that the tokens have."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
-    prompt, cache, drafter = tiny.prompt(2, 9), Target(deep).new_cache(), Eagle(folder, tree="0")
+    prompt, cache, drafter = tiny.prompt(2, 9), Target(deep).new_cache().cache, Eagle(folder, tree="0")
     drafts = noted_drafts(drafter)
     with torch.no_grad():
         deep(input_ids=prompt[:, :held], past_key_values=cache, use_cache=True)
@@ -152,7 +152,7 @@ def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path
     how = {"attention_mask": mask, "max_new_tokens": 8, "pad_token_id": 0}
     wanted = deep.generate(ids, **how)
     if held:
-        cache = Target(deep).new_cache()
+        cache = Target(deep).new_cache().cache
         with torch.no_grad():
             positions = (mask[:, :held].cumsum(1) - 1).clamp(min=0)
             read = {"input_ids": ids[:, :held], "attention_mask": mask[:, :held], "position_ids": positions}

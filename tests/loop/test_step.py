@@ -46,7 +46,7 @@ def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting):
     drafter.matrix.candidates[6:] = 0
     drafter.matrix.candidates[5] = 6
     before = drafter.matrix.candidates.clone()
-    cache = Target(counting).new_cache()
+    cache = Target(counting).new_cache().cache
     (step,) = tr.stream(counting, torch.tensor([0]), drafter, max_new_tokens=20, eos_token_id=5, past_key_values=cache)
     assert step.tokens == [1, 2, 3, 4, 5]
     assert (step.finished, step.beyond) == (True, 5)

@@ -11,7 +11,6 @@ from support.architectures import model_of, named
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import extend, prefill
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
@@ -41,10 +40,10 @@ def test_passes_of_one_cache(case, order):
     with inside(order[0]):
         prefill(target, [text], cache)
         target.forward(target.inputs.of([Draft(tokens, tree.parents)], [11], 11), cache)
-        TreeCache(cache).keep(11, [11], [[]])
+        cache.keep(11, [11], [[]])
     with inside(order[1]):
         target.forward(target.inputs.of([Draft(tokens, tree.parents)], [11], 11), cache)
-        TreeCache(cache).keep(11, [11], [[0, 2, 3]])
+        cache.keep(11, [11], [[0, 2, 3]])
     with inside(order[2]):
         ((_, logits),) = extend(target, [more], [14], cache)
     wanted = model(input_ids=torch.cat([text, torch.tensor([6, 7]), more])[None]).logits[:, -3:]

@@ -13,7 +13,6 @@ from support.recurrent_architectures import RECURRENT
 from support.releases import skip_before
 
 from token_recycling.model import prefixes
-from token_recycling.model.kv_cache import TreeCache, slots, take_over
 from token_recycling.model.prefill import prefill
 from token_recycling.model.prefixes import PrefixCache, default_budget
 from token_recycling.model.support import ready
@@ -44,8 +43,7 @@ def read(target, text):
 def after(target, text, cache=None):
     """The logits after the rest of `text` behind a cache, or after all of it."""
     cache = target.new_cache() if cache is None else cache
-    take_over(cache)
-    return target.read(text[None, slots(cache) :], cache, last=1)[0, -1]
+    return target.read(text[None, cache.length :], cache, last=1)[0, -1]
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
@@ -59,14 +57,14 @@ def test_a_text_goes_on_from_what_is_kept_as_from_its_own_cache(case):
     for _ in range(2):  # what is kept does not change
         longer = text if target.info.reads_on else text[:21]
         cache, n = kept.take(longer, "")
-        assert n == slots(cache) == 20
+        assert n == cache.length == 20
         wanted = after(target, longer)
         torch.testing.assert_close(after(target, longer, cache), wanted, atol=1e-4, rtol=1e-4)
     assert target.info.reads_on or kept.take(text, "")[1] == 0
     other = text[:24].clone()
     other[12] = (text[12] + 1) % target.vocab_size  # the same again from there on
     cache, n = kept.take(other, "")
-    assert n == slots(cache) == (0 if target.info.recurrent else 12)
+    assert n == cache.length == (0 if target.info.recurrent else 12)
     wanted = after(target, other)
     torch.testing.assert_close(after(target, other, cache), wanted, atol=1e-4, rtol=1e-4)
 
@@ -187,11 +185,11 @@ def test_why_windows_drop_no_slots_of_prefixes():
     whole.keep(text, cache, "")
     short = target.new_cache()
     prefill(target, [text], short)
-    TreeCache(short).settle([59])
+    short.settle([59])
     windowed.keep(text[:59], short, "")
     assert len(windowed) == 0
     branch = torch.cat([text[:20], text[:5] + 1])
-    (dropped,) = TreeCache(short).starts
+    (dropped,) = short.starts
     assert dropped > 20 - 8, "what the first token of the branch sees is gone"
     cache, n = whole.take(branch, "")
     assert n == 20

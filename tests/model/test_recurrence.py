@@ -12,9 +12,9 @@ from transformers.cache_utils import Cache, DynamicCache
 
 import token_recycling as tr
 from token_recycling.model.compat import LinearAttentionLayer
-from token_recycling.model.kv_cache import TreeCache, slots, stop_counting, take_over
+from token_recycling.model.kv_cache import TreeCache, slots
 from token_recycling.model.prefill import read_prompts
-from token_recycling.model.recurrence import Mixer, TokenCount, keep_states, node_by_node, recurrent_layers
+from token_recycling.model.recurrence import Mixer, TokenCount
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import Template, chain
@@ -32,7 +32,7 @@ def case_of(family):
 
 
 def states_of(cache):
-    kept = [states for layer in recurrent_layers(cache) for states in (layer.conv_states, layer.recurrent_states)]
+    kept = [states for layer in cache.states.layers for states in (layer.conv_states, layer.recurrent_states)]
     return [state for states in kept for state in states.values() if state is not None]
 
 
@@ -68,9 +68,9 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
         read_prompts(target, [TEXT], cache)
         logits = target.forward(target.inputs.of([Draft(tokens, tree.parents)], [len(TEXT)], len(TEXT)), cache)
         path = [] if node is None else list(tree.lineages[node])
-        TreeCache(cache).keep(len(TEXT), [len(TEXT)], [path])
+        cache.keep(len(TEXT), [len(TEXT)], [path])
         wanted, last = after(target, TEXT, tokens[path])
-        assert slots(cache) == slots(wanted) == len(TEXT) + len(path)
+        assert cache.length == wanted.length == len(TEXT) + len(path)
         if node is not None:
             torch.testing.assert_close(logits[0, node], last, atol=1e-4, rtol=1e-4)
         for ours, theirs in zip(states_of(cache), states_of(wanted), strict=True):
@@ -83,9 +83,9 @@ def test_texts_of_a_batch_keep_what_each_accepted(hybrid):
     read_prompts(hybrid, prompts, cache)
     drafts = [Draft(TEXT[:7], BRANCHED.parents), Draft.chain(TEXT[3:6]), Draft.chain(TEXT[:1])]
     lengths = list(map(len, prompts))
-    hybrid.forward(hybrid.inputs.of(drafts, lengths, slots(cache)), cache)
+    hybrid.forward(hybrid.inputs.of(drafts, lengths, cache.length), cache)
     accepted = [[0, 2, 5], [0], []]
-    TreeCache(cache).keep(max(lengths), lengths, accepted)
+    cache.keep(max(lengths), lengths, accepted)
     for row, (prompt, draft, nodes) in enumerate(zip(prompts, drafts, accepted, strict=True)):
         alone, _ = after(hybrid, prompt, torch.from_numpy(draft.tokens[nodes]))
         for ours, theirs in zip(states_of(cache), states_of(alone), strict=True):
@@ -122,14 +122,14 @@ def digested(layer, tokens):
 def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data):
     """In batches of unlike trees too; the weights are read once a pass; what is kept goes on."""
     layer, cache, size = Digest(), Cache(layers=[LinearAttentionLayer()]), max(map(len, shapes))
+    states = TreeCache(cache).states
     before, nodes = torch.rand(len(shapes), text, 1), torch.rand(len(shapes), size, 1)
-    take_over(cache)
     for token in before.unbind(dim=1):
         layer(token[:, None], cache)
     mixer, parents = Mixer(layer), [[*shape.parents.tolist(), *[0] * (size - len(shape))] for shape in shapes]
     for again in range(2):
         layer.rows.clear()
-        with node_by_node([mixer], cache, parents):
+        with states.node_by_node([mixer], parents):
             made = layer(nodes, cache)
         if again:  # the first pass shows which of the linear layers comes last
             assert [rows for rows in layer.rows if rows] == [size, size]
@@ -138,7 +138,7 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
                 wanted = digested(layer, torch.cat([before[row], nodes[row, list(path)]]))
                 torch.testing.assert_close(made[row, node], wanted)
     kept = [data.draw(st.sampled_from(range(len(shape)))) for shape in shapes]
-    keep_states(cache, kept)
+    states.keep(kept)
     following = layer(torch.full((len(shapes), 1, 1), 0.5), cache)
     for row, node in enumerate(kept):
         path = [*shapes[row].lineages[node]]
@@ -147,11 +147,11 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
 
 
 def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
-    cache = DynamicCache(config=hybrid.config)
+    given = DynamicCache(config=hybrid.config)
     with torch.inference_mode():
-        hybrid.model(input_ids=TEXT[None], past_key_values=cache)
+        hybrid.model(input_ids=TEXT[None], past_key_values=given)
     wanted, _ = after(hybrid, TEXT, TEXT[:1])
-    take_over(cache)
+    cache = TreeCache(given)
     with torch.no_grad():
         hybrid.read(TEXT[None, :1], cache)
     for ours, theirs in zip(states_of(cache), states_of(wanted), strict=True):
@@ -162,7 +162,7 @@ def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
     target = Target(model_of(case_of("mamba2")))
     cache = target.new_cache()
     read_prompts(target, [TEXT], cache)
-    assert slots(cache) == len(TEXT)
-    stop_counting(cache)
-    assert not any(isinstance(layer, TokenCount) for layer in cache.layers)
-    assert slots(cache) == 0
+    assert cache.length == len(TEXT)
+    cache.states.stop_counting(cache.cache)
+    assert not any(isinstance(layer, TokenCount) for layer in cache.cache.layers)
+    assert slots(cache.cache) == 0

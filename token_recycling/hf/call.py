@@ -331,7 +331,7 @@ def run_call(
         raise
     finally:
         if prefixes is not None and whole:
-            prefixes.keep(sequences[0].on_host[: slots(cache) + 1], cache)
+            prefixes.keep(sequences[0].on_host[: cache.length + 1], cache)
     if call.streamer is not None:
         call.streamer.end()
     stats.tokens -= 0 if stopping is None else stopping.withdrawn

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from ..loop.request import TokenSelector, TokenSequence
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer
-from ..model.kv_cache import TreeCache, stop_counting, take_over, why_not_cache
+from ..model.kv_cache import TreeCache, why_not_cache
 from ..model.prefill import extend
 from ..model.target import Target
 
@@ -63,27 +63,26 @@ class CacheHandover:
     def __init__(self, given: Cache, paddings: list[int], config: PretrainedConfig) -> None:
         """`paddings[row]`: how many columns before each sequence are padding; `config`: that of the text decoder."""
         self.given, self.paddings = given, paddings
-        if type(given) is DynamicCache:
-            take_over(given)
-        cached = int(given.get_seq_length())
-        self.cache = given if type(given) is DynamicCache else _read(given, cached, config)
+        self.cache = TreeCache(given) if type(given) is DynamicCache else _read(given, config)
         """The cache that decoding works in: the slots of every sequence from slot 0 on."""
+        cached = self.cache.length
         self.lengths = [max(0, cached - padding) for padding in paddings]
         """Number of slots that it holds of each sequence."""
         if cached and any(paddings):
-            TreeCache(self.cache).shift([-min(padding, cached) for padding in paddings], self.lengths)
+            self.cache.shift([-min(padding, cached) for padding in paddings], self.lengths)
 
     def give_back(self, columns: int) -> None:
         """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
         if any(self.paddings) or len(self.paddings) > 1:
-            TreeCache(self.cache).shift(self.paddings, [columns - 1] * len(self.paddings))
-        if self.cache is not self.given:
+            self.cache.shift(self.paddings, [columns - 1] * len(self.paddings))
+        if self.cache.cache is not self.given:
             _write(self.cache, self.given)
-        stop_counting(self.given)
+        if self.cache.states is not None:
+            self.cache.states.stop_counting(self.given)
 
 
 def fill_up(
-    target: Target, sequences: list[TokenSequence], selectors: list[TokenSelector], cache: Cache, padding: int
+    target: Target, sequences: list[TokenSequence], selectors: list[TokenSelector], cache: TreeCache, padding: int
 ) -> None:
     """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
     columns = max(sequence.columns for sequence in sequences)
@@ -97,25 +96,25 @@ def fill_up(
                 sequences[row].push(padding)
 
 
-def _read(static: Cache, cached: int, config: PretrainedConfig) -> DynamicCache:
-    """A dynamic cache with copies of the `cached` slots of a static one, as far as windows have not dropped them."""
-    cache = DynamicCache(config=config, offloading=static.offloading)
-    take_over(cache)
+def _read(static: Cache, config: PretrainedConfig) -> TreeCache:
+    """A dynamic cache with copies of the slots of a static one, as far as windows have not dropped them."""
+    cache = TreeCache(DynamicCache(config=config, offloading=static.offloading))
+    cached = int(static.get_seq_length())
     for index, layer in enumerate(static.layers if cached else ()):
         if layer.keys is None:
             continue
         dropped = max(0, cached - layer.keys.shape[2])
         copies = [states[:, :, : cached - dropped].to(layer.device) for states in (layer.keys, layer.values)]
-        cache.layers[index].load(*copies, dropped)
+        cache.cache.layers[index].load(*copies, dropped)
         if isinstance(layer, StaticIndexedLayer) and layer.is_indexer_initialized:
-            cache.update_indexer(layer.indexer_keys[:, :cached].clone(), index)
+            cache.cache.update_indexer(layer.indexer_keys[:, :cached].clone(), index)
     return cache
 
 
-def _write(cache: DynamicCache, static: Cache) -> None:
+def _write(cache: TreeCache, static: Cache) -> None:
     """Appends to a static cache the slots that it does not have yet."""
     cached = int(static.get_seq_length())
-    for index, layer in enumerate(cache.layers):
+    for index, layer in enumerate(cache.cache.layers):
         if layer.keys is None:
             continue
         start = layer.starts[0]  # zeros stand for slots that a window has dropped

@@ -19,7 +19,7 @@ from ..loop.stats import Stats
 from ..model.foreign import code_beside
 from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import rows, slots, why_not_cache
+from ..model.kv_cache import TreeCache, rows, slots, why_not_cache
 from ..model.prefill import checked_prompt
 from ..model.support import CodeInModel, ready
 from ..trees.draft import Step
@@ -58,25 +58,25 @@ def stream(
     eos = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
-    cache = target.new_cache() if past_key_values is None else past_key_values
+    given = target.new_cache().cache if past_key_values is None else past_key_values
     code, beside = CodeInModel(target), code_beside([*(logits_processor or []), *(stopping_criteria or [])])
     reason = (
         code.why_not(1)
-        or why_not_cache(cache)
-        or target.info.why_not_read_on(slots(cache), len(prompt))
+        or why_not_cache(given)
+        or target.info.why_not_read_on(slots(given), len(prompt))
         or code.why_not_beside(beside, past_key_values)
     )
     if reason is not None:
         raise UnsupportedModelError(reason)
-    check_cached(slots(cache), len(prompt))
-    if rows(cache) not in (None, 1):
-        raise ValueError(f"the cache must hold one sequence, got {rows(cache)}; pass the cache of this prompt alone")
+    check_cached(slots(given), len(prompt))
+    if rows(given) not in (None, 1):
+        raise ValueError(f"the cache must hold one sequence, got {rows(given)}; pass the cache of this prompt alone")
     sequence = TokenSequence(prompt, criteria)
     selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
-    measured = stats if stats is not None else Stats()
+    measured, cache = stats if stats is not None else Stats(), TreeCache(given)
 
     def steps() -> Iterator[Step]:
-        requests = requests_of(target, [sequence], [selector], drafter, measured, [slots(cache)])
+        requests = requests_of(target, [sequence], [selector], drafter, measured, [cache.length])
         with closing(decode(target, requests, cache, Run(streamed=True), backend)) as passes:
             for (step,) in passes:
                 yield step

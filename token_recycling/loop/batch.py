@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from transformers.cache_utils import Cache
 
 from .._util.device import lasting
 from ..drafters._base import Drafter
+from ..model.kv_cache import TreeCache
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading
 from ..model.runner import Backend, EagerRunner, Pass, Runner, Runners, States, eager
@@ -46,7 +46,7 @@ class Batch:
         target: Target,
         requests: list[Request],
         pacer: Pacer,
-        cache: Cache,
+        cache: TreeCache,
         clock: Clock,
         *,
         streamed: bool = False,
@@ -86,7 +86,7 @@ class Batch:
 
     # Prompts
 
-    def use(self, cache: Cache) -> None:
+    def use(self, cache: TreeCache) -> None:
         """Begin with a cache that holds `cached` tokens of each request, from slot 0 on."""
         self._eager = EagerRunner(self.target, cache, self.reading, partial(self.clock.lap, "prepare"))
         self.runner: Runner = self._eager
@@ -320,7 +320,7 @@ def requests_of(
 
 
 def decode(
-    target: Target, requests: list[Request], cache: Cache, run: Run | None = None, backend: Backend = eager
+    target: Target, requests: list[Request], cache: TreeCache, run: Run | None = None, backend: Backend = eager
 ) -> Generator[list[Step]]:
     """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended. All
     requests have one drafter and one `Stats`.

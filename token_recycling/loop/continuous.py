@@ -19,10 +19,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from transformers.cache_utils import Cache
 
 from .._util.device import synchronize
 from ..model.info import UnsupportedModelError
+from ..model.kv_cache import TreeCache
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading, piece_of
 from ..model.runner import Backend, EagerRunners, Runners, eager
@@ -125,7 +125,7 @@ class RunningBatch:
         self,
         request: Request,
         on_step: OnStep,
-        cache: Cache | None = None,
+        cache: TreeCache | None = None,
         streamed: bool = True,
         reading: Reading | None = None,
     ) -> None:

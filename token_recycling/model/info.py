@@ -45,10 +45,9 @@ from .compat import (
     why_not_here,
 )
 from .facts import Kept, kept_of
-from .inspection import arguments_of
+from .inspection import arguments_of, keeps_state
 from .kv_cache import attends_to_blocks, can_be_taken
 from .parts import is_compiled, parts_of
-from .recurrence import mixers_among
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
@@ -243,7 +242,7 @@ def _why_not_states(model: PreTrainedModel, recurrent: bool, parts: Collection[t
             f"{name} is compiled and has recurrent layers, which read drafts in a way that no graph does; load it "
             "uncompiled"
         )
-    if (recurrent or model.config.model_type in STATES_ELSEWHERE) and not mixers_among(parts):
+    if (recurrent or model.config.model_type in STATES_ELSEWHERE) and not any(map(keeps_state, parts)):
         return f"{name} keeps its recurrent state outside transformers' cache: it cannot roll back rejected tokens"
     return None
 

@@ -35,6 +35,10 @@ class NoHiddenStatesError(ValueError):
     """A model whose hidden states cannot be read."""
 
 
+_OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
+"""Methods of a cache that a layer with a recurrent state calls."""
+
+
 # Inputs and sizes
 
 
@@ -229,3 +233,16 @@ def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype if typed else ''}".encode())
         digest.update(sampled.to("cpu", torch.float32).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def keeps_state(part: torch.nn.Module) -> bool:
+    """Whether a part of a model keeps a recurrent state in the cache."""
+    return _calls_for_states(getattr(type(part), "forward", None))
+
+
+@functools.cache
+def _calls_for_states(forward: Callable[..., Any] | None) -> bool:
+    if forward is None:  # of code that was compiled ahead
+        return False
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code is not None and not _OF_STATES.isdisjoint(code.co_names)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
-from .kv_cache import TreeCache, expect, let_go
+from .kv_cache import TreeCache
 from .target import Target
 
 PIECE = 512
@@ -44,7 +43,7 @@ def piece_of(model: Target, cached: int, others: bool = False) -> int:
 def prefill(
     model: Target,
     sequences: Sequence[torch.Tensor],
-    cache: Cache,
+    cache: TreeCache,
     cached: Sequence[int] | None = None,
     reading: Reading | None = None,
 ) -> None:
@@ -54,7 +53,7 @@ def prefill(
     are padded on the right. `reading` is called before each piece.
     """
     _begin(model, cache, max(map(len, sequences)))
-    slots, border = cache.get_seq_length(), model.info.border
+    slots, border = cache.length, model.info.border
     if border is not None and border.at_once and len(sequences[0]) > border.at:
         _read_at_once(model, sequences[0], cache)
         return
@@ -68,15 +67,15 @@ def prefill(
     size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(sequences))
     shortest = min(map(len, sequences)) - 1
     for place in _pieces(model, cache, tokens.shape[1], size, reading):
-        let_go(cache, min(shortest, slots + place.stop))
+        cache.drop_unseen(min(shortest, slots + place.stop))
         model.read(tokens[:, place], cache, last=int(model.leaves_logits_out))
 
 
-def _pieces(model: Target, cache: Cache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
+def _pieces(model: Target, cache: TreeCache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
     """Yield the pieces, of at most `size`, of `n` uncached tokens; `reading` is called before each."""
     start = 0
     while start < n:
-        cached = cache.get_seq_length()
+        cached = cache.length
         if reading is not None:
             reading()
         end = start + (size if reading is None else min(size, piece_of(model, cached)))
@@ -84,33 +83,33 @@ def _pieces(model: Target, cache: Cache, n: int, size: int, reading: Reading | N
         start = end
 
 
-def _begin(model: Target, cache: Cache, length: int) -> None:
+def _begin(model: Target, cache: TreeCache, length: int) -> None:
     """Before a cache takes sequences of up to `length` tokens."""
     model.check_weights()
-    expect(cache, length)
+    cache.expect(length)
 
 
-def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: Cache) -> torch.Tensor:
+def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> torch.Tensor:
     """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
     over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
     each sequence from slot 0 on.
     """
     longest = max(map(len, sequences))
     _begin(model, cache, longest)
-    cached = cache.get_seq_length()
+    cached = cache.length
     padding = [longest - len(sequence) for sequence in sequences]
     tokens = torch.stack(
         [pad(sequence.to(model.device), (before, 0)) for sequence, before in zip(sequences, padding, strict=True)]
     )
-    let_go(cache, longest)
+    cache.drop_unseen(longest)
     logits = model.read(tokens[:, cached:], cache, last=1, padding=padding)
     if any(padding):
-        TreeCache(cache).shift([-before for before in padding], list(map(len, sequences)))
+        cache.shift([-before for before in padding], list(map(len, sequences)))
     return logits[:, -1:]
 
 
 def first_pass(
-    model: Target, sequence: torch.Tensor, draft: Draft, cache: Cache, reading: Reading | None = None
+    model: Target, sequence: torch.Tensor, draft: Draft, cache: TreeCache, reading: Reading | None = None
 ) -> torch.Tensor:
     """Return logits (1, n, vocabulary) after the nodes of a draft that follows the last token of `sequence` (length,),
     from a forward pass that also reads the uncached tokens.
@@ -121,40 +120,40 @@ def first_pass(
     """
     sequence, n = sequence.to(model.device), len(draft)
     _begin(model, cache, len(sequence) + n)
-    cached = cache.get_seq_length()
+    cached = cache.length
     at_once = n == 1 and model.leaves_logits_out
     with_draft = max(0, PIECE - n)
     before = sequence[cached : len(sequence) if at_once else max(cached, len(sequence) - 1 - with_draft)]
     size = len(before) if model.leaves_logits_out else PIECE
     for place in _pieces(model, cache, len(before), size, reading):
-        let_go(cache, cached + place.stop)
+        cache.drop_unseen(cached + place.stop)
         logits = model.read(before[None, place], cache, last=1)
     if at_once:
         return logits
-    cached = cache.get_seq_length()
-    let_go(cache, len(sequence) - 1)
+    cached = cache.length
+    cache.drop_unseen(len(sequence) - 1)
     return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]
 
 
 def extend(
-    model: Target, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
+    model: Target, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: TreeCache
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
     """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence and overwrite what follows.
     Yield, piece by piece, the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of
     shorter sequences are shorter or empty.
     """
-    kept, lengths = TreeCache(cache), list(lengths)
+    lengths = list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
         pieces = [sequence[start : start + size].to(model.device) for sequence in tokens]
-        slots = cache.get_seq_length()
+        slots = cache.length
         logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
-        kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])
+        cache.keep(slots, lengths, [range(len(piece)) for piece in pieces])
         lengths = [length + len(piece) for length, piece in zip(lengths, pieces, strict=True)]
         yield pieces, logits
 
 
-def cross_border(model: Target, sequences: Sequence[torch.Tensor], cache: Cache) -> None:
+def cross_border(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> None:
     """Read a sequence again where the model's own `generate` does so."""
     border = model.info.border
     if border is not None and border.reread and len(sequences[0]) == border.at + 1:
@@ -166,20 +165,20 @@ def continued(model: Target, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
     cache, sequence = model.new_cache(), prompt.to(model.device)
     prefill(model, [sequence], cache)
     for _ in range(tokens):
-        cached = cache.get_seq_length()
+        cached = cache.length
         cross_border(model, [sequence], cache)
         logits = model.forward(model.inputs.of([Draft.chain(sequence[-1:])], [cached], cached), cache)
         sequence = torch.cat([sequence, logits[0, -1:].argmax(dim=-1)])
     return sequence
 
 
-def _read_at_once(model: Target, sequence: torch.Tensor, cache: Cache) -> None:
+def _read_at_once(model: Target, sequence: torch.Tensor, cache: TreeCache) -> None:
     """Read a whole sequence in one forward pass, as `generate` reads a prompt whose length decides how it is read."""
     border = model.info.border
-    if border is not None and border.reread and cache.get_seq_length() <= border.at:
-        cache.crop(-cache.get_seq_length())
-    model.read(sequence[None, cache.get_seq_length() :].to(model.device), cache, last=1)
-    cache.crop(-1)
+    if border is not None and border.reread and cache.length <= border.at:
+        cache.crop(0)
+    model.read(sequence[None, cache.length :].to(model.device), cache, last=1)
+    cache.crop(len(sequence) - 1)
 
 
 def _chain(tokens: torch.Tensor) -> Draft:

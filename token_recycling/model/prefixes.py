@@ -21,13 +21,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache
 
 from .._util.device import lasting, memory
 from .._util.locks import Lock
 from .compat import LinearAttentionLayer
-from .kv_cache import Slots, TreeCache, count_tokens, expect, keep_all, slots
-from .recurrence import bytes_of_states, copied_states, recurrent_layers, take_over_states, take_states
+from .kv_cache import Slots, TreeCache
+from .recurrence import bytes_of_states
 from .target import Target
 
 _SHARE = 8
@@ -76,7 +75,7 @@ class PrefixCache:
         return Prefixes(self, key)
 
     @lasting()
-    def take(self, ids: torch.Tensor, key: str) -> tuple[Cache, int]:
+    def take(self, ids: torch.Tensor, key: str) -> tuple[TreeCache, int]:
         """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         with self._lock:
             path, n = self._cached_prefix(ids, key)
@@ -102,33 +101,32 @@ class PrefixCache:
         return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
 
     @lasting()
-    def keep(self, ids: torch.Tensor, cache: Cache, key: str, row: int = 0) -> None:
+    def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0) -> None:
         """Keep what a cache holds of `ids` (length,), all of them, as text number `row`. What was used least recently
         makes room; what is larger than the limit is not kept.
         """
         border, tokens = self.target.info.border, ids.cpu().numpy().copy()
         if not self.limit or not len(tokens) or (border is not None and not border.repeats and len(tokens) > border.at):
             return
-        tree_cache = TreeCache(cache)
-        if any(tree_cache.starts):  # slots that left a window are gone
+        if any(cache.starts):  # slots that left a window are gone
             return
         with self._lock:
             path, n = self._match(tokens, self._roots.setdefault(key, _Segment(tokens[:0])))
             if n < sum(len(one.tokens) for one in path):
                 path[-1] = self._split(path[-1], n - sum(len(one.tokens) for one in path[:-1]))
             self._use(path)
-            ends = self.target.info.recurrent and not (path and n == len(tokens) and path[-1].end)
-            end = [copied_states(layer, row) for layer in recurrent_layers(cache)] if ends else []
-            needed = (len(tokens) - n) * _bytes(tree_cache.slice(row, 0, 1)) + bytes_of_states(end)
+            ends_here = path and n == len(tokens) and path[-1].end
+            end = None if cache.states is None or ends_here else cache.states.copies(row)
+            needed = (len(tokens) - n) * _bytes(cache.slice(row, 0, 1)) + bytes_of_states(end or ())
             if not self._make_room(needed, path):
                 return
             last = path[-1] if path else self._roots[key]
             if n < len(tokens):
-                added = _Segment(tokens[n:], _cloned(tree_cache.slice(row, n, len(tokens))), last)
+                added = _Segment(tokens[n:], _cloned(cache.slice(row, n, len(tokens))), last)
                 last.below[int(tokens[n])] = last = added
                 self._use([*path, added])
                 self.nbytes += last.nbytes
-            if ends:
+            if end is not None:
                 self.nbytes -= last.nbytes
                 last.end = end
                 self.nbytes += last.nbytes
@@ -183,25 +181,23 @@ class PrefixCache:
             self.nbytes -= oldest.nbytes
         return True
 
-    def _new_cache(self) -> Cache:
+    def _new_cache(self) -> TreeCache:
         """An empty cache, which keeps what leaves a window too: any beginning may be asked for again."""
         cache = self.target.new_cache()
-        keep_all(cache)
+        cache.keep_all()
         return cache
 
-    def _copied(self, path: list[_Segment], n: int) -> Cache:
+    def _copied(self, path: list[_Segment], n: int) -> TreeCache:
         """A cache with the first n slots of these segments."""
-        cache = self._new_cache()
-        copy, at = TreeCache(cache), 0
-        expect(cache, n)
+        cache, at = self._new_cache(), 0
+        cache.expect(n)
         for segment in path:
             more = min(len(segment.tokens), n - at)
-            copy.append([[states[..., :more, :] for states in layer] for layer in segment.slots])
+            cache.append([[states[..., :more, :] for states in layer] for layer in segment.slots])
             at += more
-        for layer, states in zip(recurrent_layers(cache), path[-1].end or (), strict=False):
-            take_states(layer, copied_states(states, 0))
-        take_over_states(cache)
-        count_tokens(cache, n)
+        if cache.states is not None and path[-1].end is not None:
+            cache.states.take(path[-1].end)
+            cache.states.counter.length = n
         return cache
 
 
@@ -220,7 +216,7 @@ class Prefixes:
     kept: PrefixCache
     key: str = ""
 
-    def take(self, ids: torch.Tensor) -> tuple[Cache, int]:
+    def take(self, ids: torch.Tensor) -> tuple[TreeCache, int]:
         """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         return self.kept.take(ids, self.key)
 
@@ -228,7 +224,7 @@ class Prefixes:
         """How many tokens `take` would give now."""
         return self.kept.known(ids, self.key)
 
-    def keep(self, ids: torch.Tensor, cache: Cache, row: int = 0) -> None:
+    def keep(self, ids: torch.Tensor, cache: TreeCache, row: int = 0) -> None:
         """Keep what a cache holds of a sequence (length,), all but its last token, if it holds just that."""
-        if slots(cache) >= len(ids) - 1:
+        if cache.length >= len(ids) - 1:
             self.kept.keep(ids[:-1], cache, self.key, row)

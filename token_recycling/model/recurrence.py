@@ -1,10 +1,10 @@
 """Tree verification by recurrent layers: every node is read from the state that its parent left.
 
 A recurrent layer (linear attention, a state space model, a short convolution) reads in order and overwrites its state,
-so it can neither skip a sibling nor return to before a rejected token. Here it reads the nodes of a draft one by one,
-each from a copy of its parent's state (`NodeStates`); the state of the last accepted node becomes the sequence's. All
-other layers read all nodes at once, and so do the linear layers at both ends of a recurrent one, which hold its
-weights.
+so it can neither skip a sibling nor return to before a rejected token. Here it reads the nodes of a draft one by one
+(`Mixer`), each from a copy of its parent's state (`NodeStates`); the state of the last accepted node becomes the
+sequence's. All other layers read all nodes at once, and so do the linear layers at both ends of a recurrent one, which
+hold its weights. `RecurrentStates` are those of one cache.
 
 Cost: a small step for every node and layer, and one copy of the state per node, kept until the next step. Prompts are
 read by the model's own code.
@@ -12,22 +12,19 @@ read by the model's own code.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from .compat import LinearAttentionCacheLayerMixin, LinearAttentionLayer, OwnLayer
+from .inspection import keeps_state
 from .tree_layer import TreeLayer
 
-_OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
-"""Methods of a cache that a layer with a state calls."""
 _MASKS = ("attention_mask", "conv_mask")
 """Arguments that tell such a layer of padding; drafts have none."""
 
@@ -35,13 +32,13 @@ Parents = Sequence[Sequence[int]]
 """The parent of each node of every sequence, -1 for the root."""
 
 
-class Place:
+class CurrentNode:
     """Which node is read now, if any, and from which each begins; one for all states of a cache."""
 
     def __init__(self) -> None:
-        self.node: int | None = None
+        self.number: int | None = None
         self.parents: list[list[int]] = []
-        """By node, for each sequence."""
+        """By node, its parent in each sequence; -1 for the root."""
 
 
 class NodeStates(dict[int, Any]):
@@ -49,14 +46,14 @@ class NodeStates(dict[int, Any]):
     node's own, each a copy of its parent's from when it is first asked for.
     """
 
-    def __init__(self, states: dict[int, Any], place: Place) -> None:
+    def __init__(self, states: dict[int, Any], current: CurrentNode) -> None:
         super().__init__(states)
-        self.place = place
+        self.current = current
         self._nodes: list[dict[int, torch.Tensor]] = []
 
     def begin(self) -> None:
         """Forget the nodes of an earlier draft."""
-        self._nodes = [{} for _ in self.place.parents]
+        self._nodes = [{} for _ in self.current.parents]
 
     def keep(self, nodes: Sequence[int | None]) -> None:
         """The state after the last accepted of `nodes` becomes each sequence's; where none is accepted it stays."""
@@ -70,17 +67,17 @@ class NodeStates(dict[int, Any]):
                     self[number][row] = before[node][number][row]
 
     def __getitem__(self, number: int) -> Any:
-        node = self.place.node
+        node = self.current.number
         if node is None:
             return super().__getitem__(number)
         states = self._nodes[node]
         if number not in states:
-            before, parents = super().__getitem__(number), self.place.parents[node]
-            states[number] = _copied_rows([self._nodes[one][number] if one >= 0 else before for one in parents])
+            before, parents = super().__getitem__(number), self.current.parents[node]
+            states[number] = _copied_rows([before if parent < 0 else self._nodes[parent][number] for parent in parents])
         return states[number]
 
     def __setitem__(self, number: int, state: Any) -> None:
-        node = self.place.node
+        node = self.current.number
         if node is None:
             super().__setitem__(number, state)
         else:
@@ -104,8 +101,9 @@ class Mixer:
         self.last: torch.nn.Linear | None = None
         """The one among them whose output is the layer's, once that was seen."""
 
-    def hooks(self, place: Place, thread: int) -> Iterator[RemovableHandle]:
-        walk = _Walk(self, place, thread)
+    def hooks(self, current: CurrentNode, thread: int) -> Iterator[RemovableHandle]:
+        """Register what lets the layer read node by node in one thread."""
+        walk = _Walk(self, current, thread)
         yield self.module.register_forward_pre_hook(walk.before, with_kwargs=True)
         yield self.module.register_forward_hook(walk.after)
         for part in self.linear:
@@ -116,8 +114,8 @@ class Mixer:
 class _Walk:
     """One pass of a mixer over the nodes of a tree."""
 
-    def __init__(self, mixer: Mixer, place: Place, thread: int) -> None:
-        self._mixer, self._place, self._thread = mixer, place, thread
+    def __init__(self, mixer: Mixer, current: CurrentNode, thread: int) -> None:
+        self._mixer, self._current, self._thread = mixer, current, thread
         self._last = mixer.last
         """As it was at the beginning: another thread may find it in the middle of this pass."""
         self._on = False
@@ -148,7 +146,7 @@ class _Walk:
         for node in range(1, self._nodes.shape[1]):
             inputs, named = self._move_to(node)
             outputs.append(_parts(module.forward(*inputs, **named)))
-        self._on, self._place.node = False, None
+        self._on, self._current.number = False, None
         if self._last is None:
             self._mixer.last = next((part for part, made in self._seen if made is outputs[0][0]), None)
         made = [one[0] if one[0] is None else torch.cat(one, dim=1) for one in zip(*outputs, strict=True)]
@@ -171,7 +169,7 @@ class _Walk:
     def after_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...], made: torch.Tensor) -> Any:
         if threading.get_ident() != self._thread or not self._on:
             return None
-        node = self._place.node
+        node = self._current.number
         assert node is not None
         if args[0] is self._nodes:
             self._read[part] = made
@@ -185,7 +183,7 @@ class _Walk:
 
     def _move_to(self, node: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Move to a node; return the layer's arguments for it."""
-        self._place.node, self._node = node, self._nodes[:, node : node + 1]
+        self._current.number, self._node = node, self._nodes[:, node : node + 1]
         args, kwargs = self._others
         named = {name: self._of_node(value, node) for name, value in kwargs.items()}
         return (self._node, *[self._of_node(value, node) for value in args]), named
@@ -201,34 +199,14 @@ def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
 
 
 def mixers_among(parts: Iterable[torch.nn.Module]) -> tuple[Mixer, ...]:
-    """The layers among a model's parts that keep a recurrent state."""
-    return tuple(Mixer(part) for part in parts if _keeps_state(getattr(type(part), "forward", None)))
-
-
-@functools.cache
-def _keeps_state(forward: Callable[..., Any] | None) -> bool:
-    if forward is None:  # of code that was compiled ahead
-        return False
-    code = getattr(inspect.unwrap(forward), "__code__", None)
-    return code is not None and not _OF_STATES.isdisjoint(code.co_names)
-
-
-def recurrent_layers(cache: Cache) -> list[LinearAttentionCacheLayerMixin]:
-    """Return the layers of a cache that hold states."""
-    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-
-
-def states_of(cache: Cache) -> Iterator[dict[int, Any]]:
-    """Yield the states of a cache's layers, by number."""
-    for layer in recurrent_layers(cache):
-        yield layer.conv_states
-        yield layer.recurrent_states
+    """Return the layers among a model's parts that keep a recurrent state."""
+    return tuple(Mixer(part) for part in parts if keeps_state(part))
 
 
 def bytes_of_states(layers: Iterable[LinearAttentionCacheLayerMixin]) -> int:
     """Return the bytes of the recurrent states of some layers of a cache."""
-    kinds = [states for layer in layers for states in (layer.conv_states, layer.recurrent_states)]
-    return sum(state.nbytes for states in kinds for state in states.values() if state is not None)
+    by_layer = [states for layer in layers for states in (layer.conv_states, layer.recurrent_states)]
+    return sum(state.nbytes for states in by_layer for state in states.values() if state is not None)
 
 
 def take_states(layer: Any, states: Any) -> None:
@@ -302,58 +280,98 @@ class TokenCount(OwnLayer):
         self.length = 0
 
 
-@contextmanager
-def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Iterator[None]:
-    """For the length of the block, a pass of this thread over trees keeps the states after every node beside those of
-    the sequences, which stay as they are; `keep_states` keeps one.
-    """
-    states = [of_layer for of_layer in states_of(cache) if isinstance(of_layer, NodeStates)]
-    place = states[0].place
-    place.parents = [list(nodes) for nodes in zip(*parents, strict=True)]
-    for one in states:
-        one.begin()
-    thread = threading.get_ident()
-    hooks = [hook for mixer in mixers for hook in mixer.hooks(place, thread)]
-    try:
-        yield
-    finally:
-        place.node = None
-        for hook in hooks:
-            hook.remove()
+class RecurrentStates:
+    """The recurrent states of a cache: those of its sequences, and during a pass over trees those after every node."""
 
+    def __init__(self, cache: Cache) -> None:
+        """Take over the layers of a cache that keep states, and let it count the tokens of a model that has nothing
+        else. Afterwards the cache works wherever it did before.
+        """
+        for index, layer in enumerate(cache.layers):
+            both = isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer)
+            if both and not isinstance(layer, TreeLayer):
+                cache.layers[index] = own = RecurrentTreeLayer(layer.sliding_window if layer.is_sliding else 0, layer)
+                own.take_over(layer)
+        self.layers = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+        earlier = [layer.conv_states for layer in self.layers if isinstance(layer.conv_states, NodeStates)]
+        self._current = earlier[0].current if earlier else CurrentNode()
+        for layer in self.layers:
+            layer.conv_states = self._taken_over(layer.conv_states)
+            layer.recurrent_states = self._taken_over(layer.recurrent_states)
+        counters = [layer for layer in cache.layers if isinstance(layer, TokenCount)]
+        self.counter = counters[0] if counters else TokenCount()
+        """Counts tokens, where no layer has slots that show their number."""
+        if not any(isinstance(layer, CacheLayerMixin) for layer in cache.layers):
+            cache.layers.append(self.counter)
 
-def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
-    """After a pass `node_by_node` let the state after `nodes[row]` be that of the sequence; None leaves it as it is."""
-    for states in states_of(cache):
-        assert isinstance(states, NodeStates)
-        states.keep(nodes)
-
-
-def joined_states(cache: Cache, other: Cache) -> list[tuple[dict[int, Any], dict[int, Any]]]:
-    """Return the states of every layer of a cache, and those it has once another cache's sequences are appended."""
-    return [
-        (kept, {number: torch.cat([kept[number], state]) for number, state in joining.items() if state is not None})
-        for kept, joining in zip(states_of(cache), states_of(other), strict=True)
-    ]
-
-
-def select_states(cache: Cache, rows: Sequence[int]) -> None:
-    """Keep the states of these sequences alone, in this order."""
-    for states in states_of(cache):
+    def _taken_over(self, states: dict[int, Any]) -> NodeStates:
+        if isinstance(states, NodeStates):
+            return states
+        # A model writes into states in place, and cannot into those of an inference mode that has ended.
         for number, state in states.items():
-            if state is not None:
-                states[number] = state[list(rows)]
+            states[number] = state.clone() if state is not None and state.is_inference() else state
+        return NodeStates(states, self._current)
 
+    @property
+    def _by_layer(self) -> list[NodeStates]:
+        """The states of each layer, by number."""
+        return [states for layer in self.layers for states in (layer.conv_states, layer.recurrent_states)]
 
-def take_over_states(cache: Cache) -> None:
-    """Make a cache ready for `node_by_node`; elsewhere it works as before."""
-    layers = recurrent_layers(cache)
-    place = next((one.conv_states.place for one in layers if isinstance(one.conv_states, NodeStates)), Place())
-    for layer in layers:
-        for name in ("conv_states", "recurrent_states"):
-            states = getattr(layer, name)
-            if not isinstance(states, NodeStates):
-                # A model writes into states in place, and cannot into those of an inference mode that has ended.
-                for number, state in states.items():
-                    states[number] = state.clone() if state is not None and state.is_inference() else state
-                setattr(layer, name, NodeStates(states, place))
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states of all sequences."""
+        return bytes_of_states(self.layers)
+
+    @contextmanager
+    def node_by_node(self, mixers: Sequence[Mixer], parents: Parents) -> Iterator[None]:
+        """For the length of the block, a pass of this thread over trees keeps the states after every node beside those
+        of the sequences, which stay as they are; `keep` keeps one.
+        """
+        self._current.parents = [list(nodes) for nodes in zip(*parents, strict=True)]
+        for states in self._by_layer:
+            states.begin()
+        thread = threading.get_ident()
+        hooks = [hook for mixer in mixers for hook in mixer.hooks(self._current, thread)]
+        try:
+            yield
+        finally:
+            self._current.number = None
+            for hook in hooks:
+                hook.remove()
+
+    def keep(self, nodes: Sequence[int | None]) -> None:
+        """After a pass `node_by_node` let the state after `nodes[row]` be that of the sequence; None leaves it as it
+        is.
+        """
+        for states in self._by_layer:
+            states.keep(nodes)
+
+    def joined(self, other: RecurrentStates) -> list[tuple[NodeStates, dict[int, Any]]]:
+        """Return the states of every layer, and those it has once another cache's sequences are appended."""
+        return [
+            (own, {number: torch.cat([own[number], state]) for number, state in joining.items() if state is not None})
+            for own, joining in zip(self._by_layer, other._by_layer, strict=True)
+        ]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep the states of these sequences alone, in this order."""
+        for states in self._by_layer:
+            for number, state in states.items():
+                if state is not None:
+                    states[number] = state[list(rows)]
+
+    def copies(self, row: int) -> list[LinearAttentionLayer]:
+        """Return layers with copies of the states of one sequence."""
+        return [copied_states(layer, row) for layer in self.layers]
+
+    def take(self, layers: Sequence[LinearAttentionLayer]) -> None:
+        """Hold copies of the states of such layers, of one sequence."""
+        for layer, states in zip(self.layers, layers, strict=True):
+            take_states(layer, copied_states(states, 0))
+            layer.conv_states = self._taken_over(layer.conv_states)
+            layer.recurrent_states = self._taken_over(layer.recurrent_states)
+
+    def stop_counting(self, cache: Cache) -> None:
+        """Remove the count of tokens, before a cache is given back to its owner."""
+        if cache.layers[-1] is self.counter:
+            cache.layers.pop()

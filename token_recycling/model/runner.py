@@ -13,12 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
-from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees, send
 from .inspection import layer_states
-from .kv_cache import TreeCache, takes_frames
+from .kv_cache import TreeCache
 from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
 from .target import Target, band_of, rows_of
 
@@ -51,7 +50,7 @@ class Runner(Protocol):
         """The name under which the costs of its passes are kept."""
 
     @property
-    def cache(self) -> Cache:
+    def cache(self) -> TreeCache:
         """The cache in whose slots the sequences are, each from slot 0 on."""
 
     def describe(self) -> str:
@@ -99,7 +98,7 @@ class EagerRunner:
     def __init__(
         self,
         target: Target,
-        cache: Cache,
+        cache: TreeCache,
         reading: Reading | None = None,
         prepared: Callable[[], None] = lambda: None,
     ) -> None:
@@ -107,14 +106,8 @@ class EagerRunner:
         once its inputs are made.
         """
         self.target, self.cache, self._reading, self.prepared = target, cache, reading, prepared
-        self.slots = TreeCache(cache)
-        """The slots of the cache."""
         self._first = True
         """Whether the next pass is the batch's first one."""
-
-    def move_to(self, cache: Cache) -> None:
-        """Work in another cache, with the same slots in it."""
-        self.cache, self.slots = cache, TreeCache(cache)
 
     def describe(self) -> str:
         return "eager"
@@ -146,7 +139,7 @@ class EagerRunner:
         lengths = [len(sequence) - 1 for sequence in sequences]
         if states is None:
             return self._pass(drafts, sequences, lengths, active)
-        cached = self.cache.get_seq_length()
+        cached = self.cache.length
         with layer_states(self.target.model, states) as passes:
             result = self._pass(drafts, sequences, lengths, active)
         n, read = result.logits.shape[1], torch.cat(passes, dim=1).to(self.target.device)
@@ -165,15 +158,15 @@ class EagerRunner:
         target, cache = self.target, self.cache
         first, self._first = self._first, False
         if first and (logits := self._first_logits(drafts, sequences)) is not None:
-            return Pass(lengths, cache.get_seq_length() - logits.shape[1], logits)
-        if target.inputs.fixed_shapes and takes_frames(cache):
-            self.slots.settle(lengths)
+            return Pass(lengths, cache.length - logits.shape[1], logits)
+        if target.inputs.fixed_shapes and cache.takes_frames:
+            cache.settle(lengths)
             n = rows_of(max(map(len, drafts)))
             trees = send(drafts, lengths, n, target.device)
             inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n), cache)
             self.prepared()
             return Pass(lengths, lengths, target.forward(inputs, cache), trees=trees)
-        cached = cache.get_seq_length()
+        cached = cache.length
         inputs = target.inputs.of(drafts, lengths, cached, active)
         self.prepared()
         return Pass(lengths, cached, target.forward(inputs, cache))
@@ -184,18 +177,18 @@ class EagerRunner:
         """
         if self.target.info.recurrent:
             return read_prompts(self.target, sequences, self.cache)
-        if len(drafts) == 1 and self.cache.get_seq_length() < len(sequences[0]) - 1:
+        if len(drafts) == 1 and self.cache.length < len(sequences[0]) - 1:
             return first_pass(self.target, sequences[0], drafts[0], self.cache, self._reading)
         return None
 
     def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
-        self.slots.keep(seen.starts, seen.lengths, accepted)
+        self.cache.keep(seen.starts, seen.lengths, accepted)
 
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
-        self.slots.join(other.slots)
+        self.cache.join(other.cache)
 
     def leave(self, order: Sequence[int], cached: int) -> None:
-        self.slots.select(order, cached)
+        self.cache.select(order, cached)
 
     def give_back(self, lengths: Sequence[int]) -> None:
         """Do nothing: the slots are those of the cache."""
@@ -222,12 +215,14 @@ class EagerRunners:
         return eager
 
 
-Backend = Callable[[Target, Cache | None, bool], AbstractContextManager[Runners]]
+Backend = Callable[[Target, TreeCache | None, bool], AbstractContextManager[Runners]]
 """A context manager for the length of a run: in a cache, or None where sequences join and leave; whether equal calls
 must give equal outputs.
 """
 
 
-def eager(target: Target, cache: Cache | None = None, reproducible: bool = False) -> AbstractContextManager[Runners]:
+def eager(
+    target: Target, cache: TreeCache | None = None, reproducible: bool = False
+) -> AbstractContextManager[Runners]:
     """Make eager passes."""
     return nullcontext(EagerRunners())

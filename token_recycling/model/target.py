@@ -19,12 +19,11 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from ..trees.packed import PackedTrees
@@ -43,11 +42,13 @@ from .inspection import (
     uncompiled,
     vocabulary_size,
 )
-from .kv_cache import count, framed, take_over, windowed_layer
+from .kv_cache import TreeCache
 from .parts import parts_of
 from .prepacking import PREPACKED, drop
-from .recurrence import mixers_among, node_by_node
 from .tree_layer import Frame, TreeLayer, window_band, window_start
+
+if TYPE_CHECKING:
+    from .recurrence import Mixer
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
 """Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""
@@ -122,8 +123,6 @@ class Target:
         embeddings = getattr(model.get_input_embeddings(), "weight", None)
         self.embedded = len(embeddings) if isinstance(embeddings, torch.Tensor) else 0
         """Number of input ids."""
-        self.mixers = mixers_among(parts_of(model)) if info.recurrent else ()
-        """Its recurrent layers."""
         self.arguments = arguments_of(model)
         """The arguments that its forward names."""
         self._takes_positions = "position_ids" in self.arguments
@@ -136,6 +135,13 @@ class Target:
         """Arguments of all passes, whatever the configuration says."""
         if "output_router_logits" in self.arguments:  # for a loss alone, which takes no mask of a tree
             self._options["output_router_logits"] = False
+
+    @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Its recurrent layers."""
+        from .recurrence import mixers_among
+
+        return mixers_among(parts_of(self.model))
 
     @cached_property
     def shape(self) -> str:
@@ -196,20 +202,18 @@ class Target:
 
         return Frequencies(self.model, self.kept.lock).turn
 
-    def new_cache(self) -> DynamicCache:
-        """Return an empty cache, whose layers hold the slots of trees."""
-        cache = DynamicCache(config=self.config)
-        take_over(cache)
-        return cache
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache."""
+        return TreeCache(DynamicCache(config=self.config))
 
-    def forward(self, inputs: PassInputs, cache: Cache, last: int = 0) -> torch.Tensor:
+    def forward(self, inputs: PassInputs, cache: TreeCache, last: int = 0) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache;
         of the `last` ones alone where the model can leave the others out. They are on the model's input device.
         """
-        info, mask, windowed = self.info, inputs.mask, windowed_layer(cache)
+        info, mask, windowed = self.info, inputs.mask, cache.windowed
         if mask is not None and inputs.frame is None and windowed is not None and any(windowed.starts):
             mask = within_windows(mask, info.layers, windowed)
-        arguments = {**self._options, self._cache: cache, "input_ids": inputs.tokens}
+        arguments = {**self._options, self._cache: cache.cache, "input_ids": inputs.tokens}
         if self._takes_mask:
             arguments["attention_mask"] = mask
         if self._takes_positions:
@@ -218,50 +222,50 @@ class Target:
             arguments["logits_to_keep"] = last
         with attending(self.config, info.attention, info.named_attention), contextlib.ExitStack() as others:
             if inputs.frame is not None:
-                others.enter_context(framed(cache, inputs.frame))
+                others.enter_context(cache.framed(inputs.frame))
             if self.prepacked is not None:
                 others.enter_context(self.prepacked.used())
             if self.device.type != "cpu":
                 others.enter_context(self._experts_of_decoding())
             if info.key_bias is not None and isinstance(mask, torch.Tensor):
                 others.enter_context(biased_by_position(self.model, info.key_bias, mask, _key_positions(inputs, cache)))
-            if inputs.parents is not None:
-                others.enter_context(node_by_node(self.mixers, cache, inputs.parents))
+            if inputs.parents is not None and cache.states is not None:
+                others.enter_context(cache.states.node_by_node(self.mixers, inputs.parents))
             logits = self.eager(**arguments).logits
-        if info.recurrent:
-            count(cache, inputs.tokens.shape[1])
+        if cache.states is not None:
+            cache.states.counter.length += inputs.tokens.shape[1]
         return logits.to(self.device)
 
-    def forward_with_hidden(self, inputs: PassInputs, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_with_hidden(self, inputs: PassInputs, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
         """As `forward`, with the last hidden states (batch, n, hidden) that the logits were made of."""
         with layer_states(self.model, last_state) as seen:
             logits = self.forward(inputs, cache)
         return logits, seen[-1].to(self.device)
 
     def read(
-        self, tokens: torch.Tensor, cache: Cache, last: int = 0, padding: Sequence[int] | None = None
+        self, tokens: torch.Tensor, cache: TreeCache, last: int = 0, padding: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
         `last` ones alone as in `forward`. The first `padding[row]` tokens of all that was read so are of no sequence.
         """
-        tokens, more = tokens.to(self.device), {**self._options, self._cache: cache}
+        tokens, more = tokens.to(self.device), {**self._options, self._cache: cache.cache}
         if last and self.leaves_logits_out:
             more["logits_to_keep"] = last
-        places = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device).expand(len(tokens), -1)
+        places = torch.arange(cache.length + tokens.shape[1], device=self.device).expand(len(tokens), -1)
         if padding is not None and any(padding):
             before = torch.tensor(padding, device=self.device)[:, None]
             more["attention_mask"] = (places >= before).long()
             places = (places - before).clamp(min=0)
         if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
             more["position_ids"] = places[:, -tokens.shape[1] :]
-        behind = tokens.shape[1] > 1 and cache.get_seq_length() > 0  # where every layer has a mask
+        behind = tokens.shape[1] > 1 and cache.length > 0  # where every layer has a mask
         grouped = behind and self.info.named_attention
         with attending(self.config, self.info.attention, grouped), contextlib.ExitStack() as others:
             if self.prepacked is not None:
                 others.enter_context(self.prepacked.used())
             logits = self.eager(input_ids=tokens, **more).logits
-        if self.info.recurrent:
-            count(cache, tokens.shape[1])
+        if cache.states is not None:
+            cache.states.counter.length += tokens.shape[1]
         return logits.to(self.device)
 
 
@@ -282,11 +286,11 @@ class PassInputs(NamedTuple):
     """(batch, length) positions of the slots before the nodes, where some belong to nodes of a tree."""
 
 
-def _key_positions(inputs: PassInputs, cache: Cache) -> torch.Tensor:
+def _key_positions(inputs: PassInputs, cache: TreeCache) -> torch.Tensor:
     """Positions (batch, length + n) of all keys of a pass."""
     before, positions = inputs.key_positions, inputs.positions
     if before is None:
-        before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
+        before = torch.arange(cache.length, device=positions.device).expand(len(positions), -1)
     return torch.cat([before, positions], dim=1)
 
 
@@ -320,13 +324,13 @@ class TreeInputs:
             parents=[draft.parents.tolist()] if self._info.recurrent and len(draft) > 1 else None,
         )
 
-    def of_packed(self, trees: PackedTrees, band: int, cache: Cache) -> PassInputs:
+    def of_packed(self, trees: PackedTrees, band: int, cache: TreeCache) -> PassInputs:
         """Inputs of a pass of a fixed shape over packed trees. The nodes of each take the slots behind its sequence,
         and attention runs over the first `band` slots, in layers with a window over those that are left. Numbers on the
         device are all that changes from pass to pass, so that one can be captured. The cache must take frames, and have
         dropped no slots but those before windows of `trees.lengths` tokens.
         """
-        n, layers, windowed = trees.tokens.shape[1], self._info.layers, windowed_layer(cache)
+        n, layers, windowed = trees.tokens.shape[1], self._info.layers, cache.windowed
         behind = trees.lengths[:, None] + torch.arange(n, device=self._device)
         frame, mask = Frame(behind, band), tree_masks(layers, trees, band, self._dtype)
         if windowed is not None:

@@ -52,11 +52,12 @@ def window_band(window: int, nodes: int) -> int:
     return _rounded(window + _MARGIN + _block(window) + nodes)
 
 
-def capacity(slots: int) -> int:
-    """Return the slots that a layer without a window may hold room for, with so many in use; captured passes take up to
-    twice `slots`.
+def capacity(slots: int, window: int = 0) -> int:
+    """Return the slots that a layer makes room for where it needs `slots`, in one with a window no more to spare than
+    it needs for any sequence; captured passes take up to twice `slots`.
     """
-    return _rounded(slots + max(slots // _SPARE, _LEAST_SPARE))
+    ample = slots + max(slots // _SPARE, _LEAST_SPARE)
+    return _rounded(max(slots, min(ample, window_band(window, WINDOW_NODES))) if window else ample)
 
 
 def _rounded(slots: int) -> int:
@@ -84,9 +85,8 @@ class TreeLayer(DynamicLayer):
     def __init__(self, window: int = 0) -> None:
         """`window`: how many tokens a token may see, itself included; 0 for all."""
         self.window = window
+        """Slots that left it are dropped; 0 where all stay."""
         self.is_sliding = window > 0
-        self.drops = window > 0
-        """Whether slots that left the window are dropped."""
         self.buffers: list[torch.Tensor] = []
         """(2, sequences, heads, capacity, size) of keys and values, or (1, ...) of each where they differ in size. None
         before the first pass.
@@ -151,7 +151,7 @@ class TreeLayer(DynamicLayer):
         if rows <= have_rows and columns <= have_columns:
             return False
         if columns > have_columns:
-            have_columns = columns if exactly else _rounded(self._with_spare(columns))
+            have_columns = columns if exactly else capacity(columns, self.window)
         if rows > have_rows:
             have_rows = rows if exactly else max(rows, 2 * have_rows)
         self._grow(have_rows, have_columns)
@@ -159,13 +159,9 @@ class TreeLayer(DynamicLayer):
 
     def expect(self, length: int) -> None:
         """Before sequences are read: let the capacity for `length` tokens of each be made at once."""
-        if not self.buffers and not self.drops:
+        if not self.buffers and not self.window:
             rows, columns = self.reserved
-            self.reserved = rows, max(columns, _rounded(self._with_spare(length)))
-
-    def _with_spare(self, columns: int) -> int:
-        wanted = columns + max(columns // _SPARE, _LEAST_SPARE)
-        return max(columns, min(wanted, window_band(self.window, WINDOW_NODES))) if self.drops else wanted
+            self.reserved = rows, max(columns, capacity(length))
 
     @lasting()
     def _grow(self, rows: int, columns: int) -> None:
@@ -174,6 +170,12 @@ class TreeLayer(DynamicLayer):
             grown = self._empty(buffer, rows, columns)
             grown[:, : self.rows, :, : self.columns] = buffer[:, : self.rows, :, : self.columns]
             self.buffers[index] = grown
+
+    def take_over(self, layer: Any) -> None:
+        """Hold the slots of a layer of transformers, as far as it has not dropped them; this one is empty."""
+        if layer.is_initialized and layer.keys is not None:
+            self.load(layer.keys, layer.values, layer.cumulative_length - layer.keys.shape[2] if self.window else 0)
+            self.device = layer.device  # the states of an offloaded layer lie elsewhere
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, dropped: int) -> None:
         """Hold these slots (batch, heads, n, size), before which so many were dropped; the layer is empty."""
@@ -200,7 +202,7 @@ class TreeLayer(DynamicLayer):
         _, most_rows, _, most_columns, _ = self.buffers[-1].shape
         if rows > most_rows or end > most_columns:
             surplus = self.first_needed - min(self.starts)
-            if self.drops and surplus > 0 and end > most_columns:
+            if self.window and surplus > 0 and end > most_columns:
                 return self._update_window(key_states, value_states, surplus)
             self.reserve(rows, end)
         self.columns = end
@@ -228,7 +230,7 @@ class TreeLayer(DynamicLayer):
         self, frame: Frame, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write states to the slots of a frame and return its band."""
-        own = frame.windowed if self.drops and frame.windowed is not None else frame
+        own = frame.windowed if self.window and frame.windowed is not None else frame
         rows, slots = len(key_states), own.slots[:, None, :, None]
         self.reserve(rows, own.band)
         self.length, self.columns = frame.band, own.band
@@ -264,7 +266,7 @@ class TreeLayer(DynamicLayer):
         """Keep the first `lengths[row]` slots of each sequence, and drop those before its window."""
         if self.rows != len(lengths):  # a frame was filled up with sequences that there are not
             self.rows, self.starts = len(lengths), (self.starts + [0] * len(lengths))[: len(lengths)]
-        if self.drops:
+        if self.window:
             self._drop(lengths)
         self.length = max(lengths)
         self.columns = max(map(sub, lengths, self.starts))
@@ -280,7 +282,7 @@ class TreeLayer(DynamicLayer):
 
     def _starts(self, lengths: Sequence[int]) -> list[int]:
         """The slots that sequences of these lengths have dropped."""
-        return [window_start(length, self.window) if self.drops else 0 for length in lengths]
+        return [window_start(length, self.window) if self.window else 0 for length in lengths]
 
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
         """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
@@ -427,6 +429,11 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         since each sequence is in the slots from 0 on, in order.
         """
 
+    def take_over(self, layer: Any) -> None:
+        super().take_over(layer)
+        if layer.indexer_keys is not None:
+            self.update_indexer(layer.indexer_keys)
+
     @lasting()
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """As in transformers."""
@@ -479,6 +486,11 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
 
 class BlockTreeLayer(IndexedTreeLayer):
     """A layer of MiniMax M3, which attends to blocks of keys, and chooses them by one index key (1, size) a slot."""
+
+    def take_over(self, layer: Any) -> None:
+        TreeLayer.take_over(self, layer)
+        if self.buffers:
+            self.update_index(layer.idx_keys)
 
     def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
         """Append index keys (batch, 1, n, size) and return those of all slots, as in transformers."""

@@ -40,10 +40,8 @@ from .compat import LOOP, plain_loop
 from .foreign import Foreign, listed
 from .foreign.plain import Numbers, Reach, form_of, numbers_in
 from .info import ModelInfo, depends_on_rows
-from .kv_cache import take_over
 from .parts import own_class
 from .prefill import cross_border, first_pass, prefill
-from .recurrence import bytes_of_states, recurrent_layers
 from .target import Target
 
 logger = logging.getLogger("token_recycling")
@@ -100,9 +98,10 @@ def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
     try:
         target = Target(model)
         text = random_tokens(target, length)
-        if info.recurrent:
-            prefill(target, [text], cache := target.new_cache())
-            size = bytes_of_states(recurrent_layers(cache)) / 1e6
+        cache = target.new_cache()
+        if cache.states is not None:
+            prefill(target, [text], cache)
+            size = cache.states.nbytes / 1e6
             notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
         parents = _WIDE_TREE if info.branches else branch(1 + len(_WIDE_TREE))
         trees, scale = largest_difference(target, text, parents)
@@ -168,7 +167,6 @@ def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) ->
     some recurrent layers read several tokens at once in another way, which is more than rounding apart.
     """
     cache = target.new_cache()
-    take_over(cache)
     target.read(texts, cache, last=1)
     return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
 

@@ -15,8 +15,6 @@ from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
 from ..model.info import UnsupportedModelError
-from ..model.kv_cache import TreeCache
-from ..model.recurrence import bytes_of_states, recurrent_layers
 from ..model.support import ready
 from ..model.target import Target
 from ..model.tree_layer import capacity
@@ -89,6 +87,5 @@ def _bytes_of_sequence(target: Target) -> tuple[int, int]:
     """Return the bytes that a sequence needs in the cache: per token, and for its states."""
     cache = target.new_cache()
     target.read(torch.zeros(1, 2, dtype=torch.long), cache, last=1)
-    return sum(states.nbytes for layer in TreeCache(cache).slice(0, 0, 1) for states in layer), bytes_of_states(
-        recurrent_layers(cache)
-    )
+    per_token = sum(states.nbytes for layer in cache.slice(0, 0, 1) for states in layer)
+    return per_token, 0 if cache.states is None else cache.states.nbytes

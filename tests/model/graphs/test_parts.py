@@ -18,7 +18,6 @@ from token_recycling.loop.processors import penalised
 from token_recycling.loop.request import TokenSelector, TokenSequence
 from token_recycling.model.architectures import Reach
 from token_recycling.model.graphs.passes import CapturedPasses
-from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
 from token_recycling.model.target import ROWS, Target, band_of, batch_of, rows_of, tree_masks
 from token_recycling.trees.packed import PADDING, send
@@ -164,8 +163,8 @@ def test_sequences_go_in_and_come_back(model, lengths):
     prefill(target, [text[: min(lengths) - 2] for text in texts], given)
     prefill(target, texts, wanted)
     passes, cached = CapturedPasses(target), [length - 1 for length in lengths]
-    passes.begin(target, TreeCache(wanted), cached, 32)
-    passes.write(given, cached)
+    passes.begin(target, wanted, cached, 32)
+    given.take(passes.slots, 0, cached)
     for own, theirs in zip(given.layers, wanted.layers, strict=True):
         for row, length in enumerate(lengths):
             assert_close(own.keys[row, :, : length - 1], theirs.keys[row, :, : length - 1])

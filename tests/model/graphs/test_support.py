@@ -9,6 +9,7 @@ from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
 from token_recycling.model.graphs import NoFastPathError, captured_where_possible, passes_of
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.runner import EagerRunners
 from token_recycling.model.target import Target
@@ -98,7 +99,7 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
         assert found is passes
         with captured_where_possible(played, target.new_cache()) as within:
             assert isinstance(within, EagerRunners)  # one call of a model at a time
-    offloaded = DynamicCache(offloading=True)
+    offloaded = TreeCache(DynamicCache(offloading=True))
     for _ in range(2):
         with captured_where_possible(played, offloaded) as found:
             assert isinstance(found, EagerRunners)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ...model.kv_cache import TreeCache
 from ...model.prefill import prefill
 from ...model.target import PassInputs, Target
 from ...trees.draft import Draft
@@ -31,7 +30,6 @@ class Reader:
         self.cached = 0
         """Tokens of the sequence in the cache."""
         self._cache = model.new_cache()
-        self._slots = TreeCache(self._cache)
         self._root_visible = torch.ones(1, 1, dtype=torch.bool, device=model.device)
         self._root_depth = torch.zeros(1, dtype=torch.long, device=model.device)
         self._visible, self._depths = self._root_visible, self._root_depth
@@ -65,7 +63,7 @@ class Reader:
             self.keep([])
         if self.cached == len(sequence):  # the same sequence again
             self.cached -= 1
-            self._slots.keep(self.cached, [self.cached], [[]])
+            self._cache.keep(self.cached, [self.cached], [[]])
         if len(sequence) - self.cached > _AT_ONCE:
             self._prefill(sequence)
         new = self._with_embeddings(sequence[self.cached :])
@@ -99,7 +97,7 @@ class Reader:
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Keep the nodes of an accepted path from the root, given in order of reading."""
-        self._slots.keep(self.cached - 1, [self.cached - 1], [[0, *nodes]])
+        self._cache.keep(self.cached - 1, [self.cached - 1], [[0, *nodes]])
         self.cached += len(nodes)
         self._forget()
 

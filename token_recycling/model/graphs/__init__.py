@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from transformers.cache_utils import Cache
-
+from ..kv_cache import TreeCache
 from ..runner import Backend, EagerRunners, Runners, States, eager
 from ..target import Target
 
@@ -47,7 +46,7 @@ def backend_for(fast: Fast, suspends: bool = False) -> Backend:
 
 @contextmanager
 def captured(
-    target: Target, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
+    target: Target, cache: TreeCache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> Iterator[CapturedPasses]:
     """Make passes of constant shapes, captured where there is CUDA. A model has slots for one run: that of another
     thread is waited for, unless it `suspends`. Raises NoFastPathError where such passes do not hold.
@@ -69,7 +68,7 @@ def captured(
 
 
 def captured_where_possible(
-    target: Target, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
+    target: Target, cache: TreeCache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> AbstractContextManager[Runners]:
     """Make captured passes on CUDA where they hold, else eager ones."""
     if target.device.type != "cuda":
@@ -79,7 +78,7 @@ def captured_where_possible(
 
 @contextmanager
 def captured_or_eager(
-    target: Target, cache: Cache | None = None, reproducible: bool = False, suspends: bool = False
+    target: Target, cache: TreeCache | None = None, reproducible: bool = False, suspends: bool = False
 ) -> Iterator[Runners]:
     """Make captured passes; eager ones where these do not hold, with one warning for each reason, and while another
     run of the model makes captured ones.

@@ -9,14 +9,13 @@ from threading import Lock, get_ident
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import Cache
 from transformers.utils.logging import tqdm
 
 from ..._util.device import lasting
 from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..inspection import layer_states
-from ..kv_cache import TreeCache, keep_all, windowed_layer
+from ..kv_cache import TreeCache
 from ..runner import EagerRunner, Pass, States
 from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
 from . import NoFastPathError
@@ -116,8 +115,8 @@ class CapturedPasses:
         self.batch = self.capacity = 0
         cache = target.new_cache()
         if not drops:
-            keep_all(cache)
-        return TreeCache(cache)
+            cache.keep_all()
+        return cache
 
     @lasting()
     def begin(self, target: Target, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
@@ -125,12 +124,11 @@ class CapturedPasses:
         now on. They are copied if the cache holds something; else their prompts are read into these slots, and there is
         no second copy.
         """
-        drops, own = windowed_layer(cache.cache) is not None, windowed_layer(self.slots.cache) is not None
-        if drops != own:
-            self.slots = self._empty(target, drops)
+        if (cache.windowed is None) != (self.slots.windowed is None):
+            self.slots = self._empty(target, drops=cache.windowed is not None)
         self.slots.cache.reset()
         self.reserve(len(lengths), min(longest + ROWS[-1], 2 * max(lengths) + _AHEAD))
-        if cache.cache.get_seq_length():
+        if cache.length:
             self.slots.take(cache, 0, lengths)
 
     @lasting()
@@ -154,12 +152,6 @@ class CapturedPasses:
         """Add the sequence of another cache, whose tokens have the first `cached` slots, behind `sequences` others."""
         self.reserve(sequences + 1, cached if cached <= self.capacity else 2 * max(cached, self.capacity))
         self.slots.take(other, sequences, [cached])
-
-    @lasting()
-    def write(self, cache: Cache, lengths: Sequence[int]) -> None:
-        """Let a cache, which is not changed by anybody else, hold the slots of the sequences."""
-        given = TreeCache(cache)
-        given.take(self.slots, 0, lengths)
 
     @lasting()
     def forward(
@@ -196,7 +188,7 @@ class CapturedPasses:
         """
         numbers = shape.states
         with layer_states(target.model, lambda _: numbers) if numbers else nullcontext([None]) as states:
-            logits = target.forward(target.inputs.of_packed(trees, shape.band, self.slots.cache), self.slots.cache)
+            logits = target.forward(target.inputs.of_packed(trees, shape.band, self.slots), self.slots)
         return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
 
     def _shared(self, name: str, made: torch.Tensor) -> torch.Tensor:
@@ -249,11 +241,11 @@ class GraphRunner:
     def __init__(self, passes: CapturedPasses, eager: EagerRunner, longest: int) -> None:
         """`eager` reads the prompts; sequences may grow up to `longest` tokens."""
         self._passes, self._eager, self._longest = passes, eager, longest
-        self._given: Cache | None = None
+        self._given: TreeCache | None = None
         """The cache that the batch began with, once the sequences lie in the captured slots."""
 
     @property
-    def cache(self) -> Cache:
+    def cache(self) -> TreeCache:
         """The cache in whose slots the sequences are."""
         return self._eager.cache
 
@@ -263,14 +255,13 @@ class GraphRunner:
     def _move(self, sequences: Sequence[torch.Tensor]) -> None:
         """Let the sequences lie in the captured slots from now on."""
         lengths, given = [len(sequence) - 1 for sequence in sequences], self._eager.cache
-        self._passes.begin(self._eager.target, TreeCache(given), lengths, self._longest)
-        self._eager.move_to(self._passes.slots.cache)
-        self._given = given
+        self._passes.begin(self._eager.target, given, lengths, self._longest)
+        self._eager.cache, self._given = self._passes.slots, given
 
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
     ) -> list[torch.Tensor] | None:
-        if self._given is None and not self.cache.get_seq_length():
+        if self._given is None and not self.cache.length:
             self._move(sequences)
         return self._eager.prefill(sequences, cached, states)
 
@@ -282,7 +273,7 @@ class GraphRunner:
         states: States | None = None,
     ) -> Pass:
         target, lengths = self._eager.target, [len(sequence) - 1 for sequence in sequences]
-        cached = self.cache.get_seq_length()
+        cached = self.cache.length
         if self._given is None and (not cached or cached >= max(lengths)):
             self._move(sequences)
         if cached < max(lengths):
@@ -298,11 +289,11 @@ class GraphRunner:
         if self._given is None:
             self._eager.join(other, sequences, cached)
         else:
-            self._passes.join(self._eager.target, other.slots, sequences, cached)
+            self._passes.join(self._eager.target, other.cache, sequences, cached)
 
     def leave(self, order: Sequence[int], cached: int) -> None:
         self._eager.leave(order, cached)
 
     def give_back(self, lengths: Sequence[int]) -> None:
         if self._given is not None:
-            self._passes.write(self._given, lengths)
+            self._given.take(self._passes.slots, 0, lengths)

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from ...trees.draft import Draft
 from ...trees.templates import parse_paths
 from ..compat import modes
 from ..info import ModelInfo
-from ..kv_cache import TreeCache, takes_frames
+from ..kv_cache import TreeCache
 from ..parts import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..prefill import prefill
 from ..target import Target
@@ -136,13 +135,13 @@ def _tried_out(target: Target) -> CapturedPasses | str:
     cache = target.new_cache()
     sequence = torch.arange(1, _TRIED, device=target.device) % target.embedded
     prefill(target, [sequence], cache)
-    slots, name, cached = TreeCache(cache), type(target.model).__name__, len(sequence) - 1
-    if not takes_frames(cache):
+    name, cached = type(target.model).__name__, len(sequence) - 1
+    if not cache.takes_frames:
         return f"the cache of {name} holds more than keys and values (as of sparse attention)"
     passes = CapturedPasses(target)
-    passes.begin(target, slots, [cached], cached + 2 * len(_TREE))
+    passes.begin(target, cache, [cached], cached + 2 * len(_TREE))
     try:
-        deviation = _deviation(target, passes, slots, cached, int(sequence[-1]))
+        deviation = _deviation(target, passes, cache, cached, int(sequence[-1]))
     except RuntimeError as error:
         return f"the forward pass of {name} cannot be captured: {error}"
     if deviation > _ALIKE[target.dtype.itemsize]:
@@ -153,25 +152,25 @@ def _tried_out(target: Target) -> CapturedPasses | str:
     return passes
 
 
-def _deviation(target: Target, passes: CapturedPasses, slots: TreeCache, cached: int, root: int) -> float:
+def _deviation(target: Target, passes: CapturedPasses, cache: TreeCache, cached: int, root: int) -> float:
     """The largest difference between the logits of small trees in captured and eager passes, as a share of the largest
     logit. The second tree sees the slots that were kept of the first.
     """
     worst, path = 0.0, [0, 2, 3]
     for _ in range(2):
         draft = Draft(torch.arange(root, root + len(_TREE)) % target.embedded, _TREE)
-        wanted = target.forward(target.inputs.of([draft], [cached], cached), slots.cache)[0].float()
+        wanted = target.forward(target.inputs.of([draft], [cached], cached), cache)[0].float()
         logits = passes.forward(target, [draft], [cached]).logits[0, : len(_TREE)].float()
         worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
-        slots.keep(cached, [cached], [path])
+        cache.keep(cached, [cached], [path])
         passes.slots.keep([cached], [cached], [path])
         cached, root = cached + len(path), root + len(_TREE)
     return worst
 
 
-def why_not(cache: Cache | None, reproducible: bool) -> str | None:
+def why_not(cache: TreeCache | None, reproducible: bool) -> str | None:
     """Return why the passes of a run cannot be captured, or None."""
-    if cache is not None and cache.offloading:
+    if cache is not None and cache.cache.offloading:
         return "the cache is offloaded"
     if reproducible:
         return "fast and reproducible cannot both be True; leave one of them out"
