@@ -129,7 +129,7 @@ def test_whoever_leaves_while_a_prompt_is_read_is_let_go_at_once(texts, begins):
     assert isinstance(left.error, GoneError)
     assert left in texts.ended
     assert left not in texts.batch.requests
-    assert prefixes.known(LONG[0]) == left.cached == (2 * PIECE if begins else 0)
+    assert prefixes.cached_tokens(LONG[0]) == left.cached == (2 * PIECE if begins else 0)
     texts.finish()
     assert texts.said[left] == []
     assert texts.said[other] == alone(MODEL, SHORT, 60)

@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 
 import token_recycling as tr
-from token_recycling.model.graphs.state import operations_of
+from token_recycling.model.graphs.state import state_of
 
 Change = Callable[[Any], Any]
 
 
 def state(model):
-    return operations_of(model, "sdpa", keep=True)
+    return state_of(model, "sdpa", keep=True)
 
 
 def swapped(model):
@@ -100,7 +100,7 @@ def test_choices_of_attention_are_seen(model):
     with sdpa_kernel(SDPBackend.MATH):
         assert before != state(model)
     assert before == state(model)
-    assert before != operations_of(model, "eager")
+    assert before != state_of(model, "eager")
 
 
 def test_attributes_that_hold_themselves(model):

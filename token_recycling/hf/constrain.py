@@ -35,16 +35,16 @@ def constrain(
     of JSON Schema that cannot be held to, by its place in the schema, and unless exactly one form is given; ImportError
     without llguidance. Objects have no properties but those that a schema names, unless it says `additionalProperties`.
     """
-    given = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
-    forms = {name: value for name, value in given.items() if value is not None}
+    arguments = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
+    forms = {name: value for name, value in arguments.items() if value is not None}
     if len(forms) != 1:
         raise ValueError(f"give one of json_schema, regex and grammar, got {' and '.join(forms) or 'none'}")
     if missing := lacking("grammar", "llguidance"):
         raise ImportError(f"constrain {missing}")
     if model not in _vocabularies:
         _vocabularies[model] = _vocabulary(model)
-    ((kind, form),) = forms.items()
-    return GrammarProcessor(compiled(_vocabularies[model], kind, form))
+    ((form_name, form),) = forms.items()
+    return GrammarProcessor(compiled(_vocabularies[model], form_name, form))
 
 
 def _vocabulary(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:

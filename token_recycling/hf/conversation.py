@@ -73,14 +73,14 @@ class Conversation:
             )
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
-        made = make_drafter(drafter)
-        prepack_weights(model, prepack, fixed=made.traits.begins_anew)
+        drafter = make_drafter(drafter)
+        prepack_weights(model, prepack, fixed=drafter.traits.begins_anew)
         self._target = ready(model)
-        made.warm_up(self._target.device)  # the first answer waits for no compiler
-        made.fit(self._target)
+        drafter.warm_up(self._target.device)  # the first answer waits for no compiler
+        drafter.fit(self._target)
         backend = backend_for(fast)
-        capture_common(self._target, backend, made.traits.states, reproducible=made.traits.begins_anew)
-        self.acceleration = Acceleration(made, backend, self._target)
+        capture_common(self._target, backend, drafter.traits.states, reproducible=drafter.traits.begins_anew)
+        self.acceleration = Acceleration(drafter, backend, self._target)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
@@ -99,7 +99,7 @@ class Conversation:
         """
         question = {"role": "user", "content": text}
         ids = self._encoded([*self.messages, question])
-        asked = self._asked(ids, arguments)
+        call_arguments = self._call_arguments(ids, arguments)
         shown = IncrementalText(self.tokenizer)
 
         def show(piece: str) -> None:
@@ -108,18 +108,18 @@ class Conversation:
 
         recorder = StepRecorder(lambda tokens: show(shown.push(tokens)))
         try:
-            view(self.model, self.acceleration).generate(**asked, streamer=recorder)
+            view(self.model, self.acceleration).generate(**call_arguments, streamer=recorder)
             show(shown.flush())
         except KeyboardInterrupt:
             if recorder.tokens:
-                self._keep(question, asked, recorder.tokens)
+                self._keep(question, call_arguments, recorder.tokens)
             raise
-        return self._keep(question, asked, recorder.tokens)
+        return self._keep(question, call_arguments, recorder.tokens)
 
-    def _keep(self, question: dict[str, str], asked: dict[str, Any], tokens: list[int]) -> str:
+    def _keep(self, question: dict[str, str], call_arguments: dict[str, Any], tokens: list[int]) -> str:
         answer, stats = decoded(self.tokenizer, tokens), self.acceleration.stats
         self.messages += [question, {"role": "assistant", "content": answer}]
-        self.last = Turn(asked, stats.cached_tokens, tokens, stats)
+        self.last = Turn(call_arguments, stats.cached_tokens, tokens, stats)
         return answer
 
     def _encoded(self, messages: list[dict[str, str]]) -> torch.Tensor:
@@ -134,9 +134,9 @@ class Conversation:
             ) from error
         return checked_prompt(inputs["input_ids"], self._target)
 
-    def _asked(self, ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _call_arguments(self, ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments of `model.generate` for a prompt; at most as many new tokens as the model's context holds."""
-        asked = {**self.arguments, **arguments}
+        call_arguments = {**self.arguments, **arguments}
         context = self._target.max_length
         if context is not None:
             if len(ids) >= context:
@@ -144,5 +144,5 @@ class Conversation:
                     f"the conversation must have fewer tokens than the model's context of {context}, got {len(ids)}; "
                     "begin a new one: reset(), in `chat` /reset"
                 )
-            asked["max_new_tokens"] = min(asked["max_new_tokens"], context - len(ids))
-        return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **asked}
+            call_arguments["max_new_tokens"] = min(call_arguments["max_new_tokens"], context - len(ids))
+        return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **call_arguments}

@@ -41,7 +41,7 @@ class DecodingThread:
         """
         self._model, self.target, self._backend = model, ready(model), backend
         self._batch = RunningBatch(self.target, backend)
-        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._functions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Functions to call before the next step; None to end."""
         self._waiting: dict[Request, Future[None]] = {}
         self._ending, self._ended = threading.Lock(), False
@@ -55,24 +55,24 @@ class DecodingThread:
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in the decoding thread, between two steps; in this one if that thread has ended."""
-        called: Future[T] = Future()
+        result: Future[T] = Future()
 
         def call() -> None:
             try:
-                called.set_result(function())
+                result.set_result(function())
             except Exception as error:
-                called.set_exception(error)
+                result.set_exception(error)
 
         with self._ending:
             if not self._ended:
-                self._asked.put(call)
-                return called
+                self._functions.put(call)
+                return result
         call()
-        return called
+        return result
 
     def close(self) -> None:
         """End the thread, once all sequences have ended; may be called again."""
-        self._asked.put(None)
+        self._functions.put(None)
         self._thread.join()
 
     def _decoded(
@@ -110,11 +110,11 @@ class DecodingThread:
         """The thread's loop: make steps as long as there are sequences; before each, call what was asked for."""
         closing = False
         while not closing or self._waiting:
-            while not self._asked.empty() or not (self._waiting or closing):
-                asked = self._asked.get()
-                closing = closing or asked is None
-                if asked is not None:
-                    asked()
+            while not self._functions.empty() or not (self._waiting or closing):
+                function = self._functions.get()
+                closing = closing or function is None
+                if function is not None:
+                    function()
             for request in self._step() if self._waiting else ():
                 ended = self._waiting.pop(request)
                 if request.error is None:
@@ -123,10 +123,10 @@ class DecodingThread:
                     ended.set_exception(request.error)
         with self._ending:
             self._ended = True
-        while not self._asked.empty():
-            asked = self._asked.get()
-            if asked is not None:
-                asked()
+        while not self._functions.empty():
+            function = self._functions.get()
+            if function is not None:
+                function()
 
     def _step(self) -> list[Request]:
         """Make a step and return the sequences that have ended; if the batch fails as a whole, all of them."""

@@ -64,7 +64,7 @@ class _Joining:
         request, prefixes = self.request, self.request.hints.prefixes
         cached = request.cached
         if prefixes is not None and not cached:
-            cached = prefixes.known(request.sequence.on_host)
+            cached = prefixes.cached_tokens(request.sequence.on_host)
         return request.sequence.length - 1 - cached
 
     def take_prefix(self) -> None:

@@ -141,16 +141,16 @@ def _grouped(
     return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-def _repeated(mask: torch.Tensor, times: int, made: list[tuple[torch.Tensor, int, torch.Tensor]]) -> torch.Tensor:
+def _repeated(mask: torch.Tensor, times: int, copies: list[tuple[torch.Tensor, int, torch.Tensor]]) -> torch.Tensor:
     """The mask with its rows `times` times over; made in the first layer of a pass, kept for the others. Where layers
     lie on several devices each is given a copy, of which only the last ones are kept.
     """
-    for known, repeats, repeated in made:
-        if known is mask and repeats == times:
+    for original, repeats, repeated in copies:
+        if original is mask and repeats == times:
             return repeated
-    made.append((mask, times, mask.repeat(1, 1, times, 1)))
-    del made[:-_MASKS_KEPT]
-    return made[-1][2]
+    copies.append((mask, times, mask.repeat(1, 1, times, 1)))
+    del copies[:-_MASKS_KEPT]
+    return copies[-1][2]
 
 
 def stand_in(config: PretrainedConfig, attention: str, grouped: bool) -> frozenset[str]:
@@ -208,14 +208,14 @@ def biased_by_position(
         # Where it was removed while another thread's pass had it in hand already, that one gives it no arguments.
         if kwargs is None or threading.get_ident() != thread:
             return None
-        given = kwargs["attention_mask"]
+        own_mask = kwargs["attention_mask"]
         if bias.in_mask:  # the last query sees all keys, so that its row is the bias alone
-            ordered = _by_position(given[:, :, -1:], key_positions)
+            ordered = _by_position(own_mask[:, :, -1:], key_positions)
             ordered_mask = ordered.masked_fill(mask < 0, torch.finfo(mask.dtype).min)
         else:
-            ordered_mask = mask < 0 if given.dtype == torch.bool else mask
-        by_place = kwargs[bias.argument]
-        return args, {**kwargs, "attention_mask": ordered_mask, bias.argument: _by_position(by_place, key_positions)}
+            ordered_mask = mask < 0 if own_mask.dtype == torch.bool else mask
+        own_bias = kwargs[bias.argument]
+        return args, {**kwargs, "attention_mask": ordered_mask, bias.argument: _by_position(own_bias, key_positions)}
 
     blocks = next(child for child in model.base_model.children() if isinstance(child, torch.nn.ModuleList))
     hooks = [block.register_forward_pre_hook(put_in_order, with_kwargs=True) for block in blocks]

@@ -137,8 +137,10 @@ def _narrowed(model: Any) -> dict[str, torch.Tensor]:
     weights = model.state_dict()
     for weight in weights.values():
         if weight.data_ptr() not in narrowed:  # tied weights stay one
-            types = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(weight.to(kind).float(), weight))
-            narrowed[weight.data_ptr()] = weight.to(next(types, weight.dtype))
+            dtypes = (
+                dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(weight.to(dtype).float(), weight)
+            )
+            narrowed[weight.data_ptr()] = weight.to(next(dtypes, weight.dtype))
     return {name: narrowed[weight.data_ptr()] for name, weight in weights.items()}
 
 
@@ -157,9 +159,9 @@ def _read(path: Path) -> tuple[Any, Any]:
         if parts > 1:
             raise ValueError(f"it is one of {parts} parts; join them with llama.cpp's `llama-gguf-split --merge`")
         ends = {fields[key].contents(): None for key in _ENDS if key in fields}
-        one = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
-        tokenizer = AutoTokenizer.from_pretrained(**one)
-        model = AutoModelForCausalLM.from_pretrained(**one, dtype="float32", **dequantising())
+        source = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype="float32", **dequantising())
     # A dequantized model is saved like any other.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):

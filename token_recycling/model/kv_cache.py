@@ -73,7 +73,8 @@ class TreeCache:
         """What the model is given."""
         if cache.layer_class_to_replicate is DynamicLayer:
             cache.layer_class_to_replicate = OffloadedTreeLayer if cache.offloading else TreeLayer
-        _wait_for_copies(cache)
+        if cache.offloading:
+            _wait_for_copies(cache)
         for index, layer in enumerate(cache.layers):
             replacement = _replacement_of(layer)
             if replacement is TreeLayer and cache.offloading:
@@ -236,8 +237,8 @@ class TreeCache:
         self._take(other, rows, lengths)
         states = [] if self.states is None or other.states is None else self.states.joined(other.states)
         # From here on nothing is allocated or computed.
-        for kept, joined in states:
-            kept.update(joined)
+        for own, joined in states:
+            own.update(joined)
         self._admit(rows, lengths)
 
     @lasting()
@@ -273,7 +274,7 @@ class TreeCache:
 
 def _replacement_of(layer: Any) -> type[TreeLayer] | None:
     """Return what takes the place of a layer of transformers; None for another one."""
-    return BlockTreeLayer if attends_to_blocks(layer) else _REPLACEMENTS.get(type(layer))
+    return _REPLACEMENTS.get(type(layer)) or (BlockTreeLayer if attends_to_blocks(layer) else None)
 
 
 def _states_of(cache: Cache) -> RecurrentStates | None:
@@ -286,8 +287,7 @@ def _states_of(cache: Cache) -> RecurrentStates | None:
 
 def _wait_for_copies(cache: Cache) -> None:
     """Wait for the copies of an offloaded cache, which run while the host continues."""
-    layers = cache.layers if cache.offloading else ()
-    for device in {layer.device for layer in layers if layer.is_initialized and layer.keys is not None}:
+    for device in {layer.device for layer in cache.layers if layer.is_initialized and layer.keys is not None}:
         synchronize(device)
 
 

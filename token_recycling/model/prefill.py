@@ -66,9 +66,9 @@ def prefill(
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(sequences))
     shortest = min(map(len, sequences)) - 1
-    for place in _pieces(model, cache, tokens.shape[1], size, reading):
-        cache.drop_unseen(min(shortest, slots + place.stop))
-        model.read(tokens[:, place], cache, last=int(model.leaves_logits_out))
+    for piece in _pieces(model, cache, tokens.shape[1], size, reading):
+        cache.drop_unseen(min(shortest, slots + piece.stop))
+        model.read(tokens[:, piece], cache, last=int(model.leaves_logits_out))
 
 
 def _pieces(model: Target, cache: TreeCache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
@@ -125,9 +125,9 @@ def first_pass(
     with_draft = max(0, PIECE - n)
     before = sequence[cached : len(sequence) if at_once else max(cached, len(sequence) - 1 - with_draft)]
     size = len(before) if model.leaves_logits_out else PIECE
-    for place in _pieces(model, cache, len(before), size, reading):
-        cache.drop_unseen(cached + place.stop)
-        logits = model.read(before[None, place], cache, last=1)
+    for piece in _pieces(model, cache, len(before), size, reading):
+        cache.drop_unseen(cached + piece.stop)
+        logits = model.read(before[None, piece], cache, last=1)
     if at_once:
         return logits
     cached = cache.length

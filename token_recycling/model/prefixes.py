@@ -84,7 +84,7 @@ class PrefixCache:
             self._use(path)
             return self._copied(path, n), n
 
-    def known(self, ids: torch.Tensor, key: str) -> int:
+    def cached_tokens(self, ids: torch.Tensor, key: str) -> int:
         """Return how many tokens `take` would give now."""
         with self._lock:
             return self._cached_prefix(ids, key)[1]
@@ -94,8 +94,8 @@ class PrefixCache:
         support, border = self.target.info, self.target.info.border
         path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get(key))
         if support.recurrent:
-            while path and (path[-1].end is None or n < sum(len(one.tokens) for one in path)):
-                path, n = path[:-1], sum(len(one.tokens) for one in path[:-1])
+            while path and (path[-1].end is None or n < sum(len(segment.tokens) for segment in path)):
+                path, n = path[:-1], sum(len(segment.tokens) for segment in path[:-1])
         # Beyond some lengths the model computes a whole sequence in another way than the cached one.
         across = border is not None and not border.repeats and len(ids) > border.at
         return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
@@ -112,8 +112,8 @@ class PrefixCache:
             return
         with self._lock:
             path, n = self._match(tokens, self._roots.setdefault(key, _Segment(tokens[:0])))
-            if n < sum(len(one.tokens) for one in path):
-                path[-1] = self._split(path[-1], n - sum(len(one.tokens) for one in path[:-1]))
+            if n < sum(len(segment.tokens) for segment in path):
+                path[-1] = self._split(path[-1], n - sum(len(segment.tokens) for segment in path[:-1]))
             self._use(path)
             ends_here = path and n == len(tokens) and path[-1].end
             end = None if cache.states is None or ends_here else cache.states.copies(row)
@@ -134,7 +134,7 @@ class PrefixCache:
     def __len__(self) -> int:
         """Number of tokens that are held."""
         with self._lock:
-            return sum(len(one.tokens) for one in self._by_use)
+            return sum(len(segment.tokens) for segment in self._by_use)
 
     @staticmethod
     def _match(tokens: np.ndarray, root: _Segment | None) -> tuple[list[_Segment], int]:
@@ -168,13 +168,13 @@ class PrefixCache:
             self._by_use[segment] = None
             self._by_use.move_to_end(segment)
 
-    def _make_room(self, wanted: int, path: list[_Segment]) -> bool:
-        """Evict segments, those used least recently first, until `wanted` bytes fit beside `path`, which was used just
+    def _make_room(self, needed: int, path: list[_Segment]) -> bool:
+        """Evict segments, those used least recently first, until `needed` bytes fit beside `path`, which was used just
         now. Return False, and evict nothing, where they cannot fit.
         """
-        if wanted + sum(segment.nbytes for segment in path) > self.limit:
+        if needed + sum(segment.nbytes for segment in path) > self.limit:
             return False
-        while self.nbytes + wanted > self.limit:
+        while self.nbytes + needed > self.limit:
             oldest, _ = self._by_use.popitem(last=False)
             assert oldest.above is not None
             del oldest.above.below[int(oldest.tokens[0])]
@@ -213,18 +213,18 @@ def _cloned(slots: Slots, first: int = 0, last: int | None = None) -> Slots:
 class Prefixes:
     """The part of a `PrefixCache` that belongs to one API key."""
 
-    kept: PrefixCache
+    cache: PrefixCache
     key: str = ""
 
     def take(self, ids: torch.Tensor) -> tuple[TreeCache, int]:
         """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
-        return self.kept.take(ids, self.key)
+        return self.cache.take(ids, self.key)
 
-    def known(self, ids: torch.Tensor) -> int:
+    def cached_tokens(self, ids: torch.Tensor) -> int:
         """How many tokens `take` would give now."""
-        return self.kept.known(ids, self.key)
+        return self.cache.cached_tokens(ids, self.key)
 
     def keep(self, ids: torch.Tensor, cache: TreeCache, row: int = 0) -> None:
         """Keep what a cache holds of a sequence (length,), all but its last token, if it holds just that."""
         if cache.length >= len(ids) - 1:
-            self.kept.keep(ids[:-1], cache, self.key, row)
+            self.cache.keep(ids[:-1], cache, self.key, row)

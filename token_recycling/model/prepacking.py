@@ -180,14 +180,14 @@ def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: b
     """Return the mean seconds of a product of so many rows with a layer of each shape. All layers are read in turn, so
     that none is in the CPU's caches.
     """
-    taken = {}
+    seconds = {}
     for shape, alike in layers.items():
         x = torch.ones(rows, shape[1], dtype=alike[0].weight.dtype)
         began = time.perf_counter()
         for layer in alike:
             layer.product(x) if packed else linear(x, layer.weight, layer.module.bias)
-        taken[shape] = max(TICK, time.perf_counter() - began) / len(alike)
-    return taken
+        seconds[shape] = max(TICK, time.perf_counter() - began) / len(alike)
+    return seconds
 
 
 def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = False) -> Prepacked | None:

@@ -126,7 +126,7 @@ class _Walk:
         """Outputs for all nodes of linear layers at the beginning."""
         self._open: list[torch.Tensor] = []
         """Inputs that the linear layer at the end is yet to read, node by node."""
-        self._seen: list[tuple[torch.nn.Linear, torch.Tensor]] = []
+        self._candidates: list[tuple[torch.nn.Linear, torch.Tensor]] = []
         """Outputs of the others, as long as it is not known which is the one at the end."""
 
     def before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,17 +142,17 @@ class _Walk:
         """It has read the first: the others follow."""
         if threading.get_ident() != self._thread:
             return None
-        outputs = [_parts(output)]
+        by_node = [_parts(output)]
         for node in range(1, self._nodes.shape[1]):
             inputs, named = self._move_to(node)
-            outputs.append(_parts(module.forward(*inputs, **named)))
+            by_node.append(_parts(module.forward(*inputs, **named)))
         self._on, self._current.number = False, None
         if self._last is None:
-            self._mixer.last = next((part for part, made in self._seen if made is outputs[0][0]), None)
-        made = [one[0] if one[0] is None else torch.cat(one, dim=1) for one in zip(*outputs, strict=True)]
+            self._mixer.last = next((part for part, result in self._candidates if result is by_node[0][0]), None)
+        outputs = [None if parts[0] is None else torch.cat(parts, dim=1) for parts in zip(*by_node, strict=True)]
         if self._open and self._last is not None:
-            made[0] = self._last(torch.cat(self._open, dim=1))
-        return made[0] if isinstance(output, torch.Tensor) else tuple(made)
+            outputs[0] = self._last(torch.cat(self._open, dim=1))
+        return outputs[0] if isinstance(output, torch.Tensor) else tuple(outputs)
 
     def before_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
         """All nodes are read with the first; what makes the layer's output waits until it can read them all."""
@@ -166,19 +166,19 @@ class _Walk:
             return (states[:, :0],)
         return None
 
-    def after_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...], made: torch.Tensor) -> Any:
+    def after_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
         if threading.get_ident() != self._thread or not self._on:
             return None
         node = self._current.number
         assert node is not None
         if args[0] is self._nodes:
-            self._read[part] = made
-            return made[:, :1]
+            self._read[part] = output
+            return output[:, :1]
         if not args[0].shape[1]:  # see `before_linear`
             read = self._read.get(part)
-            return made.new_zeros(len(made), 1, made.shape[2]) if read is None else read[:, node : node + 1]
+            return output.new_zeros(len(output), 1, output.shape[2]) if read is None else read[:, node : node + 1]
         if self._last is None and node == 0:
-            self._seen.append((part, made))
+            self._candidates.append((part, output))
         return None
 
     def _move_to(self, node: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -75,7 +75,7 @@ class Runner(Protocol):
         a batch also reads what is missing of its prompts. Rows that are not `active` attend to nothing.
         """
 
-    def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
+    def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
         """Keep the slots of the accepted nodes of the last pass, for each sequence; the others are free again."""
 
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
@@ -181,8 +181,8 @@ class EagerRunner:
             return first_pass(self.target, sequences[0], drafts[0], self.cache, self._reading)
         return None
 
-    def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
-        self.cache.keep(seen.starts, seen.lengths, accepted)
+    def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
+        self.cache.keep(result.starts, result.lengths, accepted)
 
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
         self.cache.join(other.cache)

@@ -78,7 +78,6 @@ def batch_of(sequences: int) -> int:
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
 """One mask for all layers, or one by type of layer."""
-_MASK_GRAIN = 256
 _ALIGNED = 8
 """Numbers: rows of a mask begin at multiples of it, as attention kernels of accelerators require."""
 
@@ -238,9 +237,9 @@ class Target:
 
     def forward_with_hidden(self, inputs: PassInputs, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
         """As `forward`, with the last hidden states (batch, n, hidden) that the logits were made of."""
-        with layer_states(self.model, last_state) as seen:
+        with layer_states(self.model, last_state) as states:
             logits = self.forward(inputs, cache)
-        return logits, seen[-1].to(self.device)
+        return logits, states[-1].to(self.device)
 
     def read(
         self, tokens: torch.Tensor, cache: TreeCache, last: int = 0, padding: Sequence[int] | None = None
@@ -303,8 +302,6 @@ class TreeInputs:
         """Whether passes over drafts have shapes from few (`rows_of`, `band_of`): on an accelerator, where positions
         are an argument.
         """
-        self._widest: tuple[np.ndarray | None, int, Masks] = None, 0, {}
-        """The parents of the last draft, a sequence length, and the mask of such drafts for it."""
 
     def of(
         self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int, active: Collection[int] | None = None
@@ -317,10 +314,11 @@ class TreeInputs:
             visible = [length if active is None or row in active else 0 for row, length in enumerate(lengths)]
             return self._of_batch(drafts, visible, cached)
         (draft,) = drafts
+        depths = self._sent(draft.depths)
         return PassInputs(
             self._sent(draft.tokens)[None],
-            self._mask(draft, cached),
-            (self._sent(draft.depths) + cached)[None],
+            None if len(draft) == 1 else self._masks(self._sent(draft.ancestors), depths, cached),
+            (depths + cached)[None],
             parents=[draft.parents.tolist()] if self._info.recurrent and len(draft) > 1 else None,
         )
 
@@ -349,9 +347,9 @@ class TreeInputs:
         """
         m = len(unread)
         depths = torch.cat([torch.arange(m, device=self._device), self._sent(draft.depths) + m])
-        seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
-        seen[m:, m:] = self._sent(draft.ancestors)
-        return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), seen, depths, cached)
+        ancestors = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
+        ancestors[m:, m:] = self._sent(draft.ancestors)
+        return self.of_layer(torch.cat([unread, self._sent(draft.tokens)]), ancestors, depths, cached)
 
     def of_layer(self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> PassInputs:
         """Inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots in the
@@ -382,29 +380,6 @@ class TreeInputs:
             return PassInputs(ids, mask, positions)
         parents = [[*draft.parents.tolist(), *[0] * (n - len(draft))] for draft in drafts]
         return PassInputs(ids, mask, positions, parents=parents)
-
-    def _mask(self, draft: Draft, length: int) -> Masks | None:
-        """(1, 1, n, length + n) each; None for a lone root, which sees everything.
-
-        The mask of a longer sequence is the same with more columns before it, so each is a window on the last one; only
-        where layers see fixed chunks of the sequence is it made again.
-        """
-        n = len(draft)
-        if n == 1:
-            return None
-        ancestors, depths = self._sent(draft.ancestors), self._sent(draft.depths)
-        chunked = any(reach.kind == "chunked" for reach in self._info.layers.values())
-        if chunked or self._device.type != "cpu":  # accelerators take no mask that begins anywhere
-            return self._masks(ancestors, depths, length)
-        last, columns, widest = self._widest  # replaced as one, since several threads may draft with one model
-        again = last is not None and np.array_equal(last, draft.parents)
-        if not again or columns < length:
-            # Room to grow only for a tree that comes again: many drafters make one for every step.
-            columns = -(-(2 * length if again else length) // _MASK_GRAIN) * _MASK_GRAIN
-            with torch.inference_mode(False), torch.no_grad():  # kept for later calls, outside of it too
-                widest = self._masks(ancestors, depths, columns)
-            self._widest = draft.parents, columns, widest
-        return _columns(widest, columns - length, length + n)
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -464,9 +439,9 @@ def masks(
     for reach in layers.values():
         if reach not in by_reach:
             within = reach.of(query_positions, key_positions)
-            seen = visible if within is None else visible & within
-            by_reach[reach] = _zeros(seen.shape, dtype, seen.device)
-            by_reach[reach].masked_fill_(~seen, torch.finfo(dtype).min)
+            visible_within = visible if within is None else visible & within
+            by_reach[reach] = _zeros(visible_within.shape, dtype, visible_within.device)
+            by_reach[reach].masked_fill_(~visible_within, torch.finfo(dtype).min)
     if len(by_reach) == 1:
         return next(iter(by_reach.values()))
     return {kind: by_reach[reach] for kind, reach in layers.items()}
@@ -500,11 +475,3 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     *rows, columns = shape
     wide = columns if device.type == "cpu" else -(-columns // _ALIGNED) * _ALIGNED
     return torch.zeros(*rows, wide, dtype=dtype, device=device)[..., :columns]
-
-
-def _columns(mask: Masks, start: int, length: int) -> Masks:
-    """Columns `start` to `start + length` of every mask, as views; a shared mask stays shared."""
-    if isinstance(mask, torch.Tensor):
-        return mask.narrow(3, start, length)
-    views = {id(whole): whole.narrow(3, start, length) for whole in mask.values()}
-    return {kind: views[id(whole)] for kind, whole in mask.items()}

@@ -87,10 +87,10 @@ class CapturedPasses:
 
     def take(self, suspends: bool = False) -> bool:
         """Hold it for one call, unless another one is under way; a call that `suspends` is waited for by none."""
-        taken = self._free.acquire(blocking=False)
-        if taken:
+        is_free = self._free.acquire(blocking=False)
+        if is_free:
             self._holder, self._suspends = get_ident(), suspends
-        return taken
+        return is_free
 
     def give_back(self) -> None:
         """The call has ended; any thread may say so."""
@@ -172,15 +172,20 @@ class CapturedPasses:
         pack([*drafts, *[drafts[0]] * absent], [*lengths, *[0] * absent], nodes, buffer.on_host)
         if self.device.type != "cpu":
             buffer.on_device.copy_(buffer.on_host, non_blocking=True)
-        if shape not in self._graphs and self.state is not None and self.state != state_of(target):
-            raise NoFastPathError(
-                "an adapter, part or option of the model changed during the call; change it between calls, or leave "
-                "fast=True out"
-            )
+        if shape not in self._graphs:
+            self._check_state(target)
         logits, read = self._graphs.run(shape, partial(self._pass, target, shape, buffer.trees))
         trees = PackedTrees(*(part[: len(drafts)] for part in buffer.trees))
         read = None if read is None else read[: len(drafts)].clone()
         return Pass(lengths, lengths, logits[: len(drafts)].clone(), read, trees=trees)
+
+    def _check_state(self, target: Target) -> None:
+        """Before a capture: raise NoFastPathError unless the model is as it was when these passes were tested."""
+        if self.state is not None and self.state != state_of(target.model, target.info.attention):
+            raise NoFastPathError(
+                "an adapter, part or option of the model changed during the call; change it between calls, or leave "
+                "fast=True out"
+            )
 
     def _pass(self, target: Target, shape: Shape, trees: PackedTrees) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What a graph captures: logits (batch, n, vocabulary) and hidden states of the nodes of `trees`, whose slots
@@ -191,14 +196,14 @@ class CapturedPasses:
             logits = target.forward(target.inputs.of_packed(trees, shape.band, self.slots), self.slots)
         return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
 
-    def _shared(self, name: str, made: torch.Tensor) -> torch.Tensor:
+    def _shared(self, name: str, result: torch.Tensor) -> torch.Tensor:
         """Copy a result into the tensor that all graphs of one shape share, so that memory holds it once."""
         if self.device.type != "cuda":
-            return made
-        key = name, made.shape, made.dtype
+            return result
+        key = name, result.shape, result.dtype
         if key not in self._results:
-            self._results[key] = torch.empty_like(made)
-        return self._results[key].copy_(made)
+            self._results[key] = torch.empty_like(result)
+        return self._results[key].copy_(result)
 
     def _buffer(self, batch: int, nodes: int) -> _Buffer:
         if (batch, nodes) not in self._buffers:
@@ -282,8 +287,8 @@ class GraphRunner:
         self._eager.prepared()
         return self._passes.forward(target, drafts, lengths, layers)
 
-    def keep(self, seen: Pass, accepted: Sequence[Sequence[int]]) -> None:
-        self._eager.keep(seen, accepted)
+    def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
+        self._eager.keep(result, accepted)
 
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
         if self._given is None:

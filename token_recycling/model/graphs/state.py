@@ -13,20 +13,15 @@ import torch
 from transformers import PreTrainedModel
 
 from ..parts import ATTRIBUTES_OF_TORCH, PLAIN, Identities, describe, hooks_of, own_class, parts_of
-from ..target import Target
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
 """Attributes that are compared otherwise, or decide nothing of a pass."""
 
 
-def state_of(target: Target, keep: bool = False) -> list[Any]:
-    """Equal as long as captured passes of the model can be replayed; one to `keep` keeps nothing alive."""
-    return operations_of(target.model, target.info.attention, keep)
-
-
-def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list[Any]:
-    """Return something that a later one is equal to while a forward pass runs the same operations on the same tensors.
-    `attention`: the implementation of the model's passes (`ModelInfo.attention`). `keep`: keep nothing alive with it.
+def state_of(model: PreTrainedModel, attention: str, keep: bool = False) -> list[Any]:
+    """Return something that a later one is equal to while captured passes can be replayed: they run the same operations
+    on the same tensors. `attention`: the implementation of the passes (`ModelInfo.attention`). `keep`: keep nothing
+    alive with it.
     """
     things: list[Any] = [*hooks_of(None)]
     values: list[Any] = [attention, *_options_of_torch()]
@@ -36,9 +31,9 @@ def operations_of(model: PreTrainedModel, attention: str, keep: bool = False) ->
     unread = [*parts]
     while unread:
         part = unread.pop()
-        kind: Any = own_class(part)
-        things.append(getattr(kind, "forward", None))
-        values.append(kind.__qualname__)
+        model_class: Any = own_class(part)
+        things.append(getattr(model_class, "forward", None))
+        values.append(model_class.__qualname__)
         before, attributes = len(things), part.__dict__
         things += hooks_of(part)
         children = dict(part.named_children())

@@ -65,16 +65,18 @@ class _Captures:
 
     def of(self, target: Target) -> CapturedPasses | str:
         with self._making:
-            if self._result is None or (self._state is not None and self._state != state_of(target)):
+            state = None if self._state is None else state_of(target.model, target.info.attention)
+            if self._result is None or self._state != state:
                 self._result = None  # gives back its memory before the next one takes some
                 self._result = self._made(target)
             return self._result
 
     def _made(self, target: Target) -> CapturedPasses | str:
+        model, attention = target.model, target.info.attention
         for _ in range(2):  # a model's first pass may make what it keeps
-            self._state = state_of(target, keep=True)
+            self._state = state_of(model, attention, keep=True)
             result = _by_parts(target.eager) or _tried_out(target)
-            if self._state == state_of(target):
+            if self._state == state_of(model, attention):
                 if isinstance(result, CapturedPasses):
                     result.state = self._state
                 return result
@@ -111,14 +113,14 @@ def _by_parts(model: PreTrainedModel) -> str | None:
 
 
 def _by_part(module: torch.nn.Module) -> str | None:
-    kind = type(module).__name__
+    name = type(module).__name__
     if any(device_map_hooks(module)):
         return "the model has hooks of a device map"
     if is_compiled(module) or any(map(is_graph, vars(module).values())):
-        return f"{kind} is compiled with torch.compile"
+        return f"{name} is compiled with torch.compile"
     if module.training:
-        return f"{kind} is in training mode; call model.eval()"
-    return _by_hooks(kind, module)
+        return f"{name} is in training mode; call model.eval()"
+    return _by_hooks(name, module)
 
 
 def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
@@ -159,9 +161,9 @@ def _deviation(target: Target, passes: CapturedPasses, cache: TreeCache, cached:
     worst, path = 0.0, [0, 2, 3]
     for _ in range(2):
         draft = Draft(torch.arange(root, root + len(_TREE)) % target.embedded, _TREE)
-        wanted = target.forward(target.inputs.of([draft], [cached], cached), cache)[0].float()
+        expected = target.forward(target.inputs.of([draft], [cached], cached), cache)[0].float()
         logits = passes.forward(target, [draft], [cached]).logits[0, : len(_TREE)].float()
-        worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
+        worst = max(worst, float((logits - expected).abs().max() / expected.abs().max()))
         cache.keep(cached, [cached], [path])
         passes.slots.keep([cached], [cached], [path])
         cached, root = cached + len(path), root + len(_TREE)
