@@ -67,6 +67,7 @@ bench: setup build/library.datastore ## the real model on benchmarks/scenarios/S
 bench-quick: SCENARIO = quick
 bench-quick: setup ## the README's picture and table, and the tables by job, 38 minutes on two quiet cores, into build/bench/quick; resumes
 	$(BENCH)
+	$(RUN)/python -m scripts.job_tables $(RESULTS)
 
 bench-gpu: setup ## everything that is measured on a CUDA device, into docs/results/gpu; resumes; DRY=1: tiny, on the CPU
 	$(RUN)/python -m benchmarks.gpu $(if $(DRY),--dry-run)

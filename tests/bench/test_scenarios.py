@@ -6,11 +6,11 @@ import pytest
 from support import benching
 from support.pages_of_docs import ROOT
 
+from scripts.job_tables import job_plot, job_table, jobs_of, tables
 from token_recycling.bench.data import SOURCES, RunOptions, load, runs_of
 from token_recycling.bench.methods import parse
 from token_recycling.bench.plan import plan
 from token_recycling.bench.summary import summarize
-from token_recycling.bench.tables import job_page, job_plot, job_table
 
 SCENARIOS = sorted((ROOT / "benchmarks" / "scenarios").glob("*.yaml"))
 
@@ -68,10 +68,10 @@ def test_jobs_are_measured_cold_and_warm_after_a_warm_up(tmp_path):
     assert talk["generate"][0]["turns"] == 2
     assert edit["cold:recycling:tree=8"][0]["steps"] <= 6
     summary = summarize([{**row, "run": run} for row in found for run in ("a", "b")])
-    table = job_table(summary.main[0]).frame
+    table = job_table(jobs_of(summary)[0]).frame
     assert table["job"].str.contains("first token").tolist() == [False, False, True, False, False]
     assert list(table) == ["job", "prompts", "recycling (tree=8), cold", "recycling (tree=8), warm"]
-    assert job_page(summary).count("| recycling (tree=8), warm") == 2 or "recycling (tree=8), warm" in job_page(summary)
+    assert tables(summary).count("| recycling (tree=8), warm") == 2
     assert job_plot(summary) is None, "without plain decoding no shares are known"
 
 

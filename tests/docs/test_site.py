@@ -71,8 +71,8 @@ def test_the_tables_and_the_picture_of_jobs_are_made_from_their_rows():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| chat |" in page
     assert "| **`recycling`, the default** |" in readme
-    assert made["with_tables"](page) == page, "run `python scripts/job_tables.py`"
-    assert made["with_methods"](readme) == readme, "run `python scripts/job_tables.py`"
+    assert made["with_tables"](page) == page, "run `python -m scripts.job_tables`"
+    assert made["with_methods"](readme) == readme, "run `python -m scripts.job_tables`"
     before = made["PICTURE"].read_bytes()
     assert made["picture"]() == before
 

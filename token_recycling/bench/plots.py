@@ -6,7 +6,7 @@ protanopia, deuteranopia and tritanopia. The same rows give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +15,12 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from .data import BASELINES
 from .summary import Comparison, heading
 
 GREY, GRID = "#7d8691", "#dfe3e8"
 PALETTE = ["#2f5fc4", "#f08a10", "#3fa79f", "#a82418", "#d07be6", "#8f9f5a", "#56386c", "#894748"]
-LIGHT, DARK = "#a9c1f0", "#2f5fc4"
 MARKERS = "osD^vph<"
 WIDTH = 5.4
 """Inches."""
@@ -49,16 +47,6 @@ _STYLE: Any = {
 }
 styled = matplotlib.rc_context(_STYLE)
 """Decorates functions that draw."""
-
-
-class JobShares(NamedTuple):
-    """Speedups of one job over the baseline."""
-
-    plain: float
-    """Of the loop without drafts."""
-    drafted: float
-    others: dict[str, float]
-    """Of other methods, by method."""
 
 
 class Look(NamedTuple):
@@ -105,7 +93,7 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **extra: Any) -> tupl
     return figure, list(figure.subplots(rows, columns, squeeze=False, **extra).flat)
 
 
-def _legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
+def legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
     """Add the legend of `handles` and of what has a label, above a drawing: two columns where labels are short."""
     own, _ = axes.get_legend_handles_labels()
     every = [*handles, *own]
@@ -141,7 +129,7 @@ def speedups(comparison: Comparison, every: Iterable[str]) -> Plot | None:
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set(ylim=(len(rows) - 0.45, -0.55), xlabel=f"speedup over {comparison.labels[baseline]}")
     axes.grid(False, axis="y")
-    _legend(figure, axes)
+    legend(figure, axes)
     caption = "Dots: all prompts of a category together. Lines: the middle half of the prompts."
     return Plot(f"speedup_{comparison.mode}", "Speedup by category", caption, figure)
 
@@ -194,33 +182,6 @@ def calibration(bins: Sequence[tuple[int, float, float]], rejection_weight: floa
     bottom.bar(predicted, tokens, width=0.06, color=PALETTE[0])
     top.set_ylabel("accepted")
     bottom.set(xlabel="predicted probability of being accepted", ylabel="tokens")
-    _legend(figure, top)
+    legend(figure, top)
     caption = "Drafted tokens by what the head predicts, and how likely the target accepts them. Grey: a perfect head."
     return Plot("calibration", "Calibration of the acceptance head", caption, figure)
-
-
-@styled
-def jobs(shares: Mapping[str, JobShares], ticks: Mapping[str, str]) -> Plot:
-    """Draw a bar for each job: the share of the loop without drafts light, that of the drafts dark, and a tick for each
-    of some other methods, by name and label. Readable in 400 pixels and on dark pages, which is why it has a ground.
-    """
-    figure, (axes,) = canvas(0.75 + 0.3 * len(shares))
-    markers, labelled = dict(zip(ticks, "|d", strict=False)), dict[str, bool]()
-    for row, job in enumerate(shares.values()):
-        axes.barh(row, job.plain, color=LIGHT, height=0.62)
-        if job.drafted > job.plain:
-            axes.barh(row, job.drafted - job.plain, left=job.plain, color=DARK, height=0.62)
-        axes.text(max(job.plain, job.drafted) + 0.05, row, f"{job.drafted:.2f}x", va="center", fontsize=10)
-        for method, speedup in job.others.items():
-            label, labelled[method] = (None if method in labelled else ticks[method]), True
-            size, width = (15, 2.5) if markers[method] == "|" else (5, 1)
-            look: dict[str, Any] = {"linestyle": "none", "markersize": size, "markeredgewidth": width}
-            axes.plot(speedup, row, color="black", marker=markers[method], label=label, **look)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(shares)), list(shares), fontsize=10)
-    axes.set(ylim=(len(shares) - 0.4, -0.6), xlabel="speedup over transformers' generate")
-    axes.set_xlim(0, 1.12 * max(max(job.plain, job.drafted, *job.others.values()) for job in shares.values()))
-    axes.grid(False, axis="y")
-    _legend(figure, axes, [Patch(color=LIGHT, label="loop without drafts"), Patch(color=DARK, label="drafts")])
-    caption = "Light: what the loop and prepacked weights contribute. Dark: what drafts add."
-    return Plot("jobs", "Speedup by job", caption, figure)

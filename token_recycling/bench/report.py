@@ -1,6 +1,6 @@
 """A report of what was measured, from `rows.jsonl` alone, as Markdown: in the terminal and as `report.md` with plots.
 
-The same rows give the same files, byte by byte. Prompts of several jobs also get `jobs.md` and the picture `jobs.svg`.
+The same rows give the same files, byte by byte.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from .tables import (
     counted,
     escaped,
     failure_table,
-    job_page,
-    job_plot,
     output_table,
     parts_table,
     speedup_table,
@@ -268,11 +266,6 @@ def write(folder: Path, baseline: str | None = None, clock: str = "wall") -> tup
     for plot in (plot for section in sections for plot in section.plots):
         (folder / "plots").mkdir(exist_ok=True)
         written.append(plot.save(folder / "plots"))
-    if (jobs := job_page(summary)) is not None:
-        written.append(folder / "jobs.md")
-        written[-1].write_text(jobs, encoding="utf-8")
-    if (picture := job_plot(summary)) is not None:
-        written.append(picture.save(folder))
     return text, written
 
 

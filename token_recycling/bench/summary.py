@@ -115,15 +115,6 @@ def figures_of(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.Dat
     return table
 
 
-def last_turn_speedups(rows: pd.DataFrame, baseline: str) -> pd.Series:
-    """Speedup of the time to the first token of the last turn, by category and method, of conversations."""
-    known = finished(rows)[lambda each: each["turns"].fillna(1).astype(int) > 1]
-    seconds = known.groupby(["category", "method"], sort=False)["last_first_token_seconds"].sum().unstack("method")
-    if baseline not in seconds:
-        return pd.Series(dtype=float)
-    return (1 / seconds.div(seconds[baseline], axis=0)).stack()
-
-
 def _answered(rows: pd.DataFrame) -> pd.Series:
     """Whether any text of a row went beyond its first token, which comes from the prompt's forward pass: else nothing
     was decoded, and there is no speed.
