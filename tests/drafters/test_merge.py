@@ -14,7 +14,7 @@ from support.strategies import drafts
 
 from token_recycling import Draft
 from token_recycling.drafters.fuse import merge as fusing
-from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, kept_first, merge_drafts, valued_draft
+from token_recycling.drafters.fuse.merge import FuseCalibration, Merged, fixed_nodes, merge_drafts, valued_draft
 from token_recycling.loop.accept import accept_walk
 from token_recycling.loop.pacer import prune
 from token_recycling.trees.templates import parse_paths
@@ -165,20 +165,20 @@ def test_drawn_nodes_stay_in_their_order_before_others():
     drawn = draft("0 1 00", [8, 7, 9], sampled_from={1: q, 2: q, 3: q})
     merged = merge_drafts([draft("0 1", [7, 9], [0.9, 0.05]), drawn])
     assert paths(merged) == [(8,), (7,), (9,), (8, 9)]
-    first, still_drawn = kept_first(merged, 4)
+    first, still_drawn = fixed_nodes(merged, 4)
     assert (first, still_drawn) == ({0, 1, 2, 4}, {1, 2, 4})
     values = np.array([1, 0.1, 0.1, 0.05, 0.01])
     fused = chosen_of(merged, values, 4, first, still_drawn)
     assert paths(fused) == paths(merged)
     assert sorted(fused.sampled_from) == [1, 2, 4]
     # With room for three the second layer counts as chosen, and loses by its value.
-    first, still_drawn = kept_first(merged, 2)
+    first, still_drawn = fixed_nodes(merged, 2)
     assert (first, still_drawn) == ({0, 1, 2}, {1, 2})
-    assert kept_first(merged, 1) == ({0}, frozenset())
+    assert fixed_nodes(merged, 1) == ({0}, frozenset())
     # What a drafter needs is kept too, if all of it fits.
     merged = merge_drafts([ONE, dataclasses.replace(TWO, needed=frozenset({2, 3}))])
-    assert kept_first(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
-    assert kept_first(merged, 2) == (frozenset({0}), frozenset())
+    assert fixed_nodes(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
+    assert fixed_nodes(merged, 2) == (frozenset({0}), frozenset())
 
 
 def chosen(text, taken=None):
@@ -199,7 +199,7 @@ def chosen(text, taken=None):
 def fused(drafts_made, most):
     merged = merge_drafts(drafts_made)
     values = FuseCalibration.empty(len(drafts_made)).values_of(merged).values
-    first, drawn = fusing.kept_first(merged, most)
+    first, drawn = fusing.fixed_nodes(merged, most)
     return chosen_of(merged, values, most, first, drawn)
 
 
@@ -228,5 +228,5 @@ def test_texts_have_the_targets_distribution(way):
 def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
     made, _ = WAYS["one drawn layer of two"]
     monkeypatch.setattr(Draft, "ranked", lambda draft: np.argsort(-draft.values, kind="stable"))
-    monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
+    monkeypatch.setattr(fusing, "fixed_nodes", lambda merged, _: (ROOT_NODE, frozenset(merged.draft.sampled_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6

@@ -355,4 +355,4 @@ class _Writer:
 
 def _slashed(pattern: str) -> str:
     r"""Return a regular expression as it stands between slashes."""
-    return re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
+    return re.sub(r"\\.|/", lambda match: r"\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)

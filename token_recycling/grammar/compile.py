@@ -129,13 +129,13 @@ _SUSPECTS = ("pattern", "patternProperties", "multipleOf", "minProperties", "max
 """Keywords that are blamed first."""
 
 
-def _fault(tokenizer: LLTokenizer, found: Enforceable, reason: str) -> Unenforced:
+def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenforced:
     """Drop the keyword for which a schema does not compile, and say why; raise ValueError where none alone is at fault,
     and for a schema that admits no value.
     """
-    nodes = sorted(found.nodes, key=lambda entry: not entry[1].keys() & {*_SUSPECTS})
+    nodes = sorted(enforced.nodes, key=lambda entry: not entry[1].keys() & {*_SUSPECTS})
     for place, node in nodes[:_MAX_TRIALS] if _BOUNDED not in reason else ():
-        matcher = _matcher(tokenizer, schema_grammar({**node, "$defs": found.definitions}))
+        matcher = _matcher(tokenizer, schema_grammar({**node, "$defs": enforced.definitions}))
         if not matcher.is_error():
             continue
         why = _reason(matcher)
@@ -143,7 +143,7 @@ def _fault(tokenizer: LLTokenizer, found: Enforceable, reason: str) -> Unenforce
             raise ValueError(f"{place}: admits no value{why.removeprefix(_UNSATISFIABLE)}")
         for keyword in sorted(node.keys() - {"type"}, key=_OUTER.__contains__):
             without = {name: value for name, value in node.items() if name != keyword}
-            other = _matcher(tokenizer, schema_grammar({**without, "$defs": found.definitions}))
+            other = _matcher(tokenizer, schema_grammar({**without, "$defs": enforced.definitions}))
             if not other.is_error() or _reason(other) != why:
                 del node[keyword]
                 return Unenforced(f"{place}/{keyword}", why)

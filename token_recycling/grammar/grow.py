@@ -65,11 +65,13 @@ def grow(
     most = min(most, len(times) - 1) if times else most
 
     def children(node: int) -> list[tuple[float, tuple[int, float]]]:
-        found = _following(node) if node else grammar_statistics.probabilities(root, first)
+        following = _following(node) if node else grammar_statistics.probabilities(root, first)
         if depths[node] >= max_depth:
             return []
         return [
-            (values[node] * probability, (token, probability)) for token, probability in found if probability >= _LEAST
+            (values[node] * probability, (token, probability))
+            for token, probability in following
+            if probability >= _LEAST
         ]
 
     def _following(node: int) -> Candidates:

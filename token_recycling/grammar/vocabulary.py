@@ -42,10 +42,10 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, stop: int | Sequen
         raise ValueError(f"grammars are not supported with a tokenizer whose decoder is {kind}: {error}") from error
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase, known: LLTokenizer) -> dict[str, int]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase, llg_tokenizer: LLTokenizer) -> dict[str, int]:
     """Return the special tokens by their text: those that are never a part of a text."""
     added = tokenizer.added_tokens_decoder
-    return {str(token): number for number, token in added.items() if known.is_special_token(number)}
+    return {str(token): number for number, token in added.items() if llg_tokenizer.is_special_token(number)}
 
 
 class _Pieces:

@@ -324,7 +324,7 @@ def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -
             least = max(least, len(draft))
         else:
             gains[-1] = np.append(1.0, ratio * draft.values[order[1:]])
-            least = max(least, len(draft.kept) if draft.needed else 1)
+            least = max(least, len(draft.needed_paths) if draft.needed else 1)
     size = paying_size(gains, times, least)
     return [
         draft if order is None else draft.part(sorted(order[:size].tolist()))

@@ -233,14 +233,14 @@ def _fade(mixture: Mixture, size: int, weight: float) -> None:
 
 
 @compiled_part
-def _add(mixture: Mixture, found: int, token: int, share: float) -> int:
+def _add(mixture: Mixture, size: int, token: int, share: float) -> int:
     """Add to the share of a candidate, which may be new; return its place."""
     candidates = mixture.candidates
-    for place in range(found):
+    for place in range(size):
         if candidates[place].token == token:
             candidates[place].share += share
             return place
-    new = candidates[found]
+    new = candidates[size]
     new.token, new.share, new.copied = token, share, -1
     new.matches[0] = new.matches[1] = 0
-    return found
+    return size

@@ -95,12 +95,14 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTrainin
     shuffled = Shuffled(len(texts), training.batch, training.seed)
 
     def batch_at(number: int) -> Examples:
-        found = examples(model, head, texts.select(shuffled[number]))
+        example = examples(model, head, texts.select(shuffled[number]))
         if training.version == 3:
-            return found
+            return example
         draws = torch.Generator().manual_seed(training.seed + number)
-        noise = (torch.rand(found.states.shape, generator=draws) - 0.5) * _NOISE * _NOISE_LENGTH / found.ids.shape[1]
-        return found._replace(states=found.states.float() + noise.to(found.states.device))
+        noise = (
+            (torch.rand(example.states.shape, generator=draws) - 0.5) * _NOISE * _NOISE_LENGTH / example.ids.shape[1]
+        )
+        return example._replace(states=example.states.float() + noise.to(example.states.device))
 
     def loss_of(head: EagleHead, batch: Examples) -> torch.Tensor:
         with torch.autocast(batch.ids.device.type, dtype=torch.bfloat16):
@@ -114,10 +116,13 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTrainin
 def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> Examples:
     """Return the target's states and logits of outputs."""
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(model.device)
-    with layer_states(model, head.shape.states_of) as seen, torch.autocast(ids.device.type, dtype=torch.bfloat16):
+    with (
+        layer_states(model, head.shape.states_of) as hidden_layers,
+        torch.autocast(ids.device.type, dtype=torch.bfloat16),
+    ):
         logits = uncompiled(model)(input_ids=ids, use_cache=False).logits
     lengths = torch.tensor([len(sequence) for sequence in texts.texts], device=ids.device)
-    return Examples(ids, lengths, seen[-1].to(ids.device), logits.to(ids.device))
+    return Examples(ids, lengths, hidden_layers[-1].to(ids.device), logits.to(ids.device))
 
 
 def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: int) -> Iterator[torch.Tensor]:
@@ -172,21 +177,21 @@ def acceptance(
     the right tokens above it.
     """
     ranks = min(ranks, head.shape.draft_vocabulary or head.shape.layer.vocab_size)
-    right, seen = torch.zeros(depths, ranks, dtype=torch.long), torch.zeros(depths, 1, dtype=torch.long)
+    right, total = torch.zeros(depths, ranks, dtype=torch.long), torch.zeros(depths, 1, dtype=torch.long)
     for start in range(0, len(texts), batch):
         some = texts.select(range(len(texts))[start : start + batch])
-        found, prompts = examples(model, head, some), torch.tensor(some.prompt_lengths)
-        places = torch.arange(found.ids.shape[1])
-        said = (places >= prompts[:, None]) & (places < found.lengths.cpu()[:, None])
-        with torch.autocast(found.ids.device.type, dtype=torch.bfloat16):
-            for depth, outputs in enumerate(unrolled(model, head, found, depths)):
-                here, labels = said[:, 2 + depth :], found.ids[:, 2 + depth :].cpu()
+        example, prompts = examples(model, head, some), torch.tensor(some.prompt_lengths)
+        places = torch.arange(example.ids.shape[1])
+        is_output = (places >= prompts[:, None]) & (places < example.lengths.cpu()[:, None])
+        with torch.autocast(example.ids.device.type, dtype=torch.bfloat16):
+            for depth, outputs in enumerate(unrolled(model, head, example, depths)):
+                here, labels = is_output[:, 2 + depth :], example.ids[:, 2 + depth :].cpu()
                 candidates = head.logits(outputs[:, : here.shape[1]], output_layer(model)).topk(ranks).indices
                 if head.ids is not None:
                     candidates = head.ids[candidates]
                 right[depth] += (candidates.cpu()[here] == labels[here][:, None]).sum(dim=0)
-                seen[depth] += here.sum()
-    return (right / seen.clamp(min=1)).tolist()
+                total[depth] += here.sum()
+    return (right / total.clamp(min=1)).tolist()
 
 
 def train(options: EagleTraining, run: TrainingRun) -> Trained:

@@ -43,10 +43,10 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraini
         return examples(target, texts.select(shuffled[number]), training.heads)
 
     def loss_of(part: MedusaHeads, batch: Batch) -> torch.Tensor:
-        hidden, wanted = batch
+        hidden, expected = batch
         losses = [
             _DECAY**number * cross_entropy(logits.float(), labels, ignore_index=NOTHING)
-            for number, (logits, labels) in enumerate(zip(part(hidden, shared), wanted, strict=True), start=1)
+            for number, (logits, labels) in enumerate(zip(part(hidden, shared), expected, strict=True), start=1)
             if bool((labels != NOTHING).any())
         ]
         return sum(losses, hidden.new_zeros(()))
@@ -61,9 +61,9 @@ def examples(target: Target, texts: Continuations, heads: int) -> Batch:
     token that head k has to predict there, `NOTHING` after the end of an output.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
-    with layer_states(target.model, last_state) as seen:
+    with layer_states(target.model, last_state) as hidden_layers:
         target.eager(input_ids=ids, use_cache=False)
-    hidden = seen[-1].to(target.device)
+    hidden = hidden_layers[-1].to(target.device)
     states, labels = [], []
     for row, (sequence, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         states.append(hidden[row, prompt - 1 : len(sequence) - 1])
@@ -83,14 +83,14 @@ def accuracy(
     target, shared = Target(model), output_layer(model)
     ranks = min(ranks, target.vocab_size)
     right = torch.zeros(heads.heads, ranks, dtype=torch.long, device=target.device)
-    seen = torch.zeros(heads.heads, 1, dtype=torch.long, device=target.device)
+    total = torch.zeros(heads.heads, 1, dtype=torch.long, device=target.device)
     for start in range(0, len(texts), batch):
-        hidden, wanted = examples(target, texts.select(range(len(texts))[start : start + batch]), heads.heads)
-        for number, (logits, labels) in enumerate(zip(heads(hidden, shared), wanted, strict=True)):
+        hidden, expected = examples(target, texts.select(range(len(texts))[start : start + batch]), heads.heads)
+        for number, (logits, labels) in enumerate(zip(heads(hidden, shared), expected, strict=True)):
             candidates = logits.topk(ranks).indices
             right[number] += (candidates == labels[:, None]).sum(dim=0)
-            seen[number] += (labels != NOTHING).sum()
-    return (right / seen.clamp(min=1)).tolist()
+            total[number] += (labels != NOTHING).sum()
+    return (right / total.clamp(min=1)).tolist()
 
 
 def train(options: MedusaTraining, run: TrainingRun) -> Trained:

@@ -171,22 +171,22 @@ class Draft(Tree):
         return self.part(path)
 
     @property
-    def kept(self) -> frozenset[int]:
+    def needed_paths(self) -> frozenset[int]:
         """The root, the `needed` nodes and those above them."""
         return frozenset({0}).union(*(self.lineages[node] for node in self.needed))
 
     def ranked(self) -> np.ndarray | None:
-        """Return all nodes (n,), those of `kept` first, then the most probable ones; None where probabilities are
-        unknown, or sampled nodes are not among `kept`: which of these stay must not depend on what was sampled.
+        """Return all nodes (n,), those of `needed_paths` first, then the most probable ones. None where probabilities
+        are unknown, or sampled nodes are not among the former: which stay must not depend on what was sampled.
         """
         if self.values is None:
             return None
         if not self.needed and not self.sampled_from:
             return np.argsort(-self.values, kind="stable")  # a parent comes before its children
-        if self.sampled_from and not self.sampled_from.keys() <= self.kept:
+        if self.sampled_from and not self.sampled_from.keys() <= self.needed_paths:
             return None
         later = np.ones(len(self), bool)
-        later[list(self.kept)] = False
+        later[list(self.needed_paths)] = False
         return np.lexsort((-self.values, later))
 
     def first_ranked(self, n: int) -> Draft:

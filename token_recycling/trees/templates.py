@@ -146,9 +146,9 @@ def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, R
             yield from below(above, path[:-1], place + 1)
         yield from below(value, path, 0)
 
-    for _, value, found in best_first(children):
-        newest = value, found
-        yield value, found[1]
+    for _, value, candidate in best_first(children):
+        newest = value, candidate
+        yield value, candidate[1]
 
 
 def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Template:

@@ -133,9 +133,9 @@ class EagleSequence(StatesSequence):
         followed = [0]
         while followed:
             probabilities, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(template.breadth)
-            for node, likely, found in zip(followed, probabilities.tolist(), ids.tolist(), strict=True):
+            for node, chances, candidates in zip(followed, probabilities.tolist(), ids.tolist(), strict=True):
                 for child in children[node]:
-                    tokens[child], shares[child] = found[ranks[child]], likely[ranks[child]]
+                    tokens[child], shares[child] = candidates[ranks[child]], chances[ranks[child]]
             self._counts["draft_forwards"] += 1
             followed = [child for node in followed for child in children[node] if children[child]]
             if followed:

@@ -24,7 +24,7 @@ from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
 from .._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter, check_auto_or_nodes
 from .._registry import make_drafter
-from .merge import FuseCalibration, Merged, NodeValues, kept_first, merge_drafts, valued_draft, warm_up
+from .merge import FuseCalibration, Merged, NodeValues, fixed_nodes, merge_drafts, valued_draft, warm_up
 
 _MOST_PARTS = 6
 """Statistics have a cell for every combination of parts."""
@@ -154,7 +154,7 @@ class FuseSequence(SequenceDrafter):
         with self.drafter.learning:
             valued = self.drafter.calibration.values_of(merged)
         self._proposed = _Proposal(merged, valued)
-        first, sampled = kept_first(merged, budget.nodes)
+        first, sampled = fixed_nodes(merged, budget.nodes)
         # Whether the loop can use a sampled draft must not depend on what is sampled, but on the number of nodes.
         if sampled and not self._target.info.fits(len(context.tokens) - 1, budget.nodes + 1):
             return merged.draft.cut(0)

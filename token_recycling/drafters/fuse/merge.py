@@ -201,32 +201,32 @@ def warm_up() -> None:
     calibration.learn(merged, calibration.values_of(merged), [0])
 
 
-def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int]]:
+def fixed_nodes(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int]]:
     """Return the nodes kept whatever their value, where `most` may be drafted, and those of them that count as
     sampled.
     """
-    kept: frozenset[int] = frozenset({0})
+    fixed: frozenset[int] = frozenset({0})
     sampled: frozenset[int] = frozenset()
     depths, lineages = merged.draft.depths.tolist(), merged.draft.lineages
     sources = merged.draft.sampled_from or {}
     for depth in sorted({depths[node] for node in sources}):
         layer = frozenset(node for node in sources if depths[node] == depth)
-        more = kept.union(*(lineages[node] for node in layer))
+        more = fixed.union(*(lineages[node] for node in layer))
         if len(more) > most + 1:
             break
-        kept, sampled = more, sampled | layer
+        fixed, sampled = more, sampled | layer
     for nodes in merged.needed:
-        more = kept.union(*(lineages[node] for node in nodes))
-        kept = more if len(more) <= most + 1 else kept
-    return kept, sampled
+        more = fixed.union(*(lineages[node] for node in nodes))
+        fixed = more if len(more) <= most + 1 else fixed
+    return fixed, sampled
 
 
-def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int], kept: frozenset[int]) -> Draft:
+def valued_draft(merged: Merged, values: np.ndarray, sampled: frozenset[int], fixed: frozenset[int]) -> Draft:
     """Return the merged draft with acceptance probabilities `values` (n,); of its sampled nodes only those in `sampled`
-    count as sampled, and those in `kept` stay whatever their value.
+    count as sampled, and those in `fixed` stay whatever their value.
     """
     draft, probabilities = merged.draft, np.ones(len(values), np.float32)
     above = values[draft.parents[1:]]
     probabilities[1:] = np.divide(values[1:], above, out=np.zeros(len(above)), where=above > 0)
     sources = {node: source for node, source in (draft.sampled_from or {}).items() if node in sampled}
-    return replace(draft, probabilities=probabilities, sampled_from=sources or None, needed=kept - {0})
+    return replace(draft, probabilities=probabilities, sampled_from=sources or None, needed=fixed - {0})
