@@ -11,8 +11,8 @@ from support.runs import fix_costs, fix_work
 
 import token_recycling as tr
 from token_recycling.costs import Budget, best_size, paying_size
-from token_recycling.drafters._shared.base import CausalDrafter
-from token_recycling.drafters._shared.expand import Rules
+from token_recycling.drafters._shared.draft_models import CausalDrafter
+from token_recycling.drafters._shared.graph import Rules
 from token_recycling.loop.pacer import Ledger, prune
 
 pytestmark = pytest.mark.measured

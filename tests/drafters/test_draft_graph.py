@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.draft_tables import FORK, grown
 
-from token_recycling.drafters._shared.expand import Rules
+from token_recycling.drafters._shared.graph import Rules
 
 
 def nested(graph):

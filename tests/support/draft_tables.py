@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from token_recycling.costs import Budget
-from token_recycling.drafters._shared.expand import Graph, Rules, grow
+from token_recycling.drafters._shared.graph import Graph, Rules, grow
 
 Table = dict[int, dict[int, float]]
 

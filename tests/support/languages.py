@@ -12,7 +12,7 @@ import torch
 from scipy.stats import chisquare
 
 from token_recycling import Draft, Step, Template
-from token_recycling.drafters._shared.expand import draw
+from token_recycling.drafters._shared.graph import draw
 from token_recycling.trees.templates import chain, parse_paths
 
 TOKENS, LENGTH, RUNS = 3, 4, 1500

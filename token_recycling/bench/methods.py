@@ -32,8 +32,8 @@ from .._util.options import check_known, written_options
 from .._util.text_stream import StepRecorder
 from ..drafters._base import Drafter
 from ..drafters._registry import drafter_names, make_drafter
-from ..drafters._shared.base import ModelDrafter
-from ..drafters._shared.expand import Rules
+from ..drafters._shared.draft_models import ModelDrafter
+from ..drafters._shared.graph import Rules
 from ..drafters._shared.pairing import DraftModelOption
 from ..hf.accelerate import accelerated
 from ..loop.batch import decode, requests_of
@@ -314,7 +314,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
         position = len(context.tokens) - 1
         return self._agreeing[position] if position < len(self._agreeing) else 0
 
-    def shape(self, rules: Rules) -> str:
+    def drafts_in_words(self, rules: Rules) -> str:
         return "as many tokens as will be accepted"
 
 

@@ -21,7 +21,7 @@ from transformers.generation.candidate_generator import AssistantToTargetTransla
 from ..model.info import UnsupportedModelError
 from ..model.loading import tokenizer_beside
 from ..model.target import Target
-from ._shared.base import CausalDrafter
+from ._shared.draft_models import CausalDrafter
 from ._shared.neural import PerTarget
 from ._shared.pairing import DraftModelOption, config_of, drafting_beside
 from ._shared.reader import Reader

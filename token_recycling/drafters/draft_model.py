@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._shared.base import CausalDrafter
+from ._shared.draft_models import CausalDrafter
 from ._shared.pairing import DraftModelOption
 
 

@@ -20,7 +20,7 @@ from ..model.info import UnsupportedModelError
 from ..model.inspection import decoder_layers, input_device, shallow_copy
 from ..model.prefill import continued
 from ..model.target import Target
-from ._shared.base import CausalDrafter, Mode, ModelSequence
+from ._shared.draft_models import CausalDrafter, Mode, ModelSequence
 
 _SAMPLE, _LONGEST = 64, 512
 """Tokens that the target appends to the first prompt for the search, and most tokens of both that are read."""
@@ -96,7 +96,7 @@ class LayerSkip(CausalDrafter):
         assert self._skipped is not None
         return cost_without(target.model, self._skipped)
 
-    def what(self) -> str:
+    def model_in_words(self) -> str:
         listed = " ".join(map(str, self._skipped or []))
         expected = f" (expected to be {self._expected:.2f} times as fast)" if self._expected is not None else ""
         return f"the target without layers {listed}{expected}"

@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 
 from ..model.inspection import output_width
 from ..model.target import Target
-from ._shared.base import ModelDrafter, ModelSequence
-from ._shared.expand import Graph, Rules, Stop
+from ._shared.draft_models import ModelDrafter, ModelSequence
+from ._shared.graph import Graph, Rules, Stop
 from ._shared.neural import PerTarget, placed_copy
 from ._shared.pairing import DraftModelOption
 from ._shared.saved import TrainedPartError, check_model, load_part, save_part
@@ -147,7 +147,8 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         folder = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
         if not self.head and (not model.name_or_path or not folder.parent.is_dir()):
             raise ValueError(
-                f"head is required, since {self.what()} has no local folder that could hold one: specdec_pp:head=FOLDER"
+                f"head is required, since {self.model_in_words()} has no local folder that could hold one: "
+                "specdec_pp:head=FOLDER"
             )
         return load_head(folder, model)
 
@@ -169,6 +170,6 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
 
         return expected_rejection
 
-    def shape(self, rules: Rules) -> str:
+    def drafts_in_words(self, rules: Rules) -> str:
         lengths = f"{self.min_length} to {self.max_length} tokens"
         return f"{lengths}, ended where a rejection is more likely than {self.threshold:g}"

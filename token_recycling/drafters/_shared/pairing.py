@@ -30,7 +30,7 @@ class DraftModelOption:
         """Load the draft model for a target; raises ValueError if it does not fit."""
         return paired(self.model, target)
 
-    def what(self) -> str:
+    def model_in_words(self) -> str:
         return title(self.model) if isinstance(self.model, str) else type(self.model).__name__
 
 

@@ -23,7 +23,7 @@ from ...model.target import Target
 from ...trees.draft import Context, Draft
 from ...trees.templates import Template, parse_paths, template_from
 from .._base import DrafterTraits, check_at_least
-from .._shared.expand import Rules, grow
+from .._shared.graph import Rules, grow
 from .._shared.neural import placed_copy
 from .._shared.saved import TrainedPartError, check_model
 from .._shared.states import StatesDrafter, StatesSequence

@@ -17,7 +17,7 @@ import torch
 from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
 from .._base import DrafterTraits, SequenceDrafter, check_at_least, check_auto_or_nodes
-from .expand import Graph, Rules, Stop, grow
+from .graph import Graph, Rules, Stop, grow
 from .neural import NeuralDrafter
 from .reader import Reader
 
@@ -66,13 +66,13 @@ class ModelDrafter(NeuralDrafter[Target]):
         return ModelSequence(self, prompt, target)
 
     def describe(self) -> str:
-        return f"{self.name}: {self.what()}"
+        return f"{self.name}: {self.model_in_words()}"
 
-    def what(self) -> str:
+    def model_in_words(self) -> str:
         """Return a description of the draft model."""
         return "a draft model"
 
-    def shape(self, rules: Rules) -> str:
+    def drafts_in_words(self, rules: Rules) -> str:
         """Return a description of the drafts."""
         raise NotImplementedError(f"{type(self).__name__} must define shape()")
 
@@ -142,7 +142,7 @@ class ModelSequence(SequenceDrafter):
         if self._refused and not self._drafted:
             return f"{drafter.describe()}, nothing drafted, since a drafting step costs what it may save"
         how = "sampled drafts for sampled texts" if drafter.sampled else "deterministic drafts"
-        return f"{drafter.describe()}, {drafter.shape(self._rules)}, {how}"
+        return f"{drafter.describe()}, {drafter.drafts_in_words(self._rules)}, {how}"
 
 
 @dataclass(kw_only=True)
@@ -191,7 +191,7 @@ class CausalDrafter(ModelDrafter):
         tau = self.tau if self.mode == "graph" else 0
         return Rules(self.depth, self.k, sys.maxsize, self.theta_prob, self.theta_sib, tau)
 
-    def shape(self, rules: Rules) -> str:
+    def drafts_in_words(self, rules: Rules) -> str:
         steps = f"{self.mode} of {rules.depth} steps"
         if self.mode == "sequence":
             return steps
