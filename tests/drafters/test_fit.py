@@ -4,17 +4,23 @@ drafts is loaded and chosen once, however many requests are isolated.
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
+import torch
 from support import assistants, tiny
 from support.drafters import example
 
 import token_recycling as tr
 from token_recycling.drafters import layer_skip, specdec_pp
+from token_recycling.drafters._shared.neural import PerTarget
 from token_recycling.drafters.assistant import Assistant
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.layer_skip import LayerSkip
 from token_recycling.drafters.specdec_pp import AcceptanceHead, SpecDecPP, save_head
 from token_recycling.model.inspection import output_width
+from token_recycling.model.target import Target
 
 IDS = tiny.prompt(0, 6)
 
@@ -99,3 +105,28 @@ def test_forks_share_the_head_of_specdec_pp(model, monkeypatch, tmp_path):
     for seed in range(3):
         tr.generate(model, tiny.prompt(seed, 6), drafter=base.fork(), max_new_tokens=4, do_sample=False)
     assert len(loads) == 1
+
+
+def test_what_drafts_for_a_target_is_made_once_and_again_in_another_type():
+    targets, made = [Target(tiny.llama()), Target(tiny.llama(seed=1))], []
+    cache = PerTarget[list]()
+
+    def of(target):
+        return cache.of(target, lambda: (made.append(target), [target.dtype])[1])
+
+    assert [of(target) for target in (*targets, *targets)] == 4 * [[torch.float32]]
+    assert made == targets
+    targets[0].model.bfloat16()
+    moved = Target(targets[0].model)
+    assert of(moved) == of(moved) == [torch.bfloat16]
+    assert made == [*targets, moved]
+    assert of(targets[1]) == [torch.float32]
+    assert len(made) == 3, "the other one stays"
+
+
+def test_copies_of_a_cache_by_target_are_empty():
+    target, cache = Target(tiny.llama()), PerTarget[int]()
+    assert cache.of(target, lambda: 1) == 1
+    for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert other.of(target, lambda: 2) == 2
+    assert cache.of(target, lambda: 3) == 1
