@@ -19,6 +19,7 @@ import torch
 from transformers import LogitsProcessor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
+from .masks import mask_of, packed, unpacked, words_of
 from .state import Matcher, State, lost_drafts
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class _FirstBytes:
         bits = int(mask[used[0]]) & 0xFFFFFFFF
         byte = int(self._first[32 * used[0] + (bits & -bits).bit_length() - 1])
         if byte not in self._others:
-            self._others[byte] = np.packbits(self._first != byte, bitorder="little").view(np.int32)
+            self._others[byte] = packed(self._first != byte)
         return None if byte < 0 or (mask & self._others[byte]).any() else byte
 
 
@@ -70,8 +71,7 @@ worst is a string that ends early, since the matcher checks every byte.
 def _first_bytes_of(tokenizer_info: Any) -> _FirstBytes:
     about = tokenizer_info.dump_metadata()
     if about not in _first_bytes:
-        words = (tokenizer_info.vocab_size + 31) // 32
-        _first_bytes[about] = _FirstBytes(tokenizer_info.decoded_vocab, words)
+        _first_bytes[about] = _FirstBytes(tokenizer_info.decoded_vocab, words_of(tokenizer_info.vocab_size))
     return _first_bytes[about]
 
 
@@ -186,10 +186,7 @@ class _Listed:
     forced = ""
 
     def fill(self, mask: np.ndarray) -> None:
-        tokens = np.array(self.allowed(self.place), np.int64)
-        bits = np.zeros(32 * len(mask), np.uint8)
-        bits[tokens[tokens < len(bits)]] = 1
-        mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+        mask[:] = mask_of(self.allowed(self.place), len(mask))
 
     def after(self, token: int) -> _Listed | None:
         place = self.next_place(self.place, token)
@@ -233,7 +230,8 @@ class GrammarProcessor(LogitsProcessor):
         self._read = input_ids.shape[1]
         if self._ended:
             return scores
-        return scores.masked_fill(~_bits(self._mask(), scores), -torch.inf)
+        allowed = torch.from_numpy(unpacked(self._mask(), scores.shape[1])).to(scores.device)
+        return scores.masked_fill(~allowed, -torch.inf)
 
     def _mask(self) -> np.ndarray:
         """Return the mask of the next token; where none may follow, of those that end the sequence."""
@@ -243,10 +241,7 @@ class GrammarProcessor(LogitsProcessor):
             if mask.any() and not self._matcher.is_error():
                 return mask
         self.dead_end()
-        stops = np.zeros(self._grammar.words, np.uint32)
-        for token in self._grammar.stops:
-            stops[token // 32] |= np.uint32(1 << token % 32)
-        return stops.view(np.int32)
+        return mask_of(self._grammar.stops, self._grammar.words)
 
     def dead_end(self) -> None:
         """Called where no token may follow, or the grammar is too complex to tell; then the sequence ends."""
@@ -255,14 +250,6 @@ class GrammarProcessor(LogitsProcessor):
 def state_of_grammar(grammar: Grammar) -> State:
     """Return the state at the beginning of an output."""
     return State(_SharedMatcher(grammar.pristine, grammar.stops).place, grammar.words)
-
-
-def _bits(mask: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
-    """Return which tokens a mask (words,) allows: (vocabulary,) bool on the device of scores (1, vocabulary)."""
-    allowed = torch.zeros(scores.shape[1], dtype=torch.bool)
-    bits = np.unpackbits(mask.view(np.uint8), count=min(len(allowed), 32 * len(mask)), bitorder="little")
-    allowed[: len(bits)] = torch.from_numpy(bits.view(bool))
-    return allowed.to(scores.device)
 
 
 def _of_xgrammar(compiled: Any) -> tuple[Matcher, int]:
@@ -379,4 +366,4 @@ def _state_of(processor: LogitsProcessor, padded: torch.Tensor, timed: bool) -> 
     matcher, tokens = beginning
     if isinstance(matcher, _Xgrammar):
         matcher.watch.timed = timed
-    return State(matcher, (tokens + 31) // 32)
+    return State(matcher, words_of(tokens))

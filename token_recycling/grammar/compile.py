@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._util.text_stream import one_line
 from . import ebnf, patterns
 from .json_values import Schema
+from .masks import words_of
 from .schema import Enforceable, UnenforceableError, Unenforced, enforceable
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def compiled_text(tokenizer: LLTokenizer, kind: str, text: str, unenforced: list
     """Compile a grammar of llguidance, which enforces a form of that `kind` but for some keywords; raise ValueError."""
     limits = {"max_items_in_row": MAX_AMBIGUITY} if kind == "grammar" else {}
     matcher = _matcher(tokenizer, text, **limits)
-    grammar = Grammar(matcher, (tokenizer.vocab_size + 31) // 32, tuple(tokenizer.eos_tokens), unenforced)
+    grammar = Grammar(matcher, words_of(tokenizer.vocab_size), tuple(tokenizer.eos_tokens), unenforced)
     first = matcher.deep_copy()
     has_output = not matcher.is_error() and _has_output(grammar, first)
     if first.is_error() and "NoExtension" not in first.get_error():

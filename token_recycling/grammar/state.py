@@ -16,6 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from .masks import unpacked
+
 logger = logging.getLogger("token_recycling")
 
 FEW = 32
@@ -121,7 +123,6 @@ class State:
 
     def masked(self, logits: np.ndarray) -> np.ndarray:
         """Return a copy of logits (vocabulary,) float32 with minus infinity for forbidden tokens."""
-        allowed = np.unpackbits(self.mask.view(np.uint8), bitorder="little")[: len(logits)]
         masked = np.full_like(logits, -np.inf)
-        np.copyto(masked[: len(allowed)], logits[: len(allowed)], where=allowed.view(bool))
+        np.copyto(masked, logits, where=unpacked(self.mask, len(logits)))
         return masked

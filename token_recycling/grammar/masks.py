@@ -1,0 +1,34 @@
+"""Masks of allowed tokens: (words,) int32, one bit per token, lowest first, set if the token is allowed. The grammar
+libraries and the compiled code read them in this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def words_of(vocab_size: int) -> int:
+    """Return the length of a mask for so many tokens."""
+    return (vocab_size + 31) // 32
+
+
+def packed(allowed: np.ndarray) -> np.ndarray:
+    """Return the mask (words,) of tokens (32 * words,) bool."""
+    return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def unpacked(mask: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return which of the first `vocab_size` tokens a mask allows, (vocab_size,) bool; those beyond it are not."""
+    bits = np.unpackbits(mask.view(np.uint8), count=min(vocab_size, 32 * len(mask)), bitorder="little")
+    allowed = np.zeros(vocab_size, bool)
+    allowed[: len(bits)] = bits
+    return allowed
+
+
+def mask_of(tokens: Sequence[int], words: int) -> np.ndarray:
+    """Return the mask (words,) that allows these tokens; those beyond it are left out."""
+    ids, allowed = np.array(tokens, np.int64), np.zeros(32 * words, bool)
+    allowed[ids[ids < len(allowed)]] = True
+    return packed(allowed)
