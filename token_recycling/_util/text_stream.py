@@ -48,8 +48,8 @@ class IncrementalText:
         return text
 
     def _pending(self) -> str:
-        known = decoded(self.tokenizer, self._tokens[self._context : self._shown])
-        return decoded(self.tokenizer, self._tokens[self._context :])[len(known) :]
+        before = decoded(self.tokenizer, self._tokens[self._context : self._shown])
+        return decoded(self.tokenizer, self._tokens[self._context :])[len(before) :]
 
 
 def decoded(tokenizer: Decodes, tokens: list[int]) -> str:
@@ -60,8 +60,8 @@ def decoded(tokenizer: Decodes, tokens: list[int]) -> str:
 def pieces(tokenizer: Decodes, steps: Iterable[list[int]]) -> list[str]:
     """The text that each step added; put together they are the text of all tokens."""
     text = IncrementalText(tokenizer)
-    found = [text.push(tokens) for tokens in steps]
-    return [*found[:-1], found[-1] + text.flush()] if found else []
+    texts = [text.push(tokens) for tokens in steps]
+    return [*texts[:-1], texts[-1] + text.flush()] if texts else []
 
 
 class StepRecorder:

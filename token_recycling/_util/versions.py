@@ -31,13 +31,13 @@ def installed(name: str) -> str | None:
         return None
 
 
-def outside(found: Mapping[str, str | None], too_old: bool = False) -> str | None:
+def outside(installed: Mapping[str, str | None], too_old: bool = False) -> str | None:
     """What is wrong with the versions `found` of the supported packages, in one line, or None; `too_old` looks no
     further than the lowest ones.
     """
     wrong, remedies = [], []
     for name, (lowest, newest) in SUPPORTED.items():
-        version = found.get(name)
+        version = installed.get(name)
         if version is None:
             continue
         old = release(version)[:2] < lowest

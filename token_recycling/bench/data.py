@@ -133,9 +133,9 @@ def read_scenario(path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _run_options(given: dict[str, Any], owner: str) -> dict[str, Any]:
+def _run_options(stated: dict[str, Any], owner: str) -> dict[str, Any]:
     try:
-        options = read_options(RunOptions, owner, given=given)
+        options = read_options(RunOptions, owner, given=stated)
     except TypeError as error:
         raise ValueError(str(error)) from None
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

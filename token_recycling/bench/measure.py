@@ -107,7 +107,7 @@ Hook = Callable[[Event], None]
 
 def measure(
     config: BenchmarkConfig,
-    made: BenchmarkPlan,
+    benchmark: BenchmarkPlan,
     store: Store,
     environment: dict[str, Any],
     hook: Hook = lambda _: None,
@@ -115,7 +115,7 @@ def measure(
     """Measure what is missing in `store`. `hook` is called before and after every call."""
     store.open()
     done = store.done
-    for workload in made.workloads:
+    for workload in benchmark.workloads:
         start = min(done, len(workload.items))
         done -= start
         if start < len(workload.items):
@@ -208,9 +208,9 @@ class WorkloadRun:
                 continue
             if method.cold:
                 method.reset()
-            outcomes[number] = made = self._call(method, index, item, phase, self.config, texts)
-            if needed and isinstance(made, list):
-                texts = [outcome.tokens[0] for outcome in made]
+            outcomes[number] = result = self._call(method, index, item, phase, self.config, texts)
+            if needed and isinstance(result, list):
+                texts = [outcome.tokens[0] for outcome in result]
         return [outcomes[number] for number in sorted(outcomes)]
 
     def _call(
@@ -243,11 +243,11 @@ class WorkloadRun:
 
 def divergence_of(model: PreTrainedModel, baseline: Repetition, repetition: Repetition) -> dict[str, Any] | None:
     """Return the first divergence from the baseline in any turn, or sequence of a batch."""
-    for turn, (wanted, outcome) in enumerate(zip(baseline, repetition, strict=True)):
-        for number, texts in enumerate(zip(wanted.prompts, wanted.tokens, outcome.tokens, strict=True)):
+    for turn, (reference, outcome) in enumerate(zip(baseline, repetition, strict=True)):
+        for number, texts in enumerate(zip(reference.prompts, reference.tokens, outcome.tokens, strict=True)):
             divergence = first_divergence(model, *texts)
             if divergence is not None:
-                return {"turn": turn if len(wanted.tokens) == 1 else number, **asdict(divergence)}
+                return {"turn": turn if len(reference.tokens) == 1 else number, **asdict(divergence)}
     return None
 
 
@@ -271,11 +271,11 @@ def first_divergence(
     model: PreTrainedModel, prompt: torch.Tensor, expected: Sequence[int], got: Sequence[int]
 ) -> Divergence | None:
     """Return the first divergence of two outputs after `prompt` (length,), or None if they are equal."""
-    for place, (wanted, token) in enumerate(zip_longest(expected, got)):
-        if wanted is None or token is None:
-            return Divergence(place, None, wanted, token)
-        if wanted != token:
+    for place, (reference, token) in enumerate(zip_longest(expected, got)):
+        if reference is None or token is None:
+            return Divergence(place, None, reference, token)
+        if reference != token:
             text = torch.cat([prompt, prompt.new_tensor(expected[:place])])
             logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, -1].float()
-            return Divergence(place, float(logits[wanted] - logits[token]), wanted, token)
+            return Divergence(place, float(logits[reference] - logits[token]), reference, token)
     return None

@@ -71,7 +71,7 @@ class Call:
     def prompts(self) -> list[torch.Tensor]:
         """(length,) ids of each prompt, without padding."""
         ids, mask = self.arguments["input_ids"], self.arguments.get("attention_mask")
-        return list(ids) if mask is None else [row[seen.bool()] for row, seen in zip(ids, mask, strict=True)]
+        return list(ids) if mask is None else [row[read.bool()] for row, read in zip(ids, mask, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -514,8 +514,8 @@ class BenchmarkConfig:
 
     def arguments(self, prompts: Sequence[torch.Tensor], max_new_tokens: int) -> dict[str, Any]:
         """Return arguments of `generate` for prompts (length,), padded on the left."""
-        known = self.model.generation_config
-        padding = next((token for token in (known.pad_token_id, known.bos_token_id) if isinstance(token, int)), 0)
+        config = self.model.generation_config
+        padding = next((token for token in (config.pad_token_id, config.bos_token_id) if isinstance(token, int)), 0)
         ids = torch.nn.utils.rnn.pad_sequence(list(prompts), True, padding, padding_side="left")
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         mask = (torch.arange(ids.shape[1], 0, -1) <= lengths[:, None]).long()

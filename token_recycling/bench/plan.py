@@ -70,7 +70,7 @@ def plan(options: RunOptions, questions: Sequence[Question]) -> BenchmarkPlan:
     methods = [parse(spec) for spec in options.methods or DEFAULT]
     if options.batches:
         return _batches([method for method in methods if method.batches or options.methods], questions, options.batches)
-    made = BenchmarkPlan()
+    benchmark = BenchmarkPlan()
     if options.generate:
         numbers: Counter[str] = Counter()
         first: list[Item] = []
@@ -80,37 +80,37 @@ def plan(options: RunOptions, questions: Sequence[Question]) -> BenchmarkPlan:
             numbers[question.category] += 1
         if not measured:
             raise ValueError(f"warm_up must leave questions to measure, got {options.warm_up} of {len(questions)}")
-        made.workloads.append(Workload("generate", _with_baseline(methods), tuple(measured), tuple(first)))
+        benchmark.workloads.append(Workload("generate", _with_baseline(methods), tuple(measured), tuple(first)))
     if not options.generate or (options.replay is not False and not options.temperature):
-        _add_replay(made, methods, questions)
-    return made
+        _add_replay(benchmark, methods, questions)
+    return benchmark
 
 
-def _add_replay(made: BenchmarkPlan, methods: Sequence[Method], questions: Sequence[Question]) -> None:
+def _add_replay(benchmark: BenchmarkPlan, methods: Sequence[Method], questions: Sequence[Question]) -> None:
     """Add a replay: the methods that can, on the questions with a known answer."""
-    known = [question for question in questions if question.form == "text" or question.references]
+    replayable = [question for question in questions if question.form == "text" or question.references]
     specs: list[str] = []
     for method in methods:
         if method.replayed is not None and not method.forced:
             specs.append(f"{COLD * (method.cold and method.replayed != method.spec)}{method.replayed}")
         elif method.spec != BASELINE and not method.forced:
-            made.notes.append(f"{method.spec} decodes by itself and cannot replay a text: left out there")
-    if missing := len(questions) - len(known):
-        made.notes.append(f"{missing} of {len(questions)} questions have no known answer and are not replayed")
+            benchmark.notes.append(f"{method.spec} decodes by itself and cannot replay a text: left out there")
+    if missing := len(questions) - len(replayable):
+        benchmark.notes.append(f"{missing} of {len(questions)} questions have no known answer and are not replayed")
     if REPLAY_BASELINE not in specs:
         specs.insert(0, REPLAY_BASELINE)
-    if known:
-        items = tuple(Item((question,)) for question in known)
-        made.workloads.append(Workload("replay", tuple(dict.fromkeys(specs)), items))
+    if replayable:
+        items = tuple(Item((question,)) for question in replayable)
+        benchmark.workloads.append(Workload("replay", tuple(dict.fromkeys(specs)), items))
 
 
 def _batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Sequence[int]) -> BenchmarkPlan:
     """Plan a workload of batches for every size; a batch has one category."""
     able = [method for method in methods if method.batches]
     unable = [method.spec for method in methods if not method.batches]
-    made = BenchmarkPlan(notes=[f"{spec} decodes one text at a time: left out of batches" for spec in unable])
+    benchmark = BenchmarkPlan(notes=[f"{spec} decodes one text at a time: left out of batches" for spec in unable])
     if any(len(question.turns) > 1 for question in questions):
-        made.notes.append("of conversations only the first turn is decoded in batches")
+        benchmark.notes.append("of conversations only the first turn is decoded in batches")
     by_category: dict[str, list[Question]] = {}
     for question in questions:
         by_category.setdefault(question.category, []).append(question)
@@ -120,8 +120,8 @@ def _batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Se
             for members in by_category.values()
             for first in range(0, len(members), size)
         ]
-        made.workloads.append(Workload("batch", _with_baseline(able), tuple(items)))
-    return made
+        benchmark.workloads.append(Workload("batch", _with_baseline(able), tuple(items)))
+    return benchmark
 
 
 def _with_baseline(methods: Sequence[Method]) -> tuple[str, ...]:

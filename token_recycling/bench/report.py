@@ -68,17 +68,17 @@ def title_of(summary: Summary) -> str:
     return f"Decoding methods on {' and '.join(models)}{clock}"
 
 
-def environment_of(known: dict[str, Any]) -> list[tuple[str, str]]:
+def environment_of(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """An environment as names and texts; unknown values are left out."""
-    known = {"accelerator": "none", **{key: value for key, value in known.items() if value is not None}}
+    facts = {"accelerator": "none", **{key: value for key, value in facts.items() if value is not None}}
 
     def named(*names: str) -> list[str]:
-        return [f"{name.replace('_', '-')} {known[name]}" for name in names if name in known]
+        return [f"{name.replace('_', '-')} {facts[name]}" for name in names if name in facts]
 
-    size = f"{known['parameters'] / 1e6:,.3g} million parameters" if "parameters" in known else ""
+    size = f"{facts['parameters'] / 1e6:,.3g} million parameters" if "parameters" in facts else ""
     parts: dict[str, list[Any]] = {
-        "model": [known.get("model"), size, known.get("dtype"), known.get("model_fingerprint")],
-        "machine": [known.get("cpu", known.get("machine")), *named("cores", "threads", "accelerator")],
+        "model": [facts.get("model"), size, facts.get("dtype"), facts.get("model_fingerprint")],
+        "machine": [facts.get("cpu", facts.get("machine")), *named("cores", "threads", "accelerator")],
         "software": named("python", "torch", "transformers", "token_recycling", "commit"),
     }
     return [(name, ", ".join(str(text) for text in texts if text)) for name, texts in parts.items()]
@@ -93,7 +93,7 @@ def settings_of(summary: Summary) -> list[tuple[str, str]]:
     sets = names.str.rpartition("/")[0].value_counts(sort=False)
     times = finished(rows)[CLOCKS[summary.clock][1]]
     apart = repeat_spread(times)
-    dates = sorted({str(known.get("date", ""))[:10] for known in rows["environment"]} - {""})
+    dates = sorted({str(environment.get("date", ""))[:10] for environment in rows["environment"]} - {""})
     temperatures = sorted(set(main["temperature"].astype(float).fillna(0.0)))
     lines = {
         "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
@@ -191,8 +191,12 @@ def warnings_of(summary: Summary) -> list[str]:
 def _conditions(comparison: Comparison) -> Iterator[str]:
     """What differs between the rows of a comparison, and what is missing."""
     place = condition_title(comparison)
-    where = pd.DataFrame([{**known, "date": ""} for known in comparison.rows["environment"]], dtype=object).astype(str)
-    if differing := [f"{key}: {' or '.join(where[key].unique())}" for key in where if where[key].nunique() > 1]:
+    environments = pd.DataFrame(
+        [{**environment, "date": ""} for environment in comparison.rows["environment"]], dtype=object
+    ).astype(str)
+    if differing := [
+        f"{key}: {' or '.join(environments[key].unique())}" for key in environments if environments[key].nunique() > 1
+    ]:
         yield f"{place}: rows of several environments ({'; '.join(differing)}), whose times do not compare."
     for key in ("temperature", "max_new_tokens", "seed"):
         if len(values := sorted(comparison.rows[key].astype(str).unique())) > 1:
@@ -229,7 +233,7 @@ def _questions(comparison: Comparison) -> Iterator[str]:
 
 def _far_divergences(summary: Summary) -> Iterator[str]:
     far = summary.rows[summary.rows["margin"] > CLOSE]
-    exact = far["environment"].map(lambda known: known.get("dtype") == "float32").astype(bool)
+    exact = far["environment"].map(lambda environment: environment.get("dtype") == "float32").astype(bool)
     far = far[exact].sort_values("margin")
     if len(far):
         yield (

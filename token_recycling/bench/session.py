@@ -58,11 +58,13 @@ class Session:
         self.seconds_left = seconds_of(prepared.config, prepared.plan, self.done)
         """An upper bound: no method is faster than plain decoding."""
 
-    def measure(self, hook_of: Callable[[BenchmarkPlan, int], Hook] = lambda made, done: lambda event: None) -> None:
+    def measure(
+        self, hook_of: Callable[[BenchmarkPlan, int], Hook] = lambda benchmark, done: lambda event: None
+    ) -> None:
         """Measure what is missing in the folder; `hook_of` makes the hook called before and after every call."""
-        config, made, where, store = self._prepared()
+        config, benchmark, where, store = self._prepared()
         try:
-            measure(config, made, store, where, hook_of(made, store.done))
+            measure(config, benchmark, store, where, hook_of(benchmark, store.done))
         finally:
             self.done = store.done
 
@@ -77,7 +79,7 @@ class Session:
         loaded = _loaded(self._model, options.dtype, self._device, options.threads, options.prepack)
         chat = loading.uses_chat(loaded, options.chat)
         questions = load(options.data, limit, files="prompt" if chat else "text")
-        made = plan(options, questions)
+        benchmark = plan(options, questions)
         config = BenchmarkConfig(
             loaded.model,
             loaded.tokenizer,
@@ -90,12 +92,12 @@ class Session:
             self.notes.append("prompts go through the tokenizer's chat template; --raw gives them as they are")
         if own := without_own_choices(loaded.model):
             self.notes.append(f"left out of the model's own generation configuration: {', '.join(own)}")
-        self.notes += [*made.notes, *what_does_not_fit(config, questions)]
+        self.notes += [*benchmark.notes, *what_does_not_fit(config, questions)]
         where = environment(loaded.model, self._model)
         if self._fresh:
             delete_rows(self.folder)
-        store = Store(self.folder, settings(config, questions, made, where), made.keys())
-        return Prepared(config, made, where, store)
+        store = Store(self.folder, settings(config, questions, benchmark, where), benchmark.keys())
+        return Prepared(config, benchmark, where, store)
 
 
 @lru_cache(maxsize=1)
@@ -139,12 +141,12 @@ def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) ->
 
 
 def settings(
-    config: BenchmarkConfig, questions: Sequence[Question], made: BenchmarkPlan, environment: dict[str, Any]
+    config: BenchmarkConfig, questions: Sequence[Question], benchmark: BenchmarkPlan, environment: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the settings that rows of one folder must share."""
     return {
         "questions": f"{len(questions)}, {digest(questions)}",
-        "workloads": [[workload.mode, len(workload.items), *workload.specs] for workload in made.workloads],
+        "workloads": [[workload.mode, len(workload.items), *workload.specs] for workload in benchmark.workloads],
         "max_new_tokens": config.max_new_tokens,
         "repeats": config.repeats,
         "chat": config.chat,
@@ -157,11 +159,11 @@ def settings(
 _ESTIMATED_PROMPT, _ESTIMATED_TOKENS = 256, 9
 
 
-def seconds_of(config: BenchmarkConfig, made: BenchmarkPlan, done: int) -> float:
+def seconds_of(config: BenchmarkConfig, benchmark: BenchmarkPlan, done: int) -> float:
     """Return an upper bound of the seconds for everything after the first `done` items: every method as slow as
     `generate`, every output as long as allowed.
     """
-    remaining = list(made.items())[done:]
+    remaining = list(benchmark.items())[done:]
     if not remaining:
         return 0.0
     per_prompt_token, per_new_token = _speeds(config)
@@ -172,7 +174,7 @@ def seconds_of(config: BenchmarkConfig, made: BenchmarkPlan, done: int) -> float
         return prompt_tokens * per_prompt_token + turns * config.max_new_tokens * per_new_token
 
     seconds = sum(once(item) * len(workload.specs) for workload, item in remaining)
-    for workload in made.workloads:
+    for workload in benchmark.workloads:
         if any(other is workload for other, _ in remaining):
             methods = map(parse, workload.specs)
             learning = sum(method.remembers and not method.cold for method in methods)

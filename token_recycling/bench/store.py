@@ -102,17 +102,17 @@ class Store:
 
     def _count(self, items: Sequence[Sequence[Key]]) -> None:
         lines = self.path.read_bytes().split(b"\n")[:-1]  # text after the last line end was not written completely
-        kept = 0
+        complete = 0
         for keys in items:
-            rows = lines[kept : kept + len(keys)]
+            rows = lines[complete : complete + len(keys)]
             if len(rows) < len(keys):
                 break
             if [self._key(line) for line in rows] != list(keys):
                 raise ValueError(f"rows in {self.path} are not in the order of this run; start with --fresh")
-            kept, self.done = kept + len(keys), self.done + 1
-        if self.done == len(items) and kept < len(lines):
-            raise ValueError(f"{self.path} must have {kept} rows, got {len(lines)}; start with --fresh")
-        self._bytes = sum(len(line) + 1 for line in lines[:kept])
+            complete, self.done = complete + len(keys), self.done + 1
+        if self.done == len(items) and complete < len(lines):
+            raise ValueError(f"{self.path} must have {complete} rows, got {len(lines)}; start with --fresh")
+        self._bytes = sum(len(line) + 1 for line in lines[:complete])
 
     def _key(self, line: bytes) -> Key:
         try:

@@ -68,8 +68,8 @@ def frame_of(rows: Iterable[Row], clock: str = "wall") -> pd.DataFrame:
 
 def _margin(divergence: Any) -> float:
     """Difference of the two logits where an output first differs; infinite where it is not known."""
-    known = isinstance(divergence, dict) and divergence["margin"] is not None
-    return abs(divergence["margin"]) if known else float("inf")
+    measured = isinstance(divergence, dict) and divergence["margin"] is not None
+    return abs(divergence["margin"]) if measured else float("inf")
 
 
 def finished(rows: pd.DataFrame) -> pd.DataFrame:
@@ -101,8 +101,8 @@ def figures_of(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.Dat
     table = pd.DataFrame(index=rows.groupby(by, sort=False).size().index, columns=FIGURES, dtype=float)
     for name, (above, below) in ratios.items():
         # Over the rows that have both.
-        known = pd.DataFrame({"above": above, "below": below}, dtype=float).dropna()
-        sums = known.join(done[by]).groupby(by)[["above", "below"]].sum()
+        rows_with_both = pd.DataFrame({"above": above, "below": below}, dtype=float).dropna()
+        sums = rows_with_both.join(done[by]).groupby(by)[["above", "below"]].sum()
         table[name] = sums["above"] / sums["below"].where(sums["below"] > 0)
     if len(pairs):
         table["speedup"] = speedup_of(pairs.groupby(by)[TERMS].sum())
@@ -168,8 +168,8 @@ def repeat_spread(times: Iterable[list[float]]) -> float | None:
 
 def seconds_per_step(rows: pd.DataFrame) -> pd.DataFrame:
     """Seconds a step by method and part of a step: the parts' sums by the steps of the rows that have them."""
-    known = finished(rows)[lambda each: each["parts"].astype(bool)].set_index("method")
-    seconds, steps = pd.DataFrame(known["parts"].tolist(), index=known.index), known["steps"]
+    timed_rows = finished(rows)[lambda each: each["parts"].astype(bool)].set_index("method")
+    seconds, steps = pd.DataFrame(timed_rows["parts"].tolist(), index=timed_rows.index), timed_rows["steps"]
     return seconds.groupby(level=0, sort=False).sum(min_count=1).div(steps.groupby(level=0).sum(), axis=0)
 
 
@@ -217,10 +217,10 @@ def parse(folder: Path) -> tuple[list[Row], list[str]]:
     if not runs:
         raise ValueError(f"no {ROWS}, as `token-recycling bench` writes it, in {folder} or its subfolders")
     rows, notes = [], []
-    for one in runs:
-        own, said = _parse(one, one.name)
-        rows += own
-        notes += [f"{one.name}: {note}" for note in said]
+    for run in runs:
+        rows_of_run, notes_of_run = _parse(run, run.name)
+        rows += rows_of_run
+        notes += [f"{run.name}: {note}" for note in notes_of_run]
     return rows, notes
 
 
@@ -271,9 +271,9 @@ def summarize(
 ) -> Summary:
     """Group rows that were measured under the same conditions, and find the baseline of each group."""
     every = frame_of(rows, clock)
-    known = every["method"].unique().tolist()
-    if baseline is not None and baseline not in known:
-        raise ValueError(f"the baseline must be a measured method ({', '.join(known)}), got {baseline!r}")
+    methods = every["method"].unique().tolist()
+    if baseline is not None and baseline not in methods:
+        raise ValueError(f"the baseline must be a measured method ({', '.join(methods)}), got {baseline!r}")
     if finished(every)["call_seconds"].isna().any():
         raise ValueError(f"some rows lack {CLOCKS[clock][1]}: take the other --clock")
     keys = pd.Series([(row.get("run", ""), *(row[name] for name in _CONDITIONS[1:])) for row in rows])
@@ -286,7 +286,7 @@ def summarize(
         own = groups[key]
         chosen = next((name for name in candidates if name in set(own["method"])), None)
         labels = own.groupby("method")["label"].last()
-        shown = ordered(known, [chosen] if chosen else [])
+        shown = ordered(methods, [chosen] if chosen else [])
         table.append(
             Comparison(
                 *(run, mode, batch or 1, own, paired(own, own[own["method"] == chosen])),
@@ -361,10 +361,10 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """Every figure as a plain value, for JSON, which knows neither NaN nor infinity."""
         results = _records(self.figures.assign(baseline=self.figures.index == self.baseline))
-        for line, known in (("categories", self.by_category), ("seconds_per_step", self.parts)):
-            for one in results:
-                own = known[known.index.get_level_values("method") == one["method"]]
-                one[line] = _records(own)
+        for line, figures in (("categories", self.by_category), ("seconds_per_step", self.parts)):
+            for result in results:
+                lines = figures[figures.index.get_level_values("method") == result["method"]]
+                result[line] = _records(lines)
         conditions = {"run": self.run, "mode": self.mode, "batch": self.batch}
         return {**conditions, "baseline": self.baseline, "results": results}
 
@@ -404,5 +404,8 @@ class Summary:
     @cached_property
     def environments(self) -> list[dict[str, Any]]:
         """Different ones, the date left out."""
-        table = [{key: value for key, value in known.items() if key != "date"} for known in self.rows["environment"]]
-        return list({json.dumps(known, sort_keys=True): known for known in table}.values())
+        table = [
+            {key: value for key, value in environment.items() if key != "date"}
+            for environment in self.rows["environment"]
+        ]
+        return list({json.dumps(environment, sort_keys=True): environment for environment in table}.values())

@@ -103,8 +103,8 @@ def table_of(
             raced = figures[name].mask(bound)
             most = raced.max() if head in best and len(figures) > 1 else None
             column = [
-                NONE if pd.isna(value) else f"**{form.format(value)}**" if one == most else form.format(value)
-                for value, one in zip(figures[name], raced, strict=True)
+                NONE if pd.isna(value) else f"**{form.format(value)}**" if figure == most else form.format(value)
+                for value, figure in zip(figures[name], raced, strict=True)
             ]
         if set(column) - {NONE, "0"}:
             cells[head] = column
@@ -212,5 +212,5 @@ def failure_table(summary: Summary) -> Table | None:
 
 def with_interval(value: float, interval: tuple[float, float]) -> str:
     """Return a value with its confidence interval, if one is known."""
-    known = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval[1] < float("inf") else ""
-    return f"{value:.2f}{known}"
+    limits = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval[1] < float("inf") else ""
+    return f"{value:.2f}{limits}"

@@ -6,6 +6,7 @@ is `generate` with transformers' prompt lookup, accelerated is `generate` of the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -111,10 +112,13 @@ class Comparison:
         self._drafter, self._fast = drafter, fast
         self._names = list(methods)
         self._config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, chat)
+        start = time.perf_counter()
         self._run = self._prepared()
         if self.no_lookup is not None:
             self._names.remove(LOOKUP)
             self._run = self._prepared()
+        self.warm_up_seconds = time.perf_counter() - start
+        """Of compilation, prepacking and other first calls; no measured time has them."""
 
     def _prepared(self) -> WorkloadRun:
         items = tuple(Item((Question(name, "", (text,), "prompt"),)) for name, text in self._prompts)
@@ -150,8 +154,8 @@ def speeds(compared: Sequence[ComparedPrompt]) -> dict[str, Any]:
     """Return for each method tokens and seconds of whole calls and tokens/s of decoding, and the end-to-end speedup of
     accelerated calls over each other method; None for what was not measured. Prompts without an answer are left out.
     """
-    answers = [one for one in compared if one.answered]
-    measured = {name: _speed([one.rows[name] for one in answers if name in one.rows]) for name in NAMES}
+    answers = [prompt for prompt in compared if prompt.answered]
+    measured = {name: _speed([prompt.rows[name] for prompt in answers if name in prompt.rows]) for name in NAMES}
     rates = {name: speed["tokens"] / speed["seconds"] for name, speed in measured.items() if speed is not None}
     speedup = {name: rates[ACCELERATED] / rates[name] if name in rates else None for name in METHODS}
     return {**measured, "speedup": speedup}
@@ -171,14 +175,14 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 def summary(compared: Sequence[ComparedPrompt]) -> dict[str, Any]:
     """Return the figures of all prompts, as plain values."""
-    stats = sum((one.stats for one in compared), Stats())
+    stats = sum((prompt.stats for prompt in compared), Stats())
     return {
         "prompts": len(compared),
-        "unanswered": sum(not one.answered for one in compared),
+        "unanswered": sum(not prompt.answered for prompt in compared),
         "drafter": stats.drafter,
         **speeds(compared),
         "mat": stats.mat,
-        "identical": all(one.identical for one in compared),
+        "identical": all(prompt.identical for prompt in compared),
     }
 
 
@@ -215,8 +219,8 @@ def print_prompt(console: Console, place: str, compared: ComparedPrompt, pieces:
     console.print()
     if (divergence := compared.rows[ACCELERATED]["divergence"]) is not None:
         margin = "" if divergence["margin"] is None else f"; their logits differ by {divergence['margin']:.3g}"
-        found = f"token {divergence['place']} is {divergence['got']}, by generate {divergence['expected']}"
-        say(console, f"first divergence: {found}{margin}")
+        difference = f"token {divergence['place']} is {divergence['got']}, by generate {divergence['expected']}"
+        say(console, f"first divergence: {difference}{margin}")
     measured = compared.as_dict()
     rates = [f"{_title(name)} {_rate(measured[name])} tokens/s" for name in NAMES if measured[name]] or [_NO_ANSWER]
     speedup = [f"speedup {measured['speedup'][BASELINE]:.2f}"] if compared.answered else []
@@ -237,6 +241,7 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dic
     console.print(table)
     say(console, "tokens/s of decoding; lookup: transformers' prompt lookup of 10 tokens")
     lines = [("model", summary["model"]), ("drafter", summary["drafter"])]
+    lines.append(("warm-up", f"{summary['warm_up_seconds']:.1f} s before; no time here includes it"))
     if summary["unanswered"]:
         lines.append(("left out", f"speeds of {summary['unanswered']} prompts with {_NO_ANSWER}"))
     over = [f"{ratio:.2f} over {_title(name)}" for name, ratio in summary["speedup"].items() if ratio is not None]
@@ -255,8 +260,8 @@ def _title(name: str) -> str:
 
 
 def _tail(text: str, lines: int = 8) -> str:
-    kept = text.split("\n")
-    return text if len(kept) <= lines else "\n".join(["…", *kept[-lines:]])
+    every_line = text.split("\n")
+    return text if len(every_line) <= lines else "\n".join(["…", *every_line[-lines:]])
 
 
 def _cells(name: str, measured: dict[str, Any], mat: float, tokens: int) -> list[Text]:

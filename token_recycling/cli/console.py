@@ -55,8 +55,8 @@ class OneDrafter(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; raises a usage error."""
-        _, _, given = self.make_parser(ctx).parse_args(list(args))
-        times = [option.name for option in given].count("drafter")
+        _, _, options = self.make_parser(ctx).parse_args(list(args))
+        times = [option.name for option in options].count("drafter")
         if times > 1:
             ctx.fail(
                 f"--drafter was given {times} times; give one, such as --drafter fuse:recycling+suffix to combine two"

@@ -113,11 +113,11 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     def called(**values: Any) -> None:
-        made = {
+        group_values = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        command(**values, **made)
+        command(**values, **group_values)
 
     called.__name__, called.__doc__ = command.__name__, command.__doc__
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

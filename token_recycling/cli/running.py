@@ -28,10 +28,10 @@ def drafter_and_model(drafter: str, model: ModelOptions, reproducible: bool = Fa
     with loading_shown(model.model):
         from ..drafters._registry import make_drafter
 
-        made = make_drafter(drafter, reproducible=reproducible)
+        new_drafter = make_drafter(drafter, reproducible=reproducible)
         loaded = model.load(reproducible)
     note_dtype(model.dtype, loaded)
-    return made, loaded
+    return new_drafter, loaded
 
 
 def note_dtype(dtype: str | None, loaded: loading.Loaded) -> None:

@@ -123,18 +123,18 @@ def _openai_routes(engine: Engine) -> APIRouter:
     """OpenAI's API."""
     router, name, created = APIRouter(route_class=_JsonRoute), engine.settings.name, int(time.time())
     described = {
-        one: {
-            "id": one,
+        model: {
+            "id": model,
             "object": "model",
             "created": created,
             "owned_by": "token-recycling",
             "max_model_len": engine.loaded.context,
             # Anthropic's fields.
             "type": "model",
-            "display_name": one,
+            "display_name": model,
             "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         }
-        for one in (name, *engine.settings.aliases)
+        for model in (name, *engine.settings.aliases)
     }
 
     @router.get("/v1/models")

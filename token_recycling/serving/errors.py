@@ -187,7 +187,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        within = [{**one, "loc": one["loc"][1:]} for one in error.errors()]  # they begin with "body"
+        within = [{**detail, "loc": detail["loc"][1:]} for detail in error.errors()]  # they begin with "body"
         return await refused(request, refusal(within, error.body))
 
     @app.exception_handler(CancelledError)

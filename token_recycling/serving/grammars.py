@@ -80,8 +80,8 @@ class Grammars:
     def _vocabulary(self) -> tuple[Any, dict[str, int]]:
         """The vocabulary as llguidance reads it, and the special tokens; raises ValueError."""
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
-        known = vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
-        return known, special_tokens(tokenizer, known)
+        tokens = vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
+        return tokens, special_tokens(tokenizer, tokens)
 
     def close(self) -> None:
         """End the threads; may be called again."""

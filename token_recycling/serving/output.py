@@ -229,8 +229,8 @@ class StopTrimmer:
 
     def flush(self) -> str:
         """What was held back, at the end of the text."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._held = self._held, ""
+        return rest
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -486,21 +486,21 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """The field `logprobs` of a choice of /v1/completions; `offsets` are the tokens' places in the text."""
     return {
-        "tokens": [tokenizer.decode([one.token]) for one in tokens],
-        "token_logprobs": [one.logprob for one in tokens],
-        "top_logprobs": [_by_text(tokenizer, one) for one in tokens] if top else None,
+        "tokens": [tokenizer.decode([token.token]) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [_by_text(tokenizer, token) for token in tokens] if top else None,
         "text_offset": offsets,
     }
 
 
-def _by_text(tokenizer: PreTrainedTokenizerBase, one: ScoredToken) -> dict[str, float] | None:
+def _by_text(tokenizer: PreTrainedTokenizerBase, scored: ScoredToken) -> dict[str, float] | None:
     """Return the most probable tokens and the chosen one; of several with the same text the most probable counts."""
-    if one.logprob is None:
+    if scored.logprob is None:
         return None
-    found: dict[str, float] = {}
-    for token, logprob in [*one.top, (one.token, one.logprob)]:
-        found.setdefault(tokenizer.decode([token]), logprob)
-    return found
+    logprobs: dict[str, float] = {}
+    for token, logprob in [*scored.top, (scored.token, scored.logprob)]:
+        logprobs.setdefault(tokenizer.decode([token]), logprob)
+    return logprobs
 
 
 def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int]) -> dict[str, Any]:

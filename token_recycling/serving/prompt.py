@@ -175,7 +175,7 @@ def response_parser(
     prefix: torch.Tensor | str = ids[0]
     if prompted:
         if template is None:  # special tokens are no text, and where the answer begins is not known
-            special = [one for one in tokenizer.all_special_tokens if one not in CALL_MARKS]
+            special = [token for token in tokenizer.all_special_tokens if token not in CALL_MARKS]
             content = {"content": "text", **({"close": special} if special else {})}
             template, prefix = {"start_anchor": "\n", "fields": {"content": content}}, ""
         template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
@@ -228,23 +228,23 @@ def with_prompted_tools(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: list[dict[str, Any]] | None
 ) -> list[Message]:
     """Return the conversation with prompted tools: the text that lists `tools`, and calls and results as text."""
-    said: list[Message] = []
+    conversation: list[Message] = []
     before = ""
     for message in messages:
         plain = template_message(message)
         role, text, calls = plain.pop("role"), plain.pop("content"), plain.pop("tool_calls", None) or []
         called = [call["function"] for call in calls]
-        marked = [_CALL.format(_written_call(one["name"], one["arguments"])) for one in called]
+        marked = [_CALL.format(_written_call(function["name"], function["arguments"])) for function in called]
         text = "\n".join([text] * bool(text) + marked)
         if role == "tool":
             plain.pop("tool_call_id", None)
             text = _RESULT.format(text)
         if before == "tool" and role in ("tool", "user"):  # many templates refuse two messages of a user in a row
-            said[-1] = said[-1].model_copy(update={"content": f"{said[-1].content}\n{text}"})
+            conversation[-1] = conversation[-1].model_copy(update={"content": f"{conversation[-1].content}\n{text}"})
         else:
-            said.append(Message(role="user" if role == "tool" else role, content=text, **plain))
+            conversation.append(Message(role="user" if role == "tool" else role, content=text, **plain))
         before = role
-    return _headed(tokenizer, said, _listing(tools)) if tools else said
+    return _headed(tokenizer, conversation, _listing(tools)) if tools else conversation
 
 
 def _written_call(name: str, arguments: dict[str, Any] | str) -> str:
@@ -293,8 +293,10 @@ def _shown_by(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, 
     """
     with_tools = _rendered_text(tokenizer, tools=[{"type": "function", "function": _PROBE}])
     tools = with_tools is not None and with_tools != _rendered_text(tokenizer)
-    one, other = (_rendered_text(tokenizer, {"role": "system", "content": text}) for text in ("one", "other"))
-    return tools, one is not None and one != other
+    first_system, second_system = (
+        _rendered_text(tokenizer, {"role": "system", "content": text}) for text in ("one", "other")
+    )
+    return tools, first_system is not None and first_system != second_system
 
 
 def _rendered_text(tokenizer: PreTrainedTokenizerBase, *before: dict[str, str], **variables: Any) -> str | None:

@@ -94,15 +94,15 @@ class Fields(BaseModel):
     def _drop_unknown(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in data.keys() - known:
+        fields = {field.alias or name for name, field in cls.model_fields.items()}
+        for name in data.keys() - fields:
             remedy, accepted = cls.unsupported.get(name, ("", ()))
             if data[name] is None or data[name] in accepted:
                 continue
             if name in cls.unsupported:
                 raise ApiError(400, f"{name} is not supported: {remedy}", "unsupported", name)
             warn_ignored(name)
-        return {name: _whole_numbers(value) for name, value in data.items() if name in known and value is not None}
+        return {name: _whole_numbers(value) for name, value in data.items() if name in fields and value is not None}
 
 
 def _whole_numbers(value: Any) -> Any:
@@ -408,9 +408,9 @@ class StructuredOutputs(Fields):
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
-        given = self.model_dump(exclude_none=True)
-        if len(given) != 1:
-            names = ", ".join(name.rstrip("_") for name in given) or "none"
+        formats = self.model_dump(exclude_none=True)
+        if len(formats) != 1:
+            names = ", ".join(name.rstrip("_") for name in formats) or "none"
             raise ValueError(f"exactly one of json, regex, choice, grammar, json_object is needed, got {names}")
         return self
 
@@ -424,7 +424,9 @@ class StructuredOutputs(Fields):
             return Form("json_schema", value, False)
         if name == "choice":
             # A string of JSON is one of the grammar too.
-            return Form("grammar", "root ::= " + " | ".join(json.dumps(one, ensure_ascii=False) for one in value), True)
+            return Form(
+                "grammar", "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value), True
+            )
         return Form(name, value, True)
 
 

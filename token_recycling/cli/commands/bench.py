@@ -77,7 +77,7 @@ def bench(
     Ctrl-C loses nothing.
     """
     repeated = {"data": data, "methods": method, "batches": batch}
-    given = {
+    stated = {
         **{name: tuple(value) if value else None for name, value in repeated.items()},
         **{"limit": limit, "repeats": repeats, "max_new_tokens": max_new_tokens, "replay": replay},
         **{
@@ -88,7 +88,7 @@ def bench(
             "chat": chat,
         },
     }
-    runs = runs_of(scenario, given)
+    runs = runs_of(scenario, stated)
     loading.check_source(model.model)
     folder = output or Path("results") / Path(loading.title(model.model)).name
     with running.loading_shown(model.model):
@@ -100,21 +100,23 @@ def bench(
         ]
     if missing := missing_libraries():
         console.note(f"writing the report {missing}")
-    for text in dict.fromkeys(note for one in sessions for note in one.notes):
+    for text in dict.fromkeys(note for session in sessions for note in session.notes):
         console.note(text)
-    items, done = (sum(getattr(one, name) for one in sessions) for name in ("items", "done"))
+    items, done = (sum(getattr(session, name) for session in sessions) for name in ("items", "done"))
     if done:
         console.note(f"resumed in {folder}: {done} of {items} prompts are measured")
-    seconds = sum(one.seconds_left for one in sessions)
+    seconds = sum(session.seconds_left for session in sessions)
     console.note(f"this takes about {_duration(seconds)} if every method is as fast as generate")
     try:
-        for one in sessions:
+        for session in sessions:
             with console.progress_bar("", 1, 0, *_columns()) as (progress, task):
-                one.measure(partial(_hook, progress, task, one.options.repeats))
+                session.measure(partial(_hook, progress, task, session.options.repeats))
     except KeyboardInterrupt:
-        console.note(f"stopped with {sum(one.done for one in sessions)} of {items} prompts; the same command resumes")
+        console.note(
+            f"stopped with {sum(session.done for session in sessions)} of {items} prompts; the same command resumes"
+        )
         raise typer.Exit(130) from None
-    _report(folder, [one.folder for one in sessions], as_json)
+    _report(folder, [session.folder for session in sessions], as_json)
 
 
 def _duration(seconds: float) -> str:

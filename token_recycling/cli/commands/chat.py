@@ -33,12 +33,14 @@ def chat(
 ) -> None:
     """Hold a conversation: every line of input is a turn, and answers stream. /help shows its commands."""
     choosing = sampling.arguments()
-    made, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
+    drafter, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
     from ...hf.conversation import Conversation
     from ...model.graphs import FAST
 
     arguments = {"fast": FAST[decoding.fast], "max_new_tokens": decoding.max_new_tokens, "do_sample": False, **choosing}
-    conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, prepack=model.prepack, **arguments)
+    conversation = Conversation(
+        loaded.model, loaded.tokenizer, drafter, system=system, prepack=model.prepack, **arguments
+    )
     on_terminal, failed = is_terminal(), False
     if on_terminal:
         print("/help shows the commands, Ctrl-D ends")
@@ -86,9 +88,9 @@ def turns(on_terminal: bool) -> Iterator[str]:
         if line.endswith("\\"):
             begun += f"{line[:-1]}\n"
             continue
-        said, begun = (begun + line).strip(), ""
-        if said:
-            yield said
+        turn, begun = (begun + line).strip(), ""
+        if turn:
+            yield turn
 
 
 def _take(conversation: Conversation, line: str) -> None:

@@ -33,10 +33,10 @@ def compare(
     and the speed of each; on a CPU the first ones in bfloat16 too, unless --dtype is given. Exit status 1 if any output
     differs.
     """
-    given = read_prompts(texts or [], prompts or [])[:limit]
+    questions = read_prompts(texts or [], prompts or [])[:limit]
     drafter, max_new_tokens = decoding.drafter, decoding.max_new_tokens
     _, loaded = running.drafter_and_model(drafter, model)
-    running.encoded(loaded, given, chat)  # what the model cannot continue is refused before anything is decoded
+    running.encoded(loaded, questions, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
     from ...model.graphs import FAST
@@ -45,27 +45,33 @@ def compare(
     through_template = loading.uses_chat(loaded, chat)
     with console.working("warming up"):
         measured = comparison.Comparison(
-            loaded, drafter, given, max_new_tokens, through_template, fast=FAST[decoding.fast]
+            loaded, drafter, questions, max_new_tokens, through_template, fast=FAST[decoding.fast]
         )
     if measured.no_lookup is not None:
         console.note(f"transformers' prompt lookup fails with this model: {measured.no_lookup}")
     out, compared, rows = Console(), [], []
-    with console.working("decoding each prompt by each method", len(given)) as advance:
-        for number, one in enumerate(measured, start=1):
+    with console.working("decoding each prompt by each method", len(questions)) as advance:
+        for number, result in enumerate(measured, start=1):
             advance(1)
-            compared.append(one)
-            rows.append({**one.as_dict(), "text": decoded(loaded.tokenizer, one.tokens)})
+            compared.append(result)
+            rows.append({**result.as_dict(), "text": decoded(loaded.tokenizer, result.tokens)})
             if not as_json:
                 if number == 1:
-                    comparison.print_legend(out, one.stats.drafter)
-                comparison.print_prompt(out, f"{number} of {len(given)}", one, pieces(loaded.tokenizer, one.steps))
-    summary = {"model": running.described(loaded, model.model), **comparison.summary(compared)}
+                    comparison.print_legend(out, result.stats.drafter)
+                comparison.print_prompt(
+                    out, f"{number} of {len(questions)}", result, pieces(loaded.tokenizer, result.steps)
+                )
+    summary = {
+        "model": running.described(loaded, model.model),
+        "warm_up_seconds": measured.warm_up_seconds,
+        **comparison.summary(compared),
+    }
     if model.dtype is None and comparison.may_try_bfloat16(loaded.model):
         with console.working("trying bfloat16"):
             other = replace(model, dtype="bfloat16").load()
-            some = given[: comparison.BFLOAT16_PROMPTS]
+            first_questions = questions[: comparison.BFLOAT16_PROMPTS]
             ours = [comparison.ACCELERATED]
-            bfloat16 = comparison.Comparison(other, drafter, some, max_new_tokens, through_template, ours)
+            bfloat16 = comparison.Comparison(other, drafter, first_questions, max_new_tokens, through_template, ours)
             summary["bfloat16"] = comparison.bfloat16_speedup(bfloat16, compared)
     if as_json:
         console.print_json({"prompts": rows, "summary": summary})

@@ -25,7 +25,7 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build a datastore from text files, one document each; use it as --drafter rest:datastore=FILE."""
-    found = text_files(files)
+    paths = text_files(files)
     if output.is_dir():
         raise ValueError(f"--output must be a file, got the folder {output}")
     loading.check_source(model)
@@ -35,18 +35,18 @@ def build(
         from ...training.corpus import documents
 
         tokenizer = loading.load_tokenizer(model)
-    with console.working("reading", bytes_of(found)) as advance:
-        ids = list(documents(found, tokenizer, advance))
+    with console.working("reading", bytes_of(paths)) as advance:
+        ids = list(documents(paths, tokenizer, advance))
     with console.working(f"indexing {sum(map(len, ids)):,} tokens"):
-        made = library.build(ids, output, fingerprint(tokenizer))
-    held = {
+        datastore_file = library.build(ids, output, fingerprint(tokenizer))
+    summary = {
         "file": str(output),
-        "documents": int((made.tokens == library.END).sum()),
-        "tokens": len(made),
+        "documents": int((datastore_file.tokens == library.END).sum()),
+        "tokens": len(datastore_file),
         "bytes": output.stat().st_size,
-        "tokenizer": made.tokenizer,
+        "tokenizer": datastore_file.tokenizer,
     }
     if as_json:
-        console.print_json(held)
+        console.print_json(summary)
     else:
-        print(f"{output}: documents {held['documents']:,}, tokens {held['tokens']:,}, bytes {held['bytes']:,}")
+        print(f"{output}: documents {summary['documents']:,}, tokens {summary['tokens']:,}, bytes {summary['bytes']:,}")

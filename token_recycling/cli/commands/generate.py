@@ -38,11 +38,11 @@ def generate(
         )
     if sampling.reproducible and matrix is not None:
         raise ValueError("--reproducible and --matrix cannot be combined: the contents of a matrix change the drafts")
-    given = read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
-    made, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
-    (ids,) = running.encoded(loaded, given, chat)
+    prompts = read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
+    drafter, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
+    (ids,) = running.encoded(loaded, prompts, chat)
     if matrix is not None:
-        loading.load_matrix(loaded, made, matrix)
+        loading.load_matrix(loaded, drafter, matrix)
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
     arguments = running.generate_arguments(loaded, ids, decoding.max_new_tokens, **choosing, **stops)
 
@@ -61,7 +61,7 @@ def generate(
 
     recorder = StepRecorder(show)
     interrupted = False
-    with waiting, accelerated(loaded.model, made, fast=FAST[decoding.fast]) as acceleration:
+    with waiting, accelerated(loaded.model, drafter, fast=FAST[decoding.fast]) as acceleration:
         waiting.enter_context(console.working(f"reading the prompt, {ids.shape[1]} tokens"))
         acceleration.stats.synchronize = stats or as_json
         try:
@@ -70,7 +70,7 @@ def generate(
             interrupted = True
         finally:  # however it ends, what was learned is saved
             if matrix is not None and recorder.steps:
-                made.matrix.save(matrix, fingerprint(loaded.tokenizer))  # type: ignore[attr-defined]
+                drafter.matrix.save(matrix, fingerprint(loaded.tokenizer))  # type: ignore[attr-defined]
     if as_json:
         result = {"text": decoded(loaded.tokenizer, recorder.tokens), "tokens": recorder.tokens}
         console.print_json({**result, "interrupted": interrupted, "stats": acceleration.stats.as_dict()})

@@ -36,7 +36,7 @@ def matrix(
         from ...recycling.matrix_file import fingerprint, read_matrix_file
 
         tensors, header = read_matrix_file(file)
-        found = matrix_in(tensors)
+        contents = matrix_in(tensors)
     tokenizer = None
     if model is not None:
         with running.loading_shown(model):
@@ -46,18 +46,18 @@ def matrix(
             f"{file} was learned with the tokenizer {header['tokenizer']}, got {fingerprint(tokenizer)}; "
             "give the model that it was learned from"
         )
-    shown = _tokens_of(token, tokenizer, found.vocab_size) if token else _busiest(found, rows)
+    shown = _tokens_of(token, tokenizer, contents.vocab_size) if token else _busiest(contents, rows)
     facts = {
         "file": str(file),
         "format_version": int(header["version"]),
-        "vocab_size": found.vocab_size,
-        "k": found.k,
+        "vocab_size": contents.vocab_size,
+        "k": contents.k,
         "bytes": file.stat().st_size,
         "tokenizer": header["tokenizer"] or None,
-        "rows_filled": int(found.filled.sum()),
+        "rows_filled": int(contents.filled.sum()),
         "longer_contexts": int((tensors["context_keys"] > 0).sum()) if "context_keys" in tensors else 0,
         "history_tokens": int((tensors["history"] >= 0).sum()) if "history" in tensors else 0,
-        "rows": _rows(found, shown, tokenizer),
+        "rows": _rows(contents, shown, tokenizer),
     }
     if as_json:
         console.print_json(facts)

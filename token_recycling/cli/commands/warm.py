@@ -27,13 +27,13 @@ def warm(
         raise ValueError(f"--minutes must be > 0, got {minutes}")
     if output is not None and output.is_dir():
         raise ValueError(f"--output must be a file, got the folder {output}")
-    made, loaded = running.drafter_and_model(drafter, model)
+    new_drafter, loaded = running.drafter_and_model(drafter, model)
 
     from ...hf.warm import warm as warmed
 
     with console.working(f"generating for {minutes:g} minutes"):
-        found = warmed(loaded.model, loaded.tokenizer, made, minutes, seed=seed, output=output, history=history)
+        result = warmed(loaded.model, loaded.tokenizer, new_drafter, minutes, seed=seed, output=output, history=history)
     if as_json:
-        console.print_json({**found._asdict(), "file": str(found.file)})
+        console.print_json({**result._asdict(), "file": str(result.file)})
     else:
-        print(f"{found.tokens:,} tokens of {found.texts} outputs in {found.seconds:.0f} s: {found.file}")
+        print(f"{result.tokens:,} tokens of {result.texts} outputs in {result.seconds:.0f} s: {result.file}")

@@ -143,8 +143,8 @@ class MessagesTool(BaseModel, extra="ignore"):
     def as_chat(self) -> Tool:
         """Return the tool of a chat."""
         stated = {"description": self.description, "parameters": self.input_schema, "strict": self.strict}
-        given = {name: value for name, value in stated.items() if value is not None}
-        return Tool(function=Function.model_validate({"name": self.name, **given}))
+        fields = {name: value for name, value in stated.items() if value is not None}
+        return Tool(function=Function.model_validate({"name": self.name, **fields}))
 
 
 class MessagesToolChoice(BaseModel, extra="ignore"):

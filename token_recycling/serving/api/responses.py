@@ -78,10 +78,10 @@ _ITEM_TYPES = ("message", "function_call", "function_call_output")
 
 
 def _some_item(items: Any, handler: Callable[[Any], list[Item]]) -> list[Item]:
-    known = handler(items)
-    if not known:
+    supported = handler(items)
+    if not supported:
         raise ValueError(f"must have an item of type {', '.join(_ITEM_TYPES)}, got {shown(items)}")
-    return known
+    return supported
 
 
 class ReasoningOptions(Fields):
