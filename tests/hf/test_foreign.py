@@ -744,6 +744,11 @@ class LastLogits(LlamaForCausalLM):
         return CausalLMOutputWithPast(logits=output.logits[:, -1:], past_key_values=output.past_key_values)
 
 
+class AllLogits(LlamaForCausalLM):
+    def forward(self, *args, logits_to_keep=0, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
 class OneToken(LlamaForCausalLM):
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids=input_ids, **kwargs)
@@ -789,6 +794,7 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
     "any arguments": (lambda: llama(Passing), None),
     "a count": (lambda: llama(Logging), "Logging.forward stores calls"),
     "the last logits": (lambda: llama(LastLogits), "returns the logits of 1"),
+    "all logits": (lambda: llama(AllLogits), None),
     "one token": (lambda: llama(OneToken), "OneToken"),
     "a module's forward": (with_forward("model.layers.0.mlp", lambda o: o * 1.5), None),
     "a module's forward, last row": (

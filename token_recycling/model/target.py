@@ -265,7 +265,7 @@ class Target:
             logits = self.eager(input_ids=tokens, **more).logits
         if cache.states is not None:
             cache.states.counter.length += tokens.shape[1]
-        return logits.to(self.device)
+        return logits[:, -last:].to(self.device)  # an overridden forward may return all
 
 
 class PassInputs(NamedTuple):

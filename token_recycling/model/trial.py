@@ -206,7 +206,7 @@ def why_not(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach
     """
     for reach in searched:
         if reach.reason is not None:
-            return f"{reach.what}: {reach.reason}; code in a model is accelerated only without state"
+            return f"{reach.description}: {reach.reason}; code in a model is accelerated only without state"
     return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
 
 

@@ -10,8 +10,6 @@ none of these and are not searched.
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import gc
 import sys
 import threading
@@ -28,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from ..parts import parts_of
+from .bytecode import operations_in
 from .origin import home_of, is_of, is_own, name_of
 from .plain import is_adapter
 from .search import Foreign
@@ -98,7 +97,7 @@ def _reached(code: Any) -> Iterator[Any]:
             seen[id(thing)] = thing
             yield thing
             if isinstance(thing, FunctionType):
-                names |= _names_in(thing.__code__)
+                names |= _names_in(thing)
             by_names = not is_own(type(thing).__module__) and not isinstance(thing, torch.nn.Module)
             if isinstance(thing, type) or by_names:
                 attributes += _attributes(thing)
@@ -116,7 +115,7 @@ def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
     if kind is not thing:
         members = [item for base in kind.__mro__ if not is_own(base.__module__) for item in vars(base).items()]
         functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]
-        if isinstance(thing, _CONTAINERS) or any(_names_in(one.__code__) & _ANY_NAME for one in functions):
+        if isinstance(thing, _CONTAINERS) or any(_names_in(function) & _ANY_NAME for function in functions):
             yield from (("__all__", item) for item in gc.get_referents(thing))
         yield from list((_own_attributes(thing) or {}).items())
     for base in kind.__mro__:
@@ -133,7 +132,7 @@ def _next_to(thing: Any) -> Iterable[Any]:
     if isinstance(thing, FunctionType):
         inner = [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
         if not is_own(thing.__globals__.get("__name__")):
-            names = _names_in(thing.__code__)
+            names = _names_in(thing)
             inner += [thing.__globals__.get(name, sys.modules.get(name)) for name in names]
             modules = [value for value in inner if isinstance(value, ModuleType) and not is_own(value.__name__)]
             inner += [vars(module).get(name) for module in modules for name in names]
@@ -168,18 +167,19 @@ def _slot(descriptor: MemberDescriptorType, thing: Any) -> Any:
     return None
 
 
-@functools.cache
-def _names_in(code: CodeType) -> frozenset[str]:
-    within = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    strings = {constant for constant in code.co_consts if isinstance(constant, str)}
-    return frozenset(filter(str.isidentifier, strings.union(code.co_names, *within)))
+def _names_in(function: FunctionType) -> frozenset[str]:
+    """Names that a function uses, and constants that could be names."""
+    operations = operations_in(function.__code__)
+    return operations.names | operations.strings
 
 
 def _searches(function: FunctionType) -> bool:
     """Whether a function finds objects that it does not hold; libraries do so for messages."""
     code = function.__code__
     return (
-        not is_own(home_of(function)) and "site-packages" not in code.co_filename and bool(_names_in(code) & _SEARCHES)
+        not is_own(home_of(function))
+        and "site-packages" not in code.co_filename
+        and bool(_names_in(function) & _SEARCHES)
     )
 
 
@@ -187,7 +187,7 @@ def _changes_libraries(function: FunctionType) -> str | None:
     """Name the module or class of a library of which a function sets an attribute, or None."""
     if is_own(function.__globals__.get("__name__")):
         return None
-    for name in _set_on(function.__code__):
+    for name in operations_in(function.__code__).set_on:
         holder = function.__globals__.get(name)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         if name in cells:
@@ -197,23 +197,3 @@ def _changes_libraries(function: FunctionType) -> str | None:
             if home.partition(".")[0] in _LIBRARIES:
                 return holder.__name__
     return None
-
-
-@functools.cache
-def _set_on(code: CodeType) -> tuple[str, ...]:
-    """Names of variables of which code sets attributes, or attributes of attributes; all it names where it uses
-    `setattr`.
-    """
-    names: list[str] = []
-    variable = ""
-    for one in dis.get_instructions(code):
-        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            variable = str(one.argval)
-        elif one.opname == "STORE_ATTR":
-            names.append(variable)
-        elif not one.opname.startswith("LOAD_ATTR"):
-            variable = ""
-    if {"setattr", "patch"} & {*code.co_names}:
-        names += [*code.co_names, *code.co_freevars]
-    within = [_set_on(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return (*names, *(name for inner in within for name in inner))

@@ -1,45 +1,46 @@
 """Plain code: foreign code in a model that keeps no state, so that a trial of it holds for as long as its values do.
 
-Code is plain if its functions store nothing outside their local variables, and reach only immutable values, tensors,
-modules, functions that are plain themselves, and libraries without state: torch, transformers, `math` and the like.
-Functions are followed through closures, defaults and the globals that they name; modules through the attributes that
-they name. Lists may only be appended to. All else, such as an object of a user's class or `random`, is not plain,
-whatever it is for: the code is left to `generate`. Code of adapters of peft is known to keep no state, and is
-not searched.
+Code is plain if its functions store nothing outside their local variables, use no name that is not harmless, and reach
+only immutable values, tensors, modules, functions that are plain themselves, and libraries without state. Functions are
+followed through closures, defaults and the globals that they name; modules through the attributes that they name. Lists
+may only be appended to. A name is harmless if it is that of an operation on tensors, of a method of an immutable type,
+of something that a module or configuration within reach has, or is listed here. All else, such as an object of a user's
+class, `random` or `torch.manual_seed`, is not plain, whatever it is for: the code is left to `generate`. Adapters of
+peft are known to keep no state, and are not searched.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
-import itertools
 import logging
+import math
 import time
 import typing
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
-from types import CodeType, FunctionType, GenericAlias, MethodType, ModuleType, UnionType
+from types import CodeType, FunctionType, GenericAlias, MappingProxyType, MethodType, ModuleType, UnionType
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from torch.overrides import get_overridable_functions
+from transformers import PretrainedConfig, modeling_outputs
 from transformers.utils import ModelOutput
 
 from ..compat import times_written
 from ..parts import ATTRIBUTES_OF_TORCH, address_of, describe, own_attributes, own_class, parts_of
-from .origin import is_of, is_own
-from .search import Foreign, foreign_hooks
+from .bytecode import Operations, operations_in
+from .origin import is_of, is_own, package_of
+from .search import FAMILIES, Foreign, foreign_hooks
 
 _ADAPTERS = frozenset({"peft"})
 """Libraries whose code reads nothing but the modules that it belongs to."""
 _LIBRARIES = frozenset(
     {
         *("torch", "transformers", "accelerate", "token_recycling", "einops", "typing", "types", "__future__"),
-        *("math", "functools", "operator", "itertools", "collections", "enum", "dataclasses", "logging", "warnings"),
+        *("math", "functools", "itertools", "collections", "enum", "dataclasses", "logging", "warnings"),
     }
 )
-"""Packages whose functions keep nothing that a forward pass could change."""
+"""Packages whose functions keep nothing that a forward pass could change; those of torch by their names."""
 _BUILTINS = frozenset(
     {
         *("abs", "divmod", "max", "min", "pow", "round", "sum", "len", "range", "slice", "sorted", "reversed"),
@@ -49,109 +50,80 @@ _BUILTINS = frozenset(
     }
 )
 """Builtin functions that keep nothing; classes of exceptions are added to them."""
-_DUNDERS = frozenset({"__name__", "__version__", "__class__", "__init__", "__getitem__"})
-_CHANGING = ("set_", "register_", "load_", "_forward", "manual_seed", "swap_tensors")
-"""How names begin by which code changes modules or options of torch."""
-_CHANGES = frozenset({"train", "requires_grad_", "add_module", "setattr", "delattr", "setdefault"})
-_DICTIONARIES = ATTRIBUTES_OF_TORCH - {"training"}
-_HARMLESS = frozenset({"set_grad_enabled"})
-_BY_LENGTH = frozenset({"past_key_values", "get_seq_length", "attention_mask", "cache_position"})
-"""Names by which a hook learns how long a sequence is, which no trial varies."""
-_IN_PLACE = frozenset({"weight", "bias", "data", "parameters", "named_parameters", "buffers", "named_buffers"})
-"""Names by which code comes to tensors of a model."""
-_ELSEWHERE = (
-    "__",
-    "set_",
-    "get_",
-    "_get_",
-    "_init",
-    "_set_",
-    "from_",
-    "_from_",
-    "save_",
-    "_load",
-    "resize_",
-    "generate",
-    "_prepare_generation",
+_FURTHER_NAMES = frozenset(
+    {
+        *("nn", "functional", "linalg", "fft", "special", "utils", "checkpoint", "Tensor", "Size", "is_tensor"),
+        *("no_grad", "inference_mode", "enable_grad", "set_grad_enabled", "autocast", "is_grad_enabled"),
+        *("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "tensor", "zeros", "finfo", "iinfo"),
+        *("dropout", "scaled_dot_product_attention"),  # random in training mode alone
+        *("forward", "training", "get_submodule", "children", "named_children", "modules", "named_modules"),
+        *("debug", "info", "warning", "warning_once", "warn", "error", "sleep", "value", "wraps", "partial"),
+        *("__name__", "__version__", "__class__", "__init__", "__getitem__"),
+    }
+)
+"""Harmless names of namespaces, modes and factories of torch, of methods of modules and loggers."""
+_CHANGING = frozenset({"append", "extend", "insert", "pop", "remove", "sort", "reverse", "update", "clear", "add"})
+"""Names by which code changes lists and dictionaries: those that it makes itself, unless it has a configuration."""
+_NAMES_OF_CLASSES = frozenset(
+    {
+        *("past_key_values", "get_seq_length", "get_mask_sizes", "attention_mask", "cache_position"),
+        *("prepare_inputs_for_generation", "get_input_embeddings", "get_output_embeddings", "get_decoder"),
+        *("gradient_checkpointing", "get_text_config", "to_tuple", "use_return_dict"),
+    }
+)
+"""Harmless names of a class of modules or outputs, which hands them on. A hook could follow by them how long a sequence
+is, which no trial varies.
+"""
+_NOT_IN_A_PASS = (
+    *("__", "set_", "get_", "_get_", "_init", "_set_", "from_", "_from_", "save_", "_load", "resize_", "generate"),
+    *("_prepare_generation", "reset_parameters", "tie_weights", "extra_repr"),
 )
 """How the names of methods begin that no forward pass calls, unless the code names them."""
 _CALLED_BY_PYTHON = frozenset({"__call__", "__getattr__", "__getattribute__", "__getitem__", "__post_init__"})
-_AROUND_THE_LOOP = frozenset({"reset_parameters", "tie_weights", "extra_repr"})
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), Enum),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
 )
 _HINTS = (GenericAlias, UnionType, typing.TypeVar, type(typing.Any), type(typing.Optional[int]), type(typing.List[int]))  # noqa: UP006, UP045
-_STORING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_DEREF"})
-_LOADING = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"})
-_APPENDING = frozenset({"append", "extend"})
-"""Methods of a list by which code notes down what it sees: it stays plain, since code that reads the list is not."""
 _SMALL = 4096
 """Numbers of a tensor that are compared in every call; of others, the address and how often torch wrote to them."""
 _FEW = 16
 _MOST_NUMBERS = 24
 _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 
-
 Numbers = dict[Any, float | None]
 
 
-@dataclass(frozen=True)
-class _Operations:
-    """What code does, functions within it included."""
-
-    globals: frozenset[str]
-    names: frozenset[str]
-    """Names of attributes, and strings that could be such."""
-    stores: tuple[tuple[str, str], ...]
-    """Operations that store something outside of local variables, and the name."""
-    read: frozenset[str]
-    """Variables from outside that it does more with than to append to them."""
-    in_place: bool
-    """Whether it may write to a tensor."""
+@functools.cache
+def _harmless_names() -> frozenset[str]:
+    """Names by which code reads or computes, and changes at most what it has made itself."""
+    operations = {function.__name__ for functions in get_overridable_functions().values() for function in functions}
+    names = {*operations, *(name for kind in torch.Tensor.__mro__ for name in vars(kind))}
+    names |= {name for kind in (*_IMMUTABLE, tuple, frozenset, MappingProxyType, math) for name in dir(kind)}
+    names |= {name for name, value in vars(torch).items() if isinstance(value, _IMMUTABLE)}
+    names |= {name for name, value in vars(torch.nn).items() if isinstance(value, type)}
+    names |= {name for kind in vars(modeling_outputs).values() for name in getattr(kind, "__dataclass_fields__", ())}
+    names = {name for name in names if not name.startswith("_")}
+    return frozenset(names - _NAMES_OF_CLASSES | _FURTHER_NAMES | _CHANGING)
 
 
 @functools.cache
-def _operations_in(code: CodeType) -> _Operations:
-    variables: set[str] = set()
-    stores: list[tuple[str, str]] = []
-    names = set(code.co_names)
-    read: set[str] = set()
-    in_place = False
-    instructions = [*dis.get_instructions(code)]
-    for one, following in itertools.pairwise([*instructions, instructions[-1]]):
-        name = str(one.argval)
-        if one.opname in _LOADING and not _appends(following):
-            read.add(name)
-        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            variables.add(name)
-        elif one.opname in _STORING or (one.opname == "IMPORT_NAME" and name.partition(".")[0] not in _LIBRARIES):
-            stores.append((one.opname, name))
-        in_place = in_place or one.opname == "STORE_SUBSCR" or (one.opname == "BINARY_OP" and "=" in one.argrepr)
-    in_place = in_place or any(name.endswith("_") and not name.startswith("_") for name in names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            within = _operations_in(constant)
-            variables |= within.globals
-            names |= within.names
-            stores += within.stores
-            read |= within.read
-            in_place = in_place or within.in_place
-        elif isinstance(constant, str) and constant.isidentifier():
-            names.add(constant)
-    return _Operations(frozenset(variables), frozenset(names), tuple(stores), frozenset(read), in_place)
+def _is_harmless(name: str) -> bool:
+    return name in _FURTHER_NAMES or (name in _harmless_names() and "rand" not in name and not _is_random(name))
 
 
-def _appends(instruction: dis.Instruction) -> bool:
-    """Whether an instruction takes the method of a list by which notes are added."""
-    return instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and instruction.argval in _APPENDING
+def _is_random(name: str) -> bool:
+    """Whether an operation of torch takes random numbers."""
+    operation = getattr(torch.ops.aten, name, None)
+    variants = [getattr(operation, variant) for variant in getattr(operation, "overloads", list)()]
+    return any(torch.Tag.nondeterministic_seeded in variant.tags for variant in variants)
 
 
 class Reach:
     """What foreign code reaches, and whether it is plain."""
 
     def __init__(self, model: torch.nn.Module, piece: Foreign) -> None:
-        self.what = piece.description
+        self.description = piece.description
         self.reason: str | None = None
         """What is not plain, or None."""
         self.functions: list[FunctionType] = []
@@ -160,6 +132,10 @@ class Reach:
         self.notes: list[list[Any]] = []
         """Lists that it only appends to."""
         self._names: set[str] = set()
+        self._strings: set[str] = set()
+        self._resolved: set[str] = set()
+        """Names of what modules of Python, and classes of outputs, have."""
+        self._in_place = self._names_attributes_by_strings = False
         self._seen: dict[int, Any] = {}
         self._modules: list[torch.nn.Module] = parts_of(model)
         self._parts = {id(part) for part in self._modules}
@@ -182,26 +158,34 @@ class Reach:
 
     def _follow_names(self) -> bool:
         """Go on with methods and attributes of modules that the code names; whether there are new ones."""
-        named = [(name, method) for name, method in self._methods if name in self._names]
-        named += [item for module in self._modules for item in _attributes(module, self._names)]
+        names = self._names | self._strings
+        named = [(name, method) for name, method in self._methods if name in names]
+        named += [item for module in self._modules for item in _attributes(module, names)]
         self._unread += [(name, thing) for name, thing in named if id(thing) not in self._seen]
         return bool(self._unread)
 
     def _why_not_names(self) -> str | None:
-        operations = [_operations_in(function.__code__) for function in self.functions]
-        for name in sorted(self._names - _HARMLESS):
-            if name in _CHANGES | _DICTIONARIES or name.startswith(_CHANGING) or "rand" in name or "seed" in name:
-                return f"it uses {name}"
-            if name.startswith("__") and name.endswith("__") and name not in _DUNDERS:
-                return f"it uses {name}"
-        if not self._is_class and (lengths := self._names & _BY_LENGTH):
-            return f"it reads {min(lengths)}, by which it may follow the length of a sequence"
-        if not self._is_class and {"config", "update"} <= self._names:
+        """Return which name is not harmless, or None."""
+        strings = self._strings if self._names_attributes_by_strings else set()
+        names = self._names | strings
+        unknown = {name for name in names - self._resolved if not _is_harmless(name)}
+        if self._is_class:
+            unknown -= _NAMES_OF_CLASSES
+        elif by_length := (self._names | self._strings) & _NAMES_OF_CLASSES:
+            return f"it reads {min(by_length)}, by which it may follow the length of a sequence"
+        for module in self._modules if unknown else ():
+            unknown.difference_update(_names_of(module))
+        if unknown:
+            return f"it uses {min(unknown)}"
+        if (
+            not self._is_class
+            and names & _CHANGING
+            and any(isinstance(one, PretrainedConfig) for _, one in self.values)
+        ):
             return "it may change a configuration"
-        if any(one.in_place for one in operations):
-            tensors = {name for part in self._modules for name in _tensors(part)}
-            if written := self._names & (tensors | _IN_PLACE):
-                return f"it may write to {min(written)} of a module"
+        tensors = {name for module in self._modules if self._in_place for name in _tensors(module)}
+        if written := names & tensors:
+            return f"it may write to {min(written)} of a module"
         return None
 
     def _follow(self, name: str, thing: Any) -> None:
@@ -226,44 +210,53 @@ class Reach:
             self._class(name, thing)
         elif isinstance(thing, torch.nn.Module):
             self._module(name, thing)
+        elif isinstance(thing, ModuleType):
+            self._contents(thing, self._names | self._strings)
         elif not self._is_stateless(thing):
             self.reason = f"it reaches {name}, a {type(thing).__name__}, which may change"
 
     def _is_stateless(self, thing: Any) -> bool:
-        """Whether a module, or what is written in a compiled language, is of a library without state."""
+        """Whether something written in a compiled language is of a library without state."""
         if isinstance(thing, (logging.Logger, *_HINTS)):
             return True
-        if isinstance(thing, ModuleType):
-            return thing.__name__.partition(".")[0] in _LIBRARIES
         if not callable(thing) or type(thing).__module__ not in ("builtins", "torch._ops"):
             return False
         holder = getattr(thing, "__self__", getattr(thing, "__objclass__", None))
         if holder is None or isinstance(holder, (ModuleType, type)):
             home = getattr(thing, "__module__", None) or getattr(holder, "__module__", getattr(holder, "__name__", ""))
-            package = str(home).lstrip("_").partition(".")[0]
+            package = package_of(str(home).lstrip("_"))
+            if package == "torch":
+                self._names.add(thing.__name__)
             return package in _LIBRARIES or (package == "builtins" and thing.__name__ in _BUILTINS)
         return False
 
     def _function(self, name: str, function: FunctionType) -> None:
         if is_own(function.__globals__.get("__name__")):
-            home = str(function.__globals__.get("__name__")).partition(".")[0]
+            home = package_of(function.__globals__.get("__name__"))
             inner = function.__dict__.get("__wrapped__")  # by a decorator of a library
             if home not in _LIBRARIES:
                 self.reason = f"it reaches {name}, a function of {home}"
             elif inner is not None:
                 self._unread.append((name, inner))
+            elif home == "torch":
+                self._names.add(function.__name__)
             return
         self.functions.append(function)
-        operations, path = _operations_in(function.__code__), function.__qualname__
+        operations, path = operations_in(function.__code__), function.__qualname__
         free = function.__code__.co_freevars
         for operation, variable in operations.stores:
             if operation == "IMPORT_NAME":
-                self.reason = f"{path} imports {variable}"
-                return
-            if operation != "STORE_DEREF" or variable in free:
+                if package_of(variable) not in _LIBRARIES:
+                    self.reason = f"{path} imports {variable}"
+                    return
+            elif operation != "STORE_DEREF" or variable in free:
                 self.reason = f"{path} stores {variable}"
                 return
         self._names |= operations.names - operations.globals
+        self._strings |= operations.strings
+        self._in_place = self._in_place or operations.in_place
+        if "getattr" in operations.globals:
+            self._names_attributes_by_strings = True
         for variable, cell in zip(free, function.__closure__ or (), strict=True):
             try:
                 self._variable(variable, cell.cell_contents, operations)
@@ -274,46 +267,49 @@ class Reach:
         self._unread += [*function.__dict__.items()]
         for variable in operations.globals:
             if variable in function.__globals__:
-                value = function.__globals__[variable]
-                if isinstance(value, ModuleType):
-                    self._names_of(value, operations.names - operations.globals)
-                else:
-                    self._variable(variable, value, operations)
+                self._variable(variable, function.__globals__[variable], operations)
             elif variable not in _BUILTINS and not variable.endswith(("Error", "Warning", "Exception")):
                 self.reason = f"{path} uses {variable}"
 
-    def _variable(self, name: str, value: Any, operations: _Operations) -> None:
+    def _variable(self, name: str, value: Any, operations: Operations) -> None:
         if type(value) is list and name not in operations.read:
             self.notes.append(value)
         else:
             self._unread.append((name, value))
 
-    def _names_of(self, module: ModuleType, names: Collection[str]) -> None:
-        """Follow what code takes of a module: all that it names, but for libraries other modules alone."""
-        if self._is_stateless(module):
-            others = [value for name, value in vars(module).items() if name in names and isinstance(value, ModuleType)]
+    def _contents(self, module: ModuleType, names: Collection[str]) -> None:
+        """Follow what code takes of a module: all that it names, but for libraries other modules alone. Torch has
+        functions that set options, so that all names of it must be harmless.
+        """
+        contents = {name: value for name, value in vars(module).items() if name in names}
+        if package_of(module.__name__) != "torch":
+            self._resolved |= contents.keys()
+        if package_of(module.__name__) in _LIBRARIES:
+            others = [value for value in contents.values() if isinstance(value, ModuleType)]
             self._unread += [(value.__name__, value) for value in others]
         elif is_own(module.__name__):
             if module is not time or vars(time).keys() & names != {"sleep"}:
                 self.reason = f"it uses {module.__name__}"
         else:
-            self._unread += [(name, value) for name, value in vars(module).items() if name in names]
+            self._unread += [*contents.items()]
 
     def _class(self, name: str, kind: type) -> None:
         if is_own(kind.__module__):
-            package = kind.__module__.partition(".")[0]
-            exception = issubclass(kind, BaseException)
+            package, exception = package_of(kind.__module__), issubclass(kind, BaseException)
             if package not in _LIBRARIES and not exception and kind.__name__ not in _BUILTINS:
                 self.reason = f"it uses {name}, a class of {package}"
+            elif package == "torch":
+                self._names.add(kind.__name__)
         elif issubclass(kind, (torch.nn.Module, ModelOutput)):
             for base in kind.__mro__:
                 if is_own(base.__module__):
                     continue
+                self._resolved |= getattr(base, "__dataclass_fields__", {}).keys()
                 for attribute, value in list(vars(base).items()):
                     if isinstance(value, (FunctionType, staticmethod, classmethod, property)):
-                        called = not attribute.startswith(_ELSEWHERE) and attribute not in _AROUND_THE_LOOP
-                        called = called or attribute in _CALLED_BY_PYTHON
+                        called = not attribute.startswith(_NOT_IN_A_PASS) or attribute in _CALLED_BY_PYTHON
                         (self._unread if called else self._methods).append((attribute, value))
+                        self._resolved.add(attribute)
         elif not issubclass(kind, BaseException):
             self.reason = f"it reaches the class {kind.__qualname__}"
 
@@ -328,6 +324,18 @@ class Reach:
             if not is_own(type(part).__module__):
                 self._unread.append((name, type(part)))
             self.values += [*part.named_parameters(name, recurse=False), *part.named_buffers(name, recurse=False)]
+
+
+def _names_of(module: torch.nn.Module) -> Iterator[str]:
+    """Names of what a module has of its own, of methods of its family, and of options of its configuration."""
+    yield from vars(module).keys() - ATTRIBUTES_OF_TORCH
+    yield from (name for name, _ in module.named_children())
+    yield from _tensors(module)
+    for base in own_class(module).__mro__:
+        if not is_own(base.__module__) or base.__module__.startswith(FAMILIES):
+            yield from (name for name in vars(base) if not name.startswith("__"))
+    config = getattr(module, "config", None)
+    yield from vars(config) if isinstance(config, PretrainedConfig) else ()
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[str]:

@@ -34,7 +34,7 @@ from ..compat import LOOP, attention_name, methods_of_the_loop, modes, with_hook
 from ..parts import ATTRIBUTES_OF_TORCH, device_map_hooks, global_hooks, hooks_of, own_class
 from .origin import home_of, is_foreign, is_own, name_of, package_of
 
-_FAMILIES = "transformers.models."
+FAMILIES = "transformers.models."
 """Where the modules of families are."""
 _METHODS_AROUND = ("__call__", "generate", *methods_of_the_loop())
 """Methods that stand between `generate` and the forward pass."""
@@ -113,7 +113,7 @@ def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
         for name, function in _foreign_attributes(module):
             set_as = f"the function {name_of(function)}, set as {name} of {where}"
             pieces.append(Foreign(set_as, function, module))
-    for name in sorted({kind.__module__ for kind in classes if kind.__module__.startswith(_FAMILIES)}):
+    for name in sorted({kind.__module__ for kind in classes if kind.__module__.startswith(FAMILIES)}):
         pieces += _replaced_in(sys.modules.get(name))
     return tuple(pieces)
 
@@ -130,7 +130,7 @@ def replaceable_code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], k
     distinct = set(kinds)
     forwards = [getattr(kind, "forward", None) for kind in distinct]  # code that was compiled ahead has none
     code += [forward for forward in forwards if isinstance(forward, FunctionType)]
-    of_families = [kind for kind in distinct if kind.__module__.startswith(_FAMILIES)]
+    of_families = [kind for kind in distinct if kind.__module__.startswith(FAMILIES)]
     for holder in (*of_families, *{sys.modules[kind.__module__] for kind in of_families}):
         code += [function for function in vars(holder).values() if type(function) is FunctionType]
     for part in with_hooks(parts):
