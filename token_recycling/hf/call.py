@@ -42,7 +42,6 @@ from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.foreign import code_beside, is_foreign, is_own, name_of
-from ..model.foreign import why_not_cache as why_not_replaced
 from ..model.info import ModelInfo
 from ..model.kv_cache import dtypes, rows, slots
 from ..model.prefill import Reading
@@ -142,9 +141,6 @@ class GenerateCall:
         others = self._other_inputs(model)
         if others:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
-        replaced = self._why_not_lists() or why_not_replaced(self.cache, self._cache_is_callers)
-        if replaced is not None:
-            return replaced
         if config.is_assistant:
             return "the call drafts for another model (assisted generation)"
         own = type(model).prepare_inputs_for_generation
@@ -170,8 +166,8 @@ class GenerateCall:
             or (None if alone else self._why_not_batch())
             or (self._why_not_recurrent(info, cached) if info.recurrent else None)
             or why_not_handover(self.cache, (config.max_length or 0) - 1, info.border)
-            or self.code.why_not(len(ids))
-            or self.code.why_not_beside(self.beside, self.cache if self._cache_is_callers else None)
+            or self._why_not_lists()
+            or self.code.why_not(len(ids), self.beside, self.cache if self._cache_is_callers else None)
         )
 
     def _why_not_lists(self) -> str | None:

@@ -61,10 +61,9 @@ def stream(
     given = target.new_cache().cache if past_key_values is None else past_key_values
     code, beside = CodeInModel(target), code_beside([*(logits_processor or []), *(stopping_criteria or [])])
     reason = (
-        code.why_not(1)
-        or why_not_cache(given)
+        why_not_cache(given)
         or target.info.why_not_read_on(slots(given), len(prompt))
-        or code.why_not_beside(beside, past_key_values)
+        or code.why_not(1, beside, past_key_values)
     )
     if reason is not None:
         raise UnsupportedModelError(reason)

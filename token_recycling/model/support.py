@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 from .._util.versions import installed
 from .compat import attention_name
 from .facts import Kept, file_of, kept_of, machine, read, shape_of, write
-from .foreign import Foreign, foreign_code, is_of, listed, why_not_plain_loop
+from .foreign import Foreign, foreign_code, is_of, listed, why_not_patched, why_not_plain_loop
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
 from .inspection import input_device
 from .target import Target
@@ -152,23 +152,22 @@ class CodeInModel:
 
         return reaches(self._target.model, self.pieces)
 
-    def why_not(self, batch: int) -> str | None:
-        """Return why it prevents accelerating a call with `batch` sequences, or None."""
-        if self._reason is not None or not self.pieces:
-            return self._reason
-        from . import trial
-
-        return trial.why_not(self._target, self.pieces, self._reaches, batch)
-
-    def why_not_beside(self, beside: Sequence[Any], cache: Cache | None) -> str | None:
-        """Return why code `beside` the model (`code_beside`) prevents accelerating the call, or None. `cache`: that of
-        the caller, if the call has one.
+    def why_not(self, batch: int, beside: Sequence[Any], cache: Cache | None) -> str | None:
+        """Return why it prevents accelerating a call with `batch` sequences, or None; with code `beside` the model
+        (`code_beside`), and in the caller's own `cache`, if the call has one.
         """
-        if not beside:
-            return None
-        from .foreign import bystanders
+        reason = self._reason
+        if reason is None and cache is not None:
+            reason = why_not_patched(cache)
+        if reason is None and self.pieces:
+            from . import trial
 
-        return bystanders.why_not(self._target.model, self.pieces, beside, cache)
+            reason = trial.why_not(self._target, self.pieces, self._reaches, batch)
+        if reason is None and beside:
+            from .foreign import bystanders
+
+            reason = bystanders.why_not(self._target.model, self.pieces, beside, cache)
+        return reason
 
     def mixes_sequences(self) -> bool:
         """Whether it may look at all sequences of a batch, so that none may join or leave it."""

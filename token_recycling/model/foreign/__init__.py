@@ -29,7 +29,7 @@ fewer here, behind a cache that holds drafts. Code that could reach the model, i
 """
 
 from .origin import code_beside, home_of, is_foreign, is_of, is_own, name_of
-from .search import Foreign, foreign_code, listed, replaceable_code, why_not_cache, why_not_plain_loop
+from .search import Foreign, foreign_code, listed, replaceable_code, why_not_patched, why_not_plain_loop
 
 __all__ = [
     "Foreign",
@@ -42,6 +42,6 @@ __all__ = [
     "listed",
     "name_of",
     "replaceable_code",
-    "why_not_cache",
+    "why_not_patched",
     "why_not_plain_loop",
 ]

@@ -28,7 +28,6 @@ from transformers.cache_utils import Cache
 from ..parts import parts_of
 from .bytecode import operations_in
 from .origin import home_of, is_of, is_own, name_of
-from .plain import is_adapter
 from .search import Foreign
 
 _GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance"})
@@ -54,7 +53,7 @@ def why_not(
     the call has one.
     """
     beside = [code for code in beside if not is_of(code, _GRAMMARS)]
-    in_model = [piece for piece in foreign if not is_adapter(piece)]
+    in_model = [piece for piece in foreign if not piece.is_adapter]
     if beside and in_model:
         shared = f"{name_of(beside[0])} may share state with {in_model[0].description}"
         return f"{shared}, which sees other passes than those of generate"
@@ -170,7 +169,7 @@ def _slot(descriptor: MemberDescriptorType, thing: Any) -> Any:
 def _names_in(function: FunctionType) -> frozenset[str]:
     """Names that a function uses, and constants that could be names."""
     operations = operations_in(function.__code__)
-    return operations.names | operations.strings
+    return operations.globals | operations.attributes | operations.strings
 
 
 def _searches(function: FunctionType) -> bool:

@@ -19,8 +19,8 @@ class Operations:
 
     globals: frozenset[str]
     """Variables of its module, and builtin functions."""
-    names: frozenset[str]
-    """Names of attributes, and of those variables."""
+    attributes: frozenset[str]
+    """Names of attributes."""
     strings: frozenset[str]
     """Constants that could be names of attributes."""
     stores: tuple[tuple[str, str], ...]
@@ -37,6 +37,7 @@ class Operations:
 def operations_in(code: CodeType) -> Operations:
     """Read code, once."""
     variables: set[str] = set()
+    attributes: set[str] = set()
     stores: list[tuple[str, str]] = []
     read: set[str] = set()
     set_on: set[str] = set()
@@ -60,12 +61,14 @@ def operations_in(code: CodeType) -> Operations:
             variables.add(name)
         elif operation in _STORING:
             stores.append((operation, name))
+        elif name in code.co_names:
+            attributes.add(name)
         in_place = in_place or operation == "STORE_SUBSCR" or (operation == "BINARY_OP" and "=" in instruction.argrepr)
     strings = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
     within = [operations_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return Operations(
         frozenset(variables).union(*(inner.globals for inner in within)),
-        frozenset(code.co_names).union(*(inner.names for inner in within)),
+        frozenset(attributes).union(*(inner.attributes for inner in within)),
         frozenset(strings).union(*(inner.strings for inner in within)),
         (*stores, *(store for inner in within for store in inner.stores)),
         frozenset(read).union(*(inner.read for inner in within)),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 import typing
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from enum import Enum
@@ -29,18 +28,18 @@ from transformers.utils import ModelOutput
 from ..compat import times_written
 from ..parts import ATTRIBUTES_OF_TORCH, address_of, describe, own_attributes, own_class, parts_of
 from .bytecode import Operations, operations_in
-from .origin import is_of, is_own, package_of
+from .origin import is_own, package_of
 from .search import FAMILIES, Foreign, foreign_hooks
 
-_ADAPTERS = frozenset({"peft"})
-"""Libraries whose code reads nothing but the modules that it belongs to."""
 _LIBRARIES = frozenset(
     {
         *("torch", "transformers", "accelerate", "token_recycling", "einops", "typing", "types", "__future__"),
-        *("math", "functools", "itertools", "collections", "enum", "dataclasses", "logging", "warnings"),
+        *("math", "functools", "itertools", "collections", "enum", "dataclasses", "logging", "warnings", "time"),
     }
 )
-"""Packages whose functions keep nothing that a forward pass could change; those of torch by their names."""
+"""Packages whose functions keep nothing that a forward pass could change."""
+_LIBRARIES_BY_NAME = frozenset({"torch", "time"})
+"""Those of them of which that holds for harmless names alone."""
 _BUILTINS = frozenset(
     {
         *("abs", "divmod", "max", "min", "pow", "round", "sum", "len", "range", "slice", "sorted", "reversed"),
@@ -133,8 +132,10 @@ class Reach:
         """Lists that it only appends to."""
         self._names: set[str] = set()
         self._strings: set[str] = set()
+        self._namespaces: list[ModuleType] = []
+        """Modules of Python, whose contents are followed once the code names them."""
         self._resolved: set[str] = set()
-        """Names of what modules of Python, and classes of outputs, have."""
+        """Names of such contents, and of what classes have."""
         self._in_place = self._names_attributes_by_strings = False
         self._seen: dict[int, Any] = {}
         self._modules: list[torch.nn.Module] = parts_of(model)
@@ -157,9 +158,10 @@ class Reach:
         return [value for _, value in self.values if isinstance(value, torch.Tensor)]
 
     def _follow_names(self) -> bool:
-        """Go on with methods and attributes of modules that the code names; whether there are new ones."""
+        """Go on with what the code names of modules and classes; whether there is anything new."""
         names = self._names | self._strings
         named = [(name, method) for name, method in self._methods if name in names]
+        named += [item for namespace in self._namespaces for item in self._contents(namespace, names)]
         named += [item for module in self._modules for item in _attributes(module, names)]
         self._unread += [(name, thing) for name, thing in named if id(thing) not in self._seen]
         return bool(self._unread)
@@ -177,11 +179,8 @@ class Reach:
             unknown.difference_update(_names_of(module))
         if unknown:
             return f"it uses {min(unknown)}"
-        if (
-            not self._is_class
-            and names & _CHANGING
-            and any(isinstance(one, PretrainedConfig) for _, one in self.values)
-        ):
+        changes = not self._is_class and names & _CHANGING
+        if changes and any(isinstance(value, PretrainedConfig) for _, value in self.values):
             return "it may change a configuration"
         tensors = {name for module in self._modules if self._in_place for name in _tensors(module)}
         if written := names & tensors:
@@ -211,7 +210,7 @@ class Reach:
         elif isinstance(thing, torch.nn.Module):
             self._module(name, thing)
         elif isinstance(thing, ModuleType):
-            self._contents(thing, self._names | self._strings)
+            self._namespace(thing)
         elif not self._is_stateless(thing):
             self.reason = f"it reaches {name}, a {type(thing).__name__}, which may change"
 
@@ -225,7 +224,7 @@ class Reach:
         if holder is None or isinstance(holder, (ModuleType, type)):
             home = getattr(thing, "__module__", None) or getattr(holder, "__module__", getattr(holder, "__name__", ""))
             package = package_of(str(home).lstrip("_"))
-            if package == "torch":
+            if package in _LIBRARIES_BY_NAME:
                 self._names.add(thing.__name__)
             return package in _LIBRARIES or (package == "builtins" and thing.__name__ in _BUILTINS)
         return False
@@ -238,7 +237,7 @@ class Reach:
                 self.reason = f"it reaches {name}, a function of {home}"
             elif inner is not None:
                 self._unread.append((name, inner))
-            elif home == "torch":
+            elif home in _LIBRARIES_BY_NAME:
                 self._names.add(function.__name__)
             return
         self.functions.append(function)
@@ -252,7 +251,7 @@ class Reach:
             elif operation != "STORE_DEREF" or variable in free:
                 self.reason = f"{path} stores {variable}"
                 return
-        self._names |= operations.names - operations.globals
+        self._names |= operations.attributes
         self._strings |= operations.strings
         self._in_place = self._in_place or operations.in_place
         if "getattr" in operations.globals:
@@ -277,28 +276,27 @@ class Reach:
         else:
             self._unread.append((name, value))
 
-    def _contents(self, module: ModuleType, names: Collection[str]) -> None:
-        """Follow what code takes of a module: all that it names, but for libraries other modules alone. Torch has
-        functions that set options, so that all names of it must be harmless.
-        """
+    def _namespace(self, module: ModuleType) -> None:
+        if is_own(module.__name__) and package_of(module.__name__) not in _LIBRARIES:
+            self.reason = f"it uses {module.__name__}"
+        self._namespaces.append(module)
+
+    def _contents(self, module: ModuleType, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """What code takes of a module of Python: all that it names, but for libraries other modules alone."""
         contents = {name: value for name, value in vars(module).items() if name in names}
-        if package_of(module.__name__) != "torch":
+        package = package_of(module.__name__)
+        if package not in _LIBRARIES_BY_NAME:
             self._resolved |= contents.keys()
-        if package_of(module.__name__) in _LIBRARIES:
-            others = [value for value in contents.values() if isinstance(value, ModuleType)]
-            self._unread += [(value.__name__, value) for value in others]
-        elif is_own(module.__name__):
-            if module is not time or vars(time).keys() & names != {"sleep"}:
-                self.reason = f"it uses {module.__name__}"
-        else:
-            self._unread += [*contents.items()]
+        for name, value in contents.items():
+            if package not in _LIBRARIES or isinstance(value, ModuleType):
+                yield name, value
 
     def _class(self, name: str, kind: type) -> None:
         if is_own(kind.__module__):
             package, exception = package_of(kind.__module__), issubclass(kind, BaseException)
             if package not in _LIBRARIES and not exception and kind.__name__ not in _BUILTINS:
                 self.reason = f"it uses {name}, a class of {package}"
-            elif package == "torch":
+            elif package in _LIBRARIES_BY_NAME:
                 self._names.add(kind.__name__)
         elif issubclass(kind, (torch.nn.Module, ModelOutput)):
             for base in kind.__mro__:
@@ -360,16 +358,11 @@ def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tup
                 yield name, value
 
 
-def is_adapter(piece: Foreign) -> bool:
-    """Whether code is of a library of adapters, whose code reads nothing but the modules that it belongs to."""
-    return is_of(piece.code, _ADAPTERS)
-
-
 def reaches(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reach]:
     """Return what foreign code reaches, but for adapters; code that is at several modules is searched once."""
     pieces: dict[int, Foreign] = {}
     for piece in foreign:
-        if not is_adapter(piece):
+        if not piece.is_adapter:
             pieces.setdefault(id(piece.code), piece)
     return [Reach(model, piece) for piece in pieces.values()]
 
@@ -408,7 +401,7 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numb
     things: list[Any] = []
     for piece in foreign:
         values.append(piece.description)
-        if piece.holder is not None and is_adapter(piece):
+        if piece.holder is not None and piece.is_adapter:
             describe([piece.holder.training, own_attributes(piece.holder)], values, things)
             weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
             values += [(weight.shape, _only_number(weight, numbers)) for weight in weights]

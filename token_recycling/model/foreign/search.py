@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -32,7 +33,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..compat import LOOP, attention_name, methods_of_the_loop, modes, with_hooks
 from ..parts import ATTRIBUTES_OF_TORCH, device_map_hooks, global_hooks, hooks_of, own_class
-from .origin import home_of, is_foreign, is_own, name_of, package_of
+from .origin import home_of, is_foreign, is_of, is_own, name_of, package_of
 
 FAMILIES = "transformers.models."
 """Where the modules of families are."""
@@ -60,6 +61,7 @@ _LIBRARIES: list[Any] = [
     *(sdpa_attention, *_CACHES),
 ]
 """Modules and classes whose functions a forward pass calls."""
+_ADAPTERS = frozenset({"peft"})
 _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions by which a token is chosen, which no trial compares."""
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
@@ -80,6 +82,11 @@ class Foreign:
     name: str = ""
     """Its name there."""
 
+    @cached_property
+    def is_adapter(self) -> bool:
+        """Whether it is of a library of adapters, whose code reads nothing but the modules that it belongs to."""
+        return is_of(self.code, _ADAPTERS)
+
 
 def listed(foreign: Sequence[Foreign]) -> str:
     """Describe foreign code."""
@@ -92,7 +99,7 @@ def listed(foreign: Sequence[Foreign]) -> str:
 
 def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
     """Return the foreign code around and in a model, in the order of its modules."""
-    pieces = [Foreign(f"the global forward hook {name_of(hook)}", hook) for hook in _foreign_hooks_around()]
+    pieces = [Foreign(f"the global forward hook {name_of(hook)}", hook) for hook in global_hooks() if is_foreign(hook)]
     pieces += replaced_in_libraries()
     pieces += [Foreign(f"the mode of torch {name_of(mode)}", mode) for mode in foreign_modes()]
     pieces += [
@@ -123,7 +130,7 @@ def replaceable_code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], k
     searched again. `kinds`: the classes of its `parts`.
     """
     code: list[Any] = [getattr(kinds[0], name, None) for name in _METHODS_AROUND]
-    code += _foreign_hooks_around()
+    code += filter(is_foreign, global_hooks())
     code += [piece.code for piece in replaced_in_libraries()]
     code += foreign_modes()
     code += attention_functions(model)
@@ -204,10 +211,6 @@ def foreign_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
             yield hook
 
 
-def _foreign_hooks_around() -> list[Callable[..., Any]]:
-    return [hook for hook in global_hooks() if is_foreign(hook)]
-
-
 def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Functions that are set on a module itself: they shadow methods of its class, or are called by them."""
     hooks = [*device_map_hooks(module)]
@@ -232,7 +235,9 @@ def why_not_plain_loop(model: PreTrainedModel) -> str | None:
         if name == LOOP and is_foreign(function):
             return f"the method {name} of GenerationMixin was replaced by {name_of(function)}"
     for piece in replaced_in_libraries():
-        if piece.name in _CHOOSING and piece.holder not in _CACHES:
+        if piece.holder in _CACHES:
+            return f"accelerated calls do without {piece.description}"
+        if piece.name in _CHOOSING:
             return f"{piece.description}: it decides on tokens"
     random = next(_random_in_training(model), None)
     if random is not None:
@@ -254,14 +259,9 @@ def _random_in_training(model: PreTrainedModel) -> Iterator[str]:
             yield f"gradient checkpointing of {path or type(module).__name__}"
 
 
-def why_not_cache(cache: Any, callers: bool) -> str | None:
-    """Return why a cache of `generate` cannot be replaced by ours, or None: a function of its classes was replaced or,
-    where the cache is its caller's, one of the object itself.
-    """
-    for piece in replaced_in_libraries():
-        if piece.holder in _CACHES:
-            return f"accelerated calls do without {piece.description}"
-    for holder in (cache, *cache.layers) if callers else ():
+def why_not_patched(cache: Any) -> str | None:
+    """Return which function is set on the object of a cache, of which decoding keeps the slots alone, or None."""
+    for holder in (cache, *cache.layers):
         for name, value in list(vars(holder).items()):
             if isinstance(value, (FunctionType, MethodType)) and is_foreign(value):
                 set_as = f"set as {name} of a {type(holder).__name__}"
