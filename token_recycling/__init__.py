@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .hf.warm import warm
     from .loop.stats import Stats
     from .model.check import check
-    from .model.graphs import NoFastPathError
     from .model.info import ModelInfo, UnsupportedModelError
     from .model.loading import load
+    from .model.runner import NoFastPathError
     from .model.support import why_not
     from .recycling.matrix_file import MatrixFileError, fingerprint
     from .trees.draft import Context, Draft, Step
@@ -69,7 +69,7 @@ __all__ = [
 
 _MODULES = {
     "_util.display": ("mat_over_time", "text_by_step"),
-    "model.graphs": ("NoFastPathError",),
+    "model.runner": ("NoFastPathError",),
     "drafters._base": ("Drafter", "DrafterTraits", "SequenceDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),
     "engines.vllm": ("VLLM",),

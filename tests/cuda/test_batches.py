@@ -10,7 +10,7 @@ from support.on_device import check_path, check_same, moved
 
 import token_recycling as tr
 from token_recycling.hf.decoding_thread import DecodingThread
-from token_recycling.model.graphs import captured, eager
+from token_recycling.model.backend import EAGER, Backend
 
 pytestmark = pytest.mark.cuda
 
@@ -69,7 +69,7 @@ def test_threads_with_a_model_each(device):
             check_same(model, {"input_ids": ids}, text, wanted)
 
 
-@pytest.mark.parametrize("backend", [captured, eager])
+@pytest.mark.parametrize("backend", [Backend(True), EAGER], ids=["captured", "eager"])
 def test_texts_that_share_a_running_batch(placed, device, backend):
     """As those of the server do; their seeds are their own."""
     calls = [

@@ -12,7 +12,7 @@ from support import tiny
 from support.architectures import BORDERS, VOCABULARY, chosen, forget, model_of
 
 import token_recycling as tr
-from token_recycling.model.graphs import NoFastPathError
+from token_recycling.model.runner import NoFastPathError
 
 DYNAMIC = [case for case in BORDERS if "rotary" in str(case) or "longrope" in str(case)]
 NEW = 40

@@ -22,8 +22,8 @@ from token_recycling.hf.accelerate import Acceleration, view
 from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model import prefill
+from token_recycling.model.backend import EAGER
 from token_recycling.model.prefixes import PrefixCache
-from token_recycling.model.runner import eager
 from token_recycling.model.support import ready
 
 NEW, VOCABULARY = 6, 64
@@ -189,7 +189,7 @@ def test_what_was_read_before_a_call_failed_is_read_where_it_belongs(length, aft
         drafter = Oracle([text[0]])
         if together:
             return thread.model(drafter, 0, hints)
-        return view(model, Acceleration(drafter, eager, target, hints=hints))
+        return view(model, Acceleration(drafter, EAGER, target, hints=hints))
 
     try:
         with pytest.raises(InterruptedError):

@@ -10,7 +10,7 @@ import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch
 from token_recycling.loop.hints import NO_HINTS
 from token_recycling.loop.request import Request, TokenSelector, TokenSequence
-from token_recycling.model.runner import eager
+from token_recycling.model.backend import EAGER
 from token_recycling.model.target import Target
 
 
@@ -21,7 +21,7 @@ class GoneError(Exception):
 class Texts:
     """Texts of one batch, and what each has said."""
 
-    def __init__(self, model, backend=eager):
+    def __init__(self, model, backend=EAGER):
         self.model, self.batch = model, RunningBatch(Target(model), backend)
         self.said: dict[Request, list[int]] = {}
         self.ended: list[Request] = []

@@ -40,7 +40,7 @@ from ..loop.batch import decode, requests_of
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
-from ..model.graphs import Fast
+from ..model.backend import Fast
 from ..model.info import UnsupportedModelError
 from ..model.inspection import context_length
 from ..model.loading import resolved, title

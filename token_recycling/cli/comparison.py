@@ -28,7 +28,7 @@ from ..bench.methods import BenchmarkConfig, Drafted, Method, Outcome, parse
 from ..bench.plan import Item, Workload
 from ..bench.store import Row
 from ..loop.stats import Stats
-from ..model.graphs import Fast
+from ..model.backend import Fast
 from ..model.loading import Loaded
 from .console import SEPARATOR, by_step, has_colours, say
 

@@ -31,12 +31,11 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.stats import Stats
+from ..model.backend import EAGER, Backend, Fast
 from ..model.compat import MARKS_NO_CACHES, mark_callers
-from ..model.graphs import Fast, backend_for, capture_common
 from ..model.info import UnsupportedModelError
 from ..model.prepacking import drop, prepacked_of
 from ..model.prepacking import prepack as prepack_weights
-from ..model.runner import Backend, eager
 from ..model.support import ready
 from ..model.target import Target
 from .call import GenerateCall, run_call
@@ -55,7 +54,7 @@ class Acceleration:
 
     drafter: Drafter
     """Drafts, and learns from call to call."""
-    backend: Backend = eager
+    backend: Backend = EAGER
     """Captured or eager steps."""
     target: Target | None = None
     """The model that decodes, as it was when it was last called; of a view, the model that it is a view of."""
@@ -283,11 +282,11 @@ def accelerate(
 
 def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
     """Make and compile what accelerates a model; raises as `accelerate` does."""
-    backend, target = backend_for(fast), ready(model)
+    backend, target = Backend(fast), ready(model)
     drafter = make_drafter(drafter, **options)
     drafter.warm_up(target.device)
     drafter.fit(target)
-    capture_common(target, backend, drafter.traits.states, reproducible=drafter.traits.begins_anew)
+    backend.capture_common(target, drafter.traits.states, reproducible=drafter.traits.begins_anew)
     return Acceleration(drafter, backend)
 
 
@@ -344,7 +343,7 @@ def generate(
     UnsupportedModelError where `accelerate` does; a call that cannot be accelerated is left to transformers with a
     warning.
     """
-    backend = backend_for(fast)
+    backend = Backend(fast)
     drafter, target = make_drafter(drafter, reproducible=reproducible), ready(model)
     hints = NO_HINTS if prediction is None else Hints(prediction=_predicted(prediction, drafter, target, arguments))
     acceleration = Acceleration(drafter, backend, target, hints=hints)

@@ -40,12 +40,12 @@ from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
+from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.foreign import code_beside, is_foreign, is_own, name_of
 from ..model.info import ModelInfo
 from ..model.kv_cache import dtypes, rows, slots
 from ..model.prefill import Reading
-from ..model.runner import Backend, eager
 from ..model.support import CodeInModel
 from ..model.target import Target
 from ..trees.draft import Step
@@ -277,7 +277,7 @@ def run_call(
     call: GenerateCall,
     drafter: Drafter,
     stats: Stats,
-    backend: Backend = eager,
+    backend: Backend = EAGER,
     hints: Hints = NO_HINTS,
     generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:

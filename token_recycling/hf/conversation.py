@@ -20,7 +20,7 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.hints import Hints
 from ..loop.stats import Stats
-from ..model.graphs import Fast, backend_for, capture_common
+from ..model.backend import Backend, Fast
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
@@ -78,8 +78,8 @@ class Conversation:
         self._target = ready(model)
         drafter.warm_up(self._target.device)  # the first answer waits for no compiler
         drafter.fit(self._target)
-        backend = backend_for(fast)
-        capture_common(self._target, backend, drafter.traits.states, reproducible=drafter.traits.begins_anew)
+        backend = Backend(fast)
+        backend.capture_common(self._target, drafter.traits.states, reproducible=drafter.traits.begins_anew)
         self.acceleration = Acceleration(drafter, backend, self._target)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]

@@ -22,8 +22,8 @@ from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.request import Request
 from ..loop.stats import Stats
+from ..model.backend import EAGER, Backend
 from ..model.kv_cache import slots
-from ..model.runner import Backend, eager
 from ..model.support import ready
 from ..model.target import Target
 from .accelerate import Acceleration, view
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class DecodingThread:
     """Decodes the sequences of all concurrent calls in one batch."""
 
-    def __init__(self, model: PreTrainedModel, backend: Backend = eager) -> None:
+    def __init__(self, model: PreTrainedModel, backend: Backend = EAGER) -> None:
         """Start the thread; `backend` makes the forward passes of the batch. Raises UnsupportedModelError for a model
         that cannot decode batches.
         """
@@ -51,7 +51,7 @@ class DecodingThread:
     def model(self, drafter: Drafter, seed: int, hints: Hints = NO_HINTS) -> PreTrainedModel:
         """Return a view whose `generate` decodes in this thread; its output is that of `manual_seed(seed)` alone."""
         decode = partial(self._decoded, seed)
-        return view(self._model, Acceleration(drafter, eager, self.target, decode=decode, hints=hints))
+        return view(self._model, Acceleration(drafter, EAGER, self.target, decode=decode, hints=hints))
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in the decoding thread, between two steps; in this one if that thread has ended."""

@@ -16,8 +16,8 @@ from ..drafters._registry import make_drafter
 from ..loop.batch import Run, check_cached, decode, requests_of
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
+from ..model.backend import Backend, Fast
 from ..model.foreign import code_beside
-from ..model.graphs import Fast, backend_for
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache, rows, slots, why_not_cache
 from ..model.prefill import checked_prompt
@@ -48,7 +48,7 @@ def stream(
     ValueError for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the
     first step that drafts.
     """
-    backend, target, drafter = backend_for(fast, suspends=True), ready(model), make_drafter(drafter, **options)
+    backend, target, drafter = Backend(fast, suspends=True), ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):
         raise TypeError(f"input_ids must be a tensor, got {type(input_ids).__name__}; make one with torch.tensor()")
     prompt = checked_prompt(input_ids, target)

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
-from ..model.graphs import backend_for
+from ..model.backend import Backend
 from ..model.inspection import context_length
 from ..model.support import ready
 from ..model.target import Target
@@ -78,7 +78,7 @@ def warm(
     target = ready(model)
     matrix = drafter.prepare(target)
     batch = _AT_ONCE if target.info.why_not_batch is None else 1
-    acceleration = Acceleration(drafter, backend_for("auto"), target)
+    acceleration = Acceleration(drafter, Backend("auto"), target)
     writer = view(model, acceleration)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

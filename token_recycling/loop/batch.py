@@ -21,10 +21,11 @@ import torch
 
 from .._util.device import lasting
 from ..drafters._base import Drafter
+from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading
-from ..model.runner import Backend, EagerRunner, Pass, Runner, Runners, States, eager
+from ..model.runner import EagerRunner, Pass, Runner, Runners, States
 from ..model.target import Target
 from ..trees.draft import Draft, Step
 from ..trees.packed import send
@@ -320,7 +321,7 @@ def requests_of(
 
 
 def decode(
-    target: Target, requests: list[Request], cache: TreeCache, run: Run | None = None, backend: Backend = eager
+    target: Target, requests: list[Request], cache: TreeCache, run: Run | None = None, backend: Backend = EAGER
 ) -> Generator[list[Step]]:
     """Yield the steps of each forward pass, one for every unfinished sequence, until all sequences have ended. All
     requests have one drafter and one `Stats`.
@@ -330,7 +331,7 @@ def decode(
     """
     run, fixed, stats = run or Run(), requests[0].traits.begins_anew, requests[0].stats
     turn = target.turns()
-    with backend(target, cache, fixed) as runners, ExitStack() as ending:
+    with backend.runners(target, cache, fixed) as runners, ExitStack() as ending:
         target = target.unmeasured() if fixed else target
         longest = max(request.sequence.length for request in requests)
         pacer, clock = Pacer.of(target, len(requests), longest, runners.kind, fixed), Clock(stats, target.device)

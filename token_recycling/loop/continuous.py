@@ -21,11 +21,12 @@ from dataclasses import dataclass
 import torch
 
 from .._util.device import synchronize
+from ..model.backend import EAGER, Backend
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading, piece_of
-from ..model.runner import Backend, EagerRunners, Runners, eager
+from ..model.runner import EagerRunners, Runners
 from ..model.target import Target
 from ..trees.draft import Step
 from .batch import Batch
@@ -92,7 +93,7 @@ class _Joining:
 class RunningBatch:
     """A continuous batch; used by one thread."""
 
-    def __init__(self, target: Target, backend: Backend = eager) -> None:
+    def __init__(self, target: Target, backend: Backend = EAGER) -> None:
         """Start empty; `backend` makes the forward passes of steps. Raises UnsupportedModelError for a model that
         cannot batch continuously.
         """
@@ -149,7 +150,7 @@ class RunningBatch:
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
-            self._runners = self._run.enter_context(self._backend(self.target, None, False))
+            self._runners = self._run.enter_context(self._backend.runners(self.target))
             self._pacer = Pacer.of(self.target, 1, 1, self._runners.kind)
         request.isolated = True
         batch = Batch(self.target, [request], self._pacer, cache, clock, streamed=streamed, reading=reading)

@@ -9,7 +9,6 @@ captured passes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,6 +22,10 @@ from .target import Target, band_of, rows_of
 
 States = Callable[[int], Sequence[int]]
 """Which hidden states are read, given the number of layers: see `inspection.layer_states`."""
+
+
+class NoFastPathError(ValueError):
+    """`fast=True` was given where forward passes cannot be captured."""
 
 
 class Pass(NamedTuple):
@@ -213,16 +216,3 @@ class EagerRunners:
     def runner(self, eager: EagerRunner, longest: int) -> Runner:
         """Return the runner that reads the prompts: it makes the other passes too."""
         return eager
-
-
-Backend = Callable[[Target, TreeCache | None, bool], AbstractContextManager[Runners]]
-"""A context manager for the length of a run: in a cache, or None where sequences join and leave; whether equal calls
-must give equal outputs.
-"""
-
-
-def eager(
-    target: Target, cache: TreeCache | None = None, reproducible: bool = False
-) -> AbstractContextManager[Runners]:
-    """Make eager passes."""
-    return nullcontext(EagerRunners())

@@ -30,7 +30,7 @@ from ..hf.call import GenerateCall
 from ..hf.decoding_thread import DecodingThread
 from ..loop.hints import Hints
 from ..loop.stats import Stats
-from ..model.graphs import FAST, backend_for, capture_common, captured_or_eager
+from ..model.backend import FAST, Backend
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.support import ready
@@ -211,12 +211,11 @@ class Engine:
         self.prefixes = PrefixCache(self.target, limit)
         self.pool = DrafterPool(loaded, settings, self.metrics.count_save)
         self.slots = batch_slots(self.target, self.pool.base, settings, limit)
-        backend = backend_for(FAST[settings.fast])
-        self._backend = captured_or_eager if settings.fast == "on" else backend
+        self._backend = Backend(FAST[settings.fast], falls_back=True)
         self.batch = DecodingThread(loaded.model, self._backend) if self.slots.size > 1 else None
         """Decodes all sequences in one batch; None where one is decoded at a time."""
         traits = self.pool.base.traits
-        capture_common(self.target, backend, traits.states, self.slots.size, reproducible=traits.begins_anew)
+        self._backend.capture_common(self.target, traits.states, self.slots.size, reproducible=traits.begins_anew)
         self.workers = WorkerPool(self.slots.size)
         self.grammars = Grammars(loaded)
         self.metrics.drafters.set_function(lambda: len(self.pool))

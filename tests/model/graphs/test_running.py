@@ -11,7 +11,8 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 import token_recycling as tr
 from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
-from token_recycling.model.graphs import captured, passes_of
+from token_recycling.model.backend import Backend
+from token_recycling.model.graphs import passes_of
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.target import Target
 
@@ -29,7 +30,7 @@ def test_requests_that_join_and_leave_say_what_they_say_alone(seed):
     leave early, and what they said is the beginning of it.
     """
     model, chance = tiny.llama(), random.Random(seed)
-    texts, shared, wanted = Texts(model, captured), tr.make_drafter("recycling:tree=12"), {}
+    texts, shared, wanted = Texts(model, Backend(True)), tr.make_drafter("recycling:tree=12"), {}
     for number in range(14):
         kind, ids = chance.choice(sorted(KINDS)), tiny.prompt(number, chance.choice([1, 3, 33, 70]))
         arguments, processors = KINDS[kind]
@@ -54,7 +55,7 @@ def test_requests_that_join_and_leave_say_what_they_say_alone(seed):
 
 def test_room_grows_while_others_run():
     model = tiny.llama(max_position_embeddings=2048, num_hidden_layers=1)
-    texts, prompts = Texts(model, captured), [tiny.prompt(0, 12), tiny.prompt(1, 1200)]
+    texts, prompts = Texts(model, Backend(True)), [tiny.prompt(0, 12), tiny.prompt(1, 1200)]
     rows = [texts.join(prompts[0], 60)]
     for _ in range(3):
         texts.step()
@@ -66,7 +67,7 @@ def test_room_grows_while_others_run():
 
 def test_slots_of_requests_are_kept_in_the_prefix_cache():
     model, ids = tiny.llama(), tiny.prompt(0, 20)
-    texts, kept = Texts(model, captured), PrefixCache(Target(model), 10**8)
+    texts, kept = Texts(model, Backend(True)), PrefixCache(Target(model), 10**8)
     hints = Hints(prefixes=kept.of(""))
     for turn in range(2):
         others = texts.join(tiny.prompt(5, 8), 30)
@@ -84,7 +85,7 @@ def test_calls_of_several_threads_share_captured_passes(drafter, tmp_path):
     from support.drafters import example
 
     model = tiny.llama()
-    thread = DecodingThread(model, captured)
+    thread = DecodingThread(model, Backend(True))
     made = example(drafter, model, tmp_path) if drafter == "eagle" else tr.make_drafter(drafter)
     prompts = [tiny.prompt(seed, 9) for seed in range(3)]
     stats = tr.Stats()

@@ -35,7 +35,7 @@ def chat(
     choosing = sampling.arguments()
     drafter, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
     from ...hf.conversation import Conversation
-    from ...model.graphs import FAST
+    from ...model.backend import FAST
 
     arguments = {"fast": FAST[decoding.fast], "max_new_tokens": decoding.max_new_tokens, "do_sample": False, **choosing}
     conversation = Conversation(

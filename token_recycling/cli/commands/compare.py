@@ -39,7 +39,7 @@ def compare(
     running.encoded(loaded, questions, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
-    from ...model.graphs import FAST
+    from ...model.backend import FAST
     from .. import comparison
 
     through_template = loading.uses_chat(loaded, chat)

@@ -48,7 +48,7 @@ def generate(
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
     from ...hf.accelerate import accelerated
-    from ...model.graphs import FAST
+    from ...model.backend import FAST
     from ...recycling.matrix_file import fingerprint
 
     text = IncrementalText(loaded.tokenizer)

@@ -16,9 +16,8 @@ from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..inspection import layer_states
 from ..kv_cache import TreeCache
-from ..runner import EagerRunner, Pass, States
+from ..runner import EagerRunner, NoFastPathError, Pass, States
 from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
-from . import NoFastPathError
 from .capture import Graphs
 from .state import state_of
 
