@@ -4,6 +4,7 @@ left in a cache is what `generate` leaves.
 
 from __future__ import annotations
 
+import copy
 import logging
 from functools import cache
 from typing import Any
@@ -241,3 +242,41 @@ class OneCache(RuleBasedStateMachine):
 
 OneCache.TestCase.settings = settings(max_examples=8, stateful_step_count=8)
 TestOneCache = OneCache.TestCase
+
+
+def windowed(config, **settings):
+    """A copy of a configuration whose caches drop tokens."""
+    config = copy.deepcopy(config)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_a_cache_that_drops_what_the_model_attends_to_is_left_to_transformers(family, kind):
+    """As one made for another model: `generate` decodes with the tokens that are left."""
+    model, ids = model_of(named(family, "window of 8" * (family == "mistral"))), tiny.prompt(0, 12, VOCABULARY)
+    options = {} if kind is DynamicCache else {"max_cache_len": 40}
+    short, ours, long = (windowed(model.config, sliding_window=size) for size in (5, 8, 11))
+    wanted = model.generate(ids, past_key_values=kind(config=short, **options), **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, past_key_values=kind(config=short, **options), **GREEDY), wanted)
+    assert "the cache keeps 5 tokens" in model.acceleration.fallback
+    for config in (ours, long):
+        model.generate(ids, past_key_values=kind(config=config, **options), **GREEDY)
+        assert (model.acceleration.fallback is None) == (family == "mistral")
+    model.generate(ids[:, :2], past_key_values=kind(config=short, **options), max_new_tokens=4, do_sample=False)
+    assert model.acceleration.fallback is None  # nothing is dropped so soon
+
+
+@pytest.mark.parametrize("setting", [{"sliding_window": 5}, {"attention_chunk_size": 5}])
+def test_a_setting_that_caches_read_and_the_model_does_not(setting):
+    """Such as a window in the configuration of a llama: its cache drops tokens, and its masks show them."""
+    plain, ids = model_of(named("llama")), tiny.prompt(0, 12, VOCABULARY)
+    accelerated = tr.accelerate(copy.deepcopy(plain))
+    accelerated.generate(ids, **GREEDY)
+    for model in (plain, accelerated):
+        model.config = windowed(model.config, **setting)
+    assert torch.equal(accelerated.generate(ids, **GREEDY), plain.generate(ids, **GREEDY))
+    assert next(iter(setting)) in accelerated.acceleration.fallback

@@ -165,7 +165,7 @@ class GenerateCall:
             (None if alone and not any(self.paddings) else info.why_not_batch)
             or (None if alone else self._why_not_batch())
             or (self._why_not_recurrent(info, cached) if info.recurrent else None)
-            or why_not_handover(self.cache, (config.max_length or 0) - 1, info.border)
+            or why_not_handover(self.cache, (config.max_length or 0) - 1, info)
             or self._why_not_lists()
             or self.code.why_not(len(ids), self.beside, self.cache if self._cache_is_callers else None)
         )

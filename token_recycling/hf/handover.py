@@ -24,18 +24,30 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from ..loop.request import TokenSelector, TokenSequence
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer
-from ..model.kv_cache import TreeCache, why_not_cache
+from ..model.info import ModelInfo
+from ..model.kv_cache import TreeCache, why_not_cache, window_of
 from ..model.prefill import extend
 from ..model.target import Target
 
 _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
 
 
-def why_not_handover(cache: Cache, slots: int, border: Border | None) -> str | None:
-    """Return why a call that may fill `slots` of this cache cannot be accelerated, or None; `border`: the model's."""
+def why_not_handover(cache: Cache, slots: int, info: ModelInfo) -> str | None:
+    """Return why a call of a model that may fill `slots` of this cache cannot be accelerated, or None."""
     if isinstance(cache, QuantizedCache):
         return "QuantizedCache is unsupported: it cannot roll back rejected tokens"
-    return _why_not_static(cache, slots, border) if type(cache) is StaticCache else why_not_cache(cache)
+    reason = _why_not_static(cache, slots, info.border) if type(cache) is StaticCache else why_not_cache(cache)
+    return reason or _why_not_windows(cache, slots, info)
+
+
+def _why_not_windows(cache: Cache, slots: int, info: ModelInfo) -> str | None:
+    """Return why a cache that drops tokens, as one made for another model, does not hold what this model attends to."""
+    for layer, window in zip(cache.layers, info.windows, strict=False):  # layers that share slots have none
+        sliding = isinstance(layer, StaticSlidingWindowLayer)
+        kept = layer.max_cache_len if sliding else window_of(layer)
+        if 0 < kept < min(slots, window or slots):
+            return f"the cache keeps {kept} tokens, but {info.model} attends to {window or 'all'}; pass one made for it"
+    return None
 
 
 def _why_not_static(cache: StaticCache, slots: int, border: Border | None) -> str | None:

@@ -13,6 +13,7 @@ Cost: a few milliseconds for each form of the model (`facts`).
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -45,14 +46,17 @@ from .compat import (
     why_not_here,
 )
 from .facts import Kept, kept_of
+from .foreign.origin import is_own
 from .inspection import arguments_of, keeps_state
-from .kv_cache import attends_to_blocks, can_be_taken
+from .kv_cache import attends_to_blocks, can_be_taken, window_of
 from .parts import is_compiled, parts_of
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
 _HYBRID = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 """Types of layers that attend and keep a state as well, and how they attend."""
+_LAYOUT = ("layer_types", "sliding_window", "attention_chunk_size")
+"""Settings by which a cache drops tokens, whether or not the model's own code reads them."""
 _PACKED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
@@ -91,6 +95,8 @@ class ModelInfo:
     """
     layers: Mapping[str, Reach] = field(default_factory=dict, repr=False)
     """Reach by type of layer."""
+    windows: tuple[int, ...] = field(default=(), repr=False)
+    """Tokens that a cache must keep for each layer; 0 for all."""
     border: Border | None = None
     key_bias: KeyBias | None = None
     branches: bool = True
@@ -204,6 +210,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         named_attention=_looks_attention_up(parts) and not indexed,
         notes=tuple(notes),
         layers=layers,
+        windows=tuple(map(window_of, cached)),
         border=border,
         key_bias=key_bias,
         branches=branches,
@@ -221,6 +228,9 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
         reason = why_not_here(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
         if reason is not None:
             return reason
+    unread = [key for key in _LAYOUT if getattr(config, key, None) and not _declares(type(config), key)]
+    if unread and any(map(window_of, cached)):
+        return f"{name} attends to tokens that its cache drops: its code reads no {unread[0]}; remove that setting"
     untaken = [layer for layer in cached if not can_be_taken(layer)]
     others = sorted({type(layer).__name__ for layer in untaken})
     if any(hasattr(layer, "compress_rate") for layer in untaken):
@@ -233,6 +243,12 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
     if getattr(config, "ple_layer_ids", None):
         return f"{name} has n-gram embeddings, whose convolution would read the nodes of a draft as one sequence"
     return None
+
+
+def _declares(config: type[PretrainedConfig], key: str) -> bool:
+    """Whether a class of configurations has a setting of this name; one that is not transformers' may have any."""
+    fields = inspect.signature(config.__init__).parameters
+    return key in fields or key in config.attribute_map or hasattr(config, key) or not is_own(config.__module__)
 
 
 def _why_not_states(model: PreTrainedModel, recurrent: bool, parts: Collection[torch.nn.Module]) -> str | None:

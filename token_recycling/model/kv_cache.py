@@ -350,6 +350,13 @@ def why_not_cache(cache: Cache) -> str | None:
     return None
 
 
+def window_of(layer: Any) -> int:
+    """The number of tokens that a layer of a dynamic cache keeps, or 0 if it keeps all."""
+    if isinstance(layer, TreeLayer):
+        return layer.window
+    return layer.sliding_window if getattr(layer, "is_sliding", False) else 0
+
+
 def counts_tokens(cache: Cache) -> bool:
     """Whether it has layers with slots, or a count of what they would be."""
     return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
