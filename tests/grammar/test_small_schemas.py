@@ -37,7 +37,8 @@ CHOICES: list[SCHEMA] = [{"const": 1}, {"type": "string", "maxLength": 2}, {"enu
 KEYS = ["a", "", " ", "é", "ключ", "\U0001f600", 'q"q', "b\\b", "n\nn", "a/b", "a~b", "$ref", "a.b", "0", "toString",
         "__proto__", "\u2028", "tab\t", "%25", "日本"]  # fmt: skip
 PATTERNS = ["^a$", "a", "^a", "a$", "^$", "", "^[é-ü]+$", "^\\u00e9$", "^\\d{2,3}$", "^\\w+$", "^\\s?$", "^[^a]$",
-            "^.$", "^a|b$", "^(a|b)$", "^\\.$", "^\\\\$", "^\\\"$", "^\U0001f600$", "^[a-c]{2}(?:x|y)?$"]  # fmt: skip
+            "^.$", "^a|b$", "^(a|b)$", "^\\.$", "^\\\\$", "^\\\"$", "^\U0001f600$", "^[a-c]{2}(?:x|y)?$",
+            '^[^"]$', "^[^\\\\]$", '[^"\\\\a]{2}', "^[\\x00-!#-~]$", '^(?:[^"]|b)+$']  # fmt: skip
 TREES = [
     {"type": "object", "properties": {"next": {"$ref": "#"}}},
     {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
@@ -136,7 +137,7 @@ VALUES: list[Any] = [
     ".", " ", "\n", "abx", "ab", "\U0001f600a", "e\u0301", "12345", "123456", "1234567", 0.1, 0.2, 0.3, 0.7, 7, 10,
     14, 15, 100, 200, -7, -6, 1000, 1000.25, 2.5, 2.75, 1e3, 999, 1001, 5.5, "2024-02-29", "2023-02-29", "12:00:00Z",
     "25:00:00Z", "2024-01-31T10:00:00Z", "P1D", "a@b.c", "b.c", "1.2.3.4", "1.2.3.400", "::1", "http://a/b",
-    "550e8400-e29b-41d4-a716-446655440000", "/a", "0/a", "[", "{a}",
+    "550e8400-e29b-41d4-a716-446655440000", "/a", "0/a", "[", "{a}", '""', "\\\\", '"b', 2**63 - 1, 2**63, -(2**63),
 ]  # fmt: skip
 
 
@@ -157,3 +158,15 @@ def test_outputs_of_small_schemas_are_valid_or_the_schema_is_refused(kind):
         wrong += [(schema, output) for output in outputs if not validator.is_valid(json.loads(output))]
     assert wrong == []
     assert enforced >= FEWEST.get(kind, len(KINDS[kind]) // 2), "schemas of this kind were enforced before"
+
+
+@pytest.mark.parametrize("bounds", [{"minimum": 1e19, "maximum": 1e20}, {"exclusiveMaximum": -1e19, "minimum": -1e20}])
+def test_a_range_of_integers_beyond_64_bits_is_refused(bounds):
+    with pytest.raises(ValueError, match=r"beyond 2\*\*63"):
+        compiled(TOKENIZER, "json_schema", {"type": "integer", **bounds})
+
+
+def test_a_bound_that_faces_away_from_64_bits_is_enforced():
+    """As in the schemas of unsigned integers."""
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", "minimum": 0, "maximum": 2**64 - 1})
+    assert [admits(grammar, text) for text in ("0", "-1", str(2**62), str(2**64))] == [True, False, True, False]

@@ -26,6 +26,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\[acev0]|\\[xu]\{?0*(?:[01][0-9a-fA-F]|
 WRITABLE = r"^[^\x00-\x07\x0B\x0E-\x1f\x7f]*$"
 """A pattern in Rust's syntax of all strings without control characters that have no short escape in JSON."""
 _NEWLINES = r"\n\r\u2028\u2029"
+_NEVER_WRITTEN = r"\x01"
+"""A control character that is left out of classes. In a string that may hold all of them, llguidance 1.9.1 admits every
+escape, so that quotation marks and backslashes are strings of `[^"]` and `[^\\\\]`.
+"""
 
 
 def translated(pattern: str) -> str:
@@ -91,7 +95,7 @@ def _escape(pattern: str, position: int, negated: bool, in_class: bool = False) 
         if letter.islower():
             members = either if negated else both
             return (members if in_class else f"[{members}]"), position + 2
-        return f"[^{both if negated else either}]", position + 2
+        return f"[^{both if negated else either}{_NEVER_WRITTEN}]", position + 2
     if letter == "b" and in_class:
         return r"\x08", position + 2
     if not letter.isalnum() and (letter.isspace() or letter in "<>" or not letter.isascii()):
@@ -107,7 +111,12 @@ def _class(pattern: str, position: int) -> tuple[str, int]:
     while position < len(pattern):
         character = pattern[position]
         if character == "]" and not first:
-            return "".join(pieces) + "]", position + 1
+            members = "".join(pieces)
+            if negated:
+                members += _NEVER_WRITTEN
+            elif may_name_control_characters(members):
+                members += f"&&[^{_NEVER_WRITTEN}]"
+            return f"{members}]", position + 1
         if character == "\\":
             piece, position = _escape(pattern, position, negated, in_class=True)
             pieces.append(piece)

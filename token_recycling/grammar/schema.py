@@ -264,6 +264,9 @@ class _Node:
             by_name: dict[str, float] = {}
             for name, value in bounds:
                 value = rounded(value, upward)
+                if (value if upward else -value) >= 2**63:
+                    self._note(name, f"{shown(value)} is beyond 2**63")
+                    continue
                 by_name[name] = outer(by_name.get(name, value), value)
             self._own.update(inclusive(by_name) if "number" in self._kinds else by_name)
         step = self._get("multipleOf", lambda value: is_number(value) and value > 0, "a number above 0")
