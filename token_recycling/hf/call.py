@@ -48,7 +48,6 @@ from ..model.kv_cache import dtypes, rows, slots
 from ..model.prefill import Reading
 from ..model.support import CodeInModel
 from ..model.target import Target
-from ..trees.draft import Step
 from .handover import BatchStopping, CacheHandover, fill_up, why_not_handover
 
 _KNOWN_INPUTS = {
@@ -98,6 +97,8 @@ class GenerateCall:
         """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take
         one at a time, and share with a criterion or processor what it saw. Others are given all tokens of a step.
         """
+        self._streamed = input_ids.shape[-1]
+        """Columns of the sequence that the streamer was given."""
         self.pads = any(hasattr(one, "eos_token_id") for one in criteria)
         """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
         others = [one for one in criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
@@ -218,10 +219,12 @@ class GenerateCall:
             for row, padding in enumerate(self.paddings)
         )
 
-    def put(self, step: Step) -> None:
-        """Give the tokens of a step to the streamer, unless it was given each of them before."""
-        if self.streamer is not None and not self.streams_tokens:
-            self.streamer.put(torch.tensor(step.tokens))
+    def put(self, sequence: TokenSequence) -> None:
+        """Give the streamer the tokens of the sequence that it has not been given, unless it is given each at once."""
+        if self.streamer is None or self.streams_tokens or self._streamed == sequence.columns:
+            return
+        tokens, self._streamed = sequence.on_host[self._streamed - sequence.padding :], sequence.columns
+        self.streamer.put(tokens.clone())
 
     def _why_not_batch(self) -> str | None:
         """Return why several sequences cannot be accelerated where one could, or None."""
@@ -316,9 +319,9 @@ def run_call(
     passes = decode(target, requests, cache, run, backend)
     try:
         with closing(passes):  # whatever ends the call, before the next one begins
-            for steps in passes:
+            for _ in passes:
                 whole = True  # where the streamer ends the sequence, too
-                call.put(steps[0])
+                call.put(sequences[0])
                 whole = False
         whole = True
     except RuntimeError as error:
@@ -328,6 +331,7 @@ def run_call(
     finally:
         if prefixes is not None and whole:
             prefixes.keep(sequences[0].on_host[: cache.length + 1], cache)
+        call.put(sequences[0])  # of a step that an error ended, what was chosen before
     if call.streamer is not None:
         call.streamer.end()
     stats.tokens -= 0 if stopping is None else stopping.withdrawn

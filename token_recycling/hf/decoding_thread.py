@@ -97,11 +97,16 @@ class DecodingThread:
         def join() -> None:
             if self._ended:
                 raise RuntimeError("DecodingThread is closed; make another one")
-            self._batch.join(request, call.put, streamed=streamer is not None, reading=call.reading)
+            self._batch.join(
+                request, lambda step: call.put(sequence), streamed=streamer is not None, reading=call.reading
+            )
             self._waiting[request] = ended
 
         self.between_steps(join).result()
-        ended.result()
+        try:
+            ended.result()
+        finally:
+            call.put(sequence)  # of a step that an error ended, what was chosen before
         if streamer is not None:
             streamer.end()
         return sequence.padded

@@ -128,12 +128,16 @@ class TokenSequence:
         return max(1, self.max_length - self._end)
 
     def append(self, token: int) -> bool:
-        """Append a token; return True if the sequence ends with it."""
+        """Append a token; return True if the sequence ends with it. Nothing is appended where a criterion raises."""
         self.push(token)
         ended = token in self._eos or self._end >= self.max_length
         if self._others:
             scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
-            ended |= not bool((1 & ~self._others(self.padded, scores)).any())  # whatever they return, as `generate`
+            try:
+                ended |= not bool((1 & ~self._others(self.padded, scores)).any())  # whatever they return, as `generate`
+            except BaseException:
+                self.end_at(self._end - 1)  # which no streamer is to be given
+                raise
         self.ended = ended
         if self.on_token is not None:
             self.on_token(token)
