@@ -8,9 +8,8 @@ import torch
 from support import benching
 
 from token_recycling.bench import session
-from token_recycling.bench.measure import decode_item, divergence_of
+from token_recycling.bench.measure import Item, decode_item, divergence_of
 from token_recycling.bench.methods import Drafted, Outcome, parse
-from token_recycling.bench.plan import Item
 from token_recycling.bench.store import row
 
 SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")

@@ -8,8 +8,8 @@ from support.pages_of_docs import ROOT
 
 from scripts.job_tables import job_plot, job_table, jobs_of, tables
 from token_recycling.bench.data import SOURCES, RunOptions, load, runs_of
+from token_recycling.bench.measure import plan
 from token_recycling.bench.methods import parse
-from token_recycling.bench.plan import plan
 from token_recycling.bench.summary import summarize
 
 SCENARIOS = sorted((ROOT / "benchmarks" / "scenarios").glob("*.yaml"))

@@ -12,12 +12,11 @@ import torch
 from support import tiny
 from transformers import PreTrainedModel
 
-from token_recycling.bench import plan as planning
 from token_recycling.bench.data import Question, RunOptions
 from token_recycling.bench.environment import environment
-from token_recycling.bench.measure import Hook, measure
+from token_recycling.bench.measure import BenchmarkPlan, Hook, measure
+from token_recycling.bench.measure import plan as plan_of
 from token_recycling.bench.methods import BenchmarkConfig, Call, Outcome, parse
-from token_recycling.bench.plan import BenchmarkPlan
 from token_recycling.bench.session import settings
 from token_recycling.bench.store import Store, delete_rows
 from token_recycling.model.target import Target
@@ -43,7 +42,7 @@ def plan(
 ) -> BenchmarkPlan:
     """What `token-recycling bench` would measure."""
     options = RunOptions(("texts",), None, tuple(methods), replay=replay, batches=tuple(sizes))
-    return planning.plan(options, asked)
+    return plan_of(options, asked)
 
 
 def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

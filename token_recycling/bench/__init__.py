@@ -2,11 +2,12 @@
 
 data         what is measured: questions, options of a run, scenario files
 methods      any drafter, and transformers' own decoding: each decodes a call
-measure      the loop over methods and items, and a run as a session
+measure      workloads, and the loop over methods and items
+session      one run: options become a plan, an estimate and rows
 environment  hardware, versions and model, in each row
 store        rows and their folder
 summary      figures from rows
-report       findings and pages, with `tables` and `plots`
+report       tables, findings and the page, with `plots`
 """
 
 from __future__ import annotations

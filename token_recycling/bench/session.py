@@ -14,9 +14,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..model import loading
 from .data import BASELINE, Question, RunOptions, digest, load
 from .environment import environment
-from .measure import Hook, measure
+from .measure import BenchmarkPlan, Hook, Item, measure, plan
 from .methods import BenchmarkConfig, Call, PromptTooLongError, parse, prompt
-from .plan import BenchmarkPlan, Item, plan
 from .store import Store, delete_rows
 
 _SHARED = (

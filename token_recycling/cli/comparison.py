@@ -23,9 +23,8 @@ from .._util.device import memory
 from .._util.prompts import Prompt
 from .._util.text_stream import first_line
 from ..bench.data import BASELINE, Question
-from ..bench.measure import Event, WorkloadRun
+from ..bench.measure import Event, Item, Workload, WorkloadRun
 from ..bench.methods import BenchmarkConfig, Drafted, Method, Outcome, parse
-from ..bench.plan import Item, Workload
 from ..bench.store import Row
 from ..loop.stats import Stats
 from ..model.backend import Fast

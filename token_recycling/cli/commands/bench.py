@@ -20,8 +20,7 @@ from ..options import Chat, DeviceOptions, Json, Prepack, completed_drafters
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
-    from ...bench.measure import Event
-    from ...bench.plan import BenchmarkPlan
+    from ...bench.measure import BenchmarkPlan, Event
 
 
 def completed_methods(typed: str) -> list[str]:
