@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from torch import manual_seed
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -157,6 +158,44 @@ class Disguised:
 
 
 Disguised.__module__ = "peft.tuners.lora"
+
+
+class Counting:
+    passes = 0
+
+    def __call__(self, module, inputs, output):
+        Counting.passes += 1
+        return output + VECTOR if Counting.passes > AFTER else output
+
+
+class DisguisedByInheritance(Counting):
+    """Without a method of its own."""
+
+
+DisguisedByInheritance.__module__ = "peft.tuners.lora.layer"
+
+
+def _plain_helper(states):
+    return STEERING.scale(states)
+
+
+def _other_helper(states):
+    return STEERING.add(states)
+
+
+STEERING = types.ModuleType("steering")
+"""A module of the user's, of which one function is plain and the other one is named like an operation of torch."""
+exec(
+    "passes = [0]\n"
+    "def scale(states):\n    return states * 1.5\n"
+    f"def add(states):\n    passes[0] += 1\n    return states + 1 if passes[0] > {AFTER} else states\n",
+    vars(STEERING),
+)
+
+
+def seed_by_name(module):
+    manual_seed(int(torch.initial_seed()) + 1)
+    return int(torch.initial_seed()) % 50
 
 
 @dataclass
@@ -312,6 +351,16 @@ def by_replaced_function(model):
     return process
 
 
+def by_setattr(model):
+    own = functional.silu
+
+    def process(ids, scores):
+        setattr(functional, "silu", (lambda states: own(states) * 1.5) if ids[0, -1] % 2 else own)  # noqa: B010
+        return scores
+
+    return process
+
+
 def by_bound_library_method(model):
     scale = model.model.layers[0].mlp.down_proj.weight.data.mul_
 
@@ -353,15 +402,23 @@ CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "a generator of a processor": processor(by_generator),
     "a module": processor(by_module_of_the_model),
     "a function of torch": processor(by_replaced_function),
+    "a function of torch, by setattr": processor(by_setattr),
+    "a function of torch that sets an option": when(seed_by_name),
+    "a module of the user's": lambda model: (
+        on_layer(model, lambda module, inputs, output: _plain_helper(_other_helper(output))) or {}
+    ),
     "a method of a module": processor(by_bound_library_method),
     "a class that names peft as its home": lambda model: on_layer(model, Disguised()) or {},
+    "a class without methods that names peft as its home": lambda model: (
+        on_layer(model, DisguisedByInheritance()) or {}
+    ),
     "an output": with_output,
 }
 
 
 def _outputs(prepare: Callable[[Any], Any], bring: Callable[[Any], dict[str, Any]]) -> list[torch.Tensor]:
     global PASSES
-    PASSES, Called.passes = 0, 0
+    PASSES = Called.passes = Counting.passes = STEERING.passes[0] = 0
     NAMES.clear()
     by_default.__defaults__[0].clear()
     _counter.cache_clear()

@@ -465,6 +465,19 @@ def test_other_code_of_a_call(monkeypatch, kind):
     assert ("reaches the model" in str(ours.acceleration.fallback)) == (kind is _Reading)
 
 
+def test_a_processor_that_sets_attributes_of_its_own_is_accelerated():
+    def call(model):
+        memory = SimpleNamespace(tokens=0)
+
+        def processor(ids, scores):
+            setattr(memory, "tokens", ids.shape[1])  # noqa: B010
+            return torch.where(scores > scores.mean(), scores, scores - memory.tokens)
+
+        return model.generate(IDS, logits_processor=[processor], **GREEDY)
+
+    compare(call, None)
+
+
 # Calls that end in an error
 
 

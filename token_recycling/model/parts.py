@@ -46,8 +46,8 @@ def parts_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def own_class(model: torch.nn.Module) -> type:
     """Return the class of a model as it was before it was accelerated."""
-    kind: type = getattr(type(model), "plain_class", type(model))
-    return kind
+    cls: type = getattr(type(model), "plain_class", type(model))
+    return cls
 
 
 def own_attributes(holder: Any) -> dict[str, Any]:
@@ -123,9 +123,9 @@ def address_of(weight: torch.Tensor) -> int:
 class Identities:
     """Objects that count by identity: equal to later ones while they are the same and none of them is gone."""
 
-    def __init__(self, things: Iterable[Any]) -> None:
-        self._things: Sequence[Any] = [*things]
-        self._numbers = [*map(id, self._things)]
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._objects: Sequence[Any] = [*objects]
+        self._numbers = [*map(id, self._objects)]
         self._watches: list[weakref.ref] = []
         self._memory: list[StorageWeakRef] = []
         self._one_is_gone = False
@@ -141,46 +141,46 @@ class Identities:
         """Let go of the objects, and notice when one of them is gone: another one may be given its number. Of tensors
         the memory is watched, since torch swaps no tensor that has a weak reference (`torch.utils.swap_tensors`).
         """
-        for thing in {id(thing): thing for thing in self._things}.values():
-            if isinstance(thing, torch.Tensor):
+        for item in {id(item): item for item in self._objects}.values():
+            if isinstance(item, torch.Tensor):
                 with contextlib.suppress(RuntimeError):  # sparse ones have several
-                    self._memory.append(StorageWeakRef(thing.untyped_storage()))
-            elif getattr(type(thing), "__weakrefoffset__", 0):
-                self._watches.append(weakref.ref(thing, self._note))
-        self._things = ()
+                    self._memory.append(StorageWeakRef(item.untyped_storage()))
+            elif getattr(type(item), "__weakrefoffset__", 0):
+                self._watches.append(weakref.ref(item, self._note))
+        self._objects = ()
         return self
 
     def _note(self, gone: object) -> None:
         self._one_is_gone = True
 
 
-def describe(value: Any, values: list[Any], things: list[Any], seen: set[int] | None = None) -> None:
+def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] | None = None) -> None:
     """Add to `values` something that is equal for equal plain values, and containers of them, of the same types; and to
-    `things` what counts by identity. `seen`: configurations that were described before, and containers around this one.
+    `objects` what counts by identity. `seen`: configurations that were described before, and containers around it.
     """
-    kind, seen = type(value), set() if seen is None else seen
-    if kind in PLAIN:
-        values += (kind, value)
-    elif issubclass(kind, torch.Tensor):
-        things.append(value)
+    cls, seen = type(value), set() if seen is None else seen
+    if cls in PLAIN:
+        values += (cls, value)
+    elif issubclass(cls, torch.Tensor):
+        objects.append(value)
         strides = value.stride() if value.layout is torch.strided else ()
         values += (address_of(value), value.dtype, value.device, value.shape, strides)
-    elif issubclass(kind, PretrainedConfig):
-        things.append(value)
+    elif issubclass(cls, PretrainedConfig):
+        objects.append(value)
         if id(value) not in seen:
             seen.add(id(value))
-            describe(vars(value), values, things, seen)
-    elif issubclass(kind, _CONTAINERS) and not issubclass(kind, torch.nn.Module):
-        values += (kind, len(value))
+            describe(vars(value), values, objects, seen)
+    elif issubclass(cls, _CONTAINERS) and not issubclass(cls, torch.nn.Module):
+        values += (cls, len(value))
         if id(value) in seen:
             return  # it holds itself
         seen.add(id(value))
-        for item in sorted(value, key=repr) if issubclass(kind, (set, frozenset)) else list(value):
-            describe(item, values, things, seen)
-        if issubclass(kind, Mapping):
+        for item in sorted(value, key=repr) if issubclass(cls, (set, frozenset)) else list(value):
+            describe(item, values, objects, seen)
+        if issubclass(cls, Mapping):
             for item in list(value.values()):
-                describe(item, values, things, seen)
+                describe(item, values, objects, seen)
         seen.discard(id(value))
     else:
-        values.append(kind)
-        things.append(value)
+        values.append(cls)
+        objects.append(value)

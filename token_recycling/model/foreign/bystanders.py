@@ -57,20 +57,20 @@ def why_not(
     if beside and in_model:
         shared = f"{name_of(beside[0])} may share state with {in_model[0].description}"
         return f"{shared}, which sees other passes than those of generate"
-    caches = {id(thing) for thing in (cache, *(cache.layers if cache is not None else ()))} - {id(None)}
+    caches = {id(item) for item in (cache, *(cache.layers if cache is not None else ()))} - {id(None)}
     parts, memory = parts_of(model), _memory((*model.parameters(), *model.buffers()))
     of_model = {
-        id(thing) for part in parts for thing in (part, *vars(part).values()) if type(thing) is dict or thing is part
+        id(item) for part in parts for item in (part, *vars(part).values()) if type(item) is dict or item is part
     }
     for code in beside:
-        for count, thing in enumerate(_reached(code)):
-            if id(thing) in caches:
+        for count, item in enumerate(_reached(code)):
+            if id(item) in caches:
                 return f"{name_of(code)} reads the cache, which holds drafts between the steps of an accelerated call"
-            if id(thing) in of_model or (isinstance(thing, torch.Tensor) and memory & _memory([thing])):
+            if id(item) in of_model or (isinstance(item, torch.Tensor) and memory & _memory([item])):
                 return f"{name_of(code)} reaches the model, which it may change between forward passes"
-            if isinstance(thing, FunctionType) and (changed := _changes_libraries(thing)):
+            if isinstance(item, FunctionType) and (changed := _changes_libraries(item)):
                 return f"{name_of(code)} changes {changed} between forward passes"
-            if count >= _MOST or (isinstance(thing, FunctionType) and _searches(thing)):
+            if count >= _MOST or (isinstance(item, FunctionType) and _searches(item)):
                 return f"{name_of(code)} reaches too much to see whether the model is among it"
     return None
 
@@ -91,78 +91,78 @@ def _reached(code: Any) -> Iterator[Any]:
     unread: list[Any] = [code]
     attributes: list[tuple[str, Any]] = []
     while unread:
-        thing = unread.pop()
-        if not isinstance(thing, _ATOMS) and id(thing) not in seen:
-            seen[id(thing)] = thing
-            yield thing
-            if isinstance(thing, FunctionType):
-                names |= _names_in(thing)
-            by_names = not is_own(type(thing).__module__) and not isinstance(thing, torch.nn.Module)
-            if isinstance(thing, type) or by_names:
-                attributes += _attributes(thing)
+        item = unread.pop()
+        if not isinstance(item, _ATOMS) and id(item) not in seen:
+            seen[id(item)] = item
+            yield item
+            if isinstance(item, FunctionType):
+                names |= _names_in(item)
+            by_names = not is_own(type(item).__module__) and not isinstance(item, torch.nn.Module)
+            if isinstance(item, type) or by_names:
+                attributes += _attributes(item)
             else:
-                unread += _next_to(thing)
+                unread += _next_to(item)
         if not unread:
             named = [name in names or name.startswith("__") for name, _ in attributes]
             unread = [value for (_, value), follow in zip(attributes, named, strict=True) if follow]
             attributes = [item for item, follow in zip(attributes, named, strict=True) if not follow]
 
 
-def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of an object of a user's class, and of its class but for `__init__`, by name."""
-    kind = thing if isinstance(thing, type) else type(thing)
-    if kind is not thing:
-        members = [item for base in kind.__mro__ if not is_own(base.__module__) for item in vars(base).items()]
+    cls = item if isinstance(item, type) else type(item)
+    if cls is not item:
+        members = [member for base in cls.__mro__ if not is_own(base.__module__) for member in vars(base).items()]
         functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]
-        if isinstance(thing, _CONTAINERS) or any(_names_in(function) & _ANY_NAME for function in functions):
-            yield from (("__all__", item) for item in gc.get_referents(thing))
-        yield from list((_own_attributes(thing) or {}).items())
-    for base in kind.__mro__:
+        if isinstance(item, _CONTAINERS) or any(_names_in(function) & _ANY_NAME for function in functions):
+            yield from (("__all__", referent) for referent in gc.get_referents(item))
+        yield from list((_own_attributes(item) or {}).items())
+    for base in cls.__mro__:
         if not is_own(base.__module__):
             for name, value in list(vars(base).items()):
                 if isinstance(value, MemberDescriptorType):  # of __slots__
-                    yield name, _slot(value, thing) if kind is not thing else None
+                    yield name, _slot(value, item) if cls is not item else None
                 elif name not in ("__init__", "__dict__", "__weakref__"):
                     yield name, value
 
 
-def _next_to(thing: Any) -> Iterable[Any]:
+def _next_to(item: Any) -> Iterable[Any]:
     """What a function or an object of a library leads to directly."""
-    if isinstance(thing, FunctionType):
-        inner = [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
-        if not is_own(thing.__globals__.get("__name__")):
-            names = _names_in(thing)
-            inner += [thing.__globals__.get(name, sys.modules.get(name)) for name in names]
+    if isinstance(item, FunctionType):
+        inner = [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
+        if not is_own(item.__globals__.get("__name__")):
+            names = _names_in(item)
+            inner += [item.__globals__.get(name, sys.modules.get(name)) for name in names]
             modules = [value for value in inner if isinstance(value, ModuleType) and not is_own(value.__name__)]
             inner += [vars(module).get(name) for module in modules for name in names]
         return inner
-    if isinstance(thing, weakref.ReferenceType):
-        return (thing(),)
-    if type(thing) in weakref.ProxyTypes:
+    if isinstance(item, weakref.ReferenceType):
+        return (item(),)
+    if type(item) in weakref.ProxyTypes:
         try:
-            return (thing.__repr__.__self__,)
+            return (item.__repr__.__self__,)
         except ReferenceError:
             return ()
-    if isinstance(thing, np.ndarray):
-        return (thing.base,)
-    if isinstance(thing, ContextVar):
-        return (thing.get(None),)
-    if isinstance(thing, ModuleType) or (type(thing).__module__ in _THREADS and not isinstance(thing, threading.local)):
+    if isinstance(item, np.ndarray):
+        return (item.base,)
+    if isinstance(item, ContextVar):
+        return (item.get(None),)
+    if isinstance(item, ModuleType) or (type(item).__module__ in _THREADS and not isinstance(item, threading.local)):
         return ()
-    return (*gc.get_referents(thing), _own_attributes(thing))
+    return (*gc.get_referents(item), _own_attributes(item))
 
 
-def _own_attributes(thing: Any) -> dict[str, Any] | None:
+def _own_attributes(item: Any) -> dict[str, Any] | None:
     """Attributes of an object, without running code of its class."""
     with contextlib.suppress(AttributeError, TypeError):
-        attributes: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+        attributes: dict[str, Any] = object.__getattribute__(item, "__dict__")
         return attributes
     return None
 
 
-def _slot(descriptor: MemberDescriptorType, thing: Any) -> Any:
+def _slot(descriptor: MemberDescriptorType, item: Any) -> Any:
     with contextlib.suppress(AttributeError):
-        return descriptor.__get__(thing)
+        return descriptor.__get__(item)
     return None
 
 

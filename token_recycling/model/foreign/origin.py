@@ -29,48 +29,46 @@ def home_of(function: Any) -> str | None:
     a compiled language. A wrapper is written where its own code is, whatever it wraps; wrappers of torch do not count.
     A class that names a library as its home is written where its methods are.
     """
-    kind = type(function)
-    if kind is FunctionType:
+    cls = type(function)
+    if cls is FunctionType:
         home = str(function.__globals__.get("__name__"))
         wrapped = function.__dict__.get("__wrapped__")  # as by torch.compile, or torch.no_grad
         return home_of(wrapped) if wrapped is not None and home.startswith("torch.") else home
-    if kind is MethodType:
+    if cls is MethodType:
         return home_of(function.__func__)
     if isinstance(function, functools.partial):
         return home_of(function.func)
-    if not isinstance(function, type) and kind.__module__ == "builtins":
+    if not isinstance(function, type) and cls.__module__ == "builtins":
         return getattr(function, "__module__", None)
-    written = function if isinstance(function, type) else kind
+    written = function if isinstance(function, type) else cls
     if not is_own(written.__module__):
         return written.__module__
     bases = [base for base in written.__mro__ if base is written or not is_own(base.__module__)]
-    return min(
-        (home for base in bases for home in _homes_of_methods(base) if not is_own(home)), default=kind.__module__
-    )
+    return min((home for base in bases for home in _homes_of_methods(base) if not is_own(home)), default=cls.__module__)
 
 
-def _homes_of_methods(kind: type) -> set[str]:
-    return {str(value.__globals__.get("__name__")) for value in vars(kind).values() if type(value) is FunctionType}
+def _homes_of_methods(cls: type) -> set[str]:
+    return {str(value.__globals__.get("__name__")) for value in vars(cls).values() if type(value) is FunctionType}
 
 
 def is_of(function: Any, packages: Collection[str]) -> bool:
     """Whether a function, object or class is written in some packages and in ours alone, all classes included that it
     derives from. A class says so by its methods; one without any must be where it says that it is.
     """
-    kind = function if isinstance(function, type) else type(function)
-    if is_own(kind.__module__):
+    cls = function if isinstance(function, type) else type(function)
+    if is_own(cls.__module__):
         return package_of(home_of(function)) in packages
-    bases = [base for base in kind.__mro__ if not is_own(base.__module__)]
+    bases = [base for base in cls.__mro__ if not is_own(base.__module__)]
     homes = {home for base in bases for home in (base.__module__, *_homes_of_methods(base)) if not is_own(home)}
     return {*map(package_of, homes)} <= {*packages} and all(
         _homes_of_methods(base) or _is_there(base) for base in bases
     )
 
 
-def _is_there(kind: type) -> bool:
+def _is_there(cls: type) -> bool:
     """Whether the module that a class names as its home has it."""
     try:
-        return operator.attrgetter(kind.__qualname__)(sys.modules.get(kind.__module__)) is kind
+        return operator.attrgetter(cls.__qualname__)(sys.modules.get(cls.__module__)) is cls
     except AttributeError:
         return False
 
@@ -94,11 +92,11 @@ def code_beside(objects: Iterable[Any]) -> list[Any]:
     functions that an object of transformers calls.
     """
     code = []
-    for thing in objects:
-        if is_foreign(thing):
-            code.append(thing)
-        elif package_of(type(thing).__module__) != "token_recycling":
+    for bystander in objects:
+        if is_foreign(bystander):
+            code.append(bystander)
+        elif not str(type(bystander).__module__).startswith("token_recycling."):
             code += [
-                value for value in getattr(thing, "__dict__", {}).values() if callable(value) and is_foreign(value)
+                value for value in getattr(bystander, "__dict__", {}).values() if callable(value) and is_foreign(value)
             ]
     return code

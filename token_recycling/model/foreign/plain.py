@@ -97,11 +97,11 @@ Numbers = dict[Any, float | None]
 def _harmless_names() -> frozenset[str]:
     """Names by which code reads or computes, and changes at most what it has made itself."""
     operations = {function.__name__ for functions in get_overridable_functions().values() for function in functions}
-    names = {*operations, *(name for kind in torch.Tensor.__mro__ for name in vars(kind))}
-    names |= {name for kind in (*_IMMUTABLE, tuple, frozenset, MappingProxyType, math) for name in dir(kind)}
+    names = {*operations, *(name for cls in torch.Tensor.__mro__ for name in vars(cls))}
+    names |= {name for cls in (*_IMMUTABLE, tuple, frozenset, MappingProxyType, math) for name in dir(cls)}
     names |= {name for name, value in vars(torch).items() if isinstance(value, _IMMUTABLE)}
     names |= {name for name, value in vars(torch.nn).items() if isinstance(value, type)}
-    names |= {name for kind in vars(modeling_outputs).values() for name in getattr(kind, "__dataclass_fields__", ())}
+    names |= {name for cls in vars(modeling_outputs).values() for name in getattr(cls, "__dataclass_fields__", ())}
     names = {name for name in names if not name.startswith("_")}
     return frozenset(names - _NAMES_OF_CLASSES | _FURTHER_NAMES | _CHANGING)
 
@@ -145,10 +145,10 @@ class Reach:
         self._unread: list[tuple[str, Any]] = [(piece.description, piece.code)]
         self._is_class = isinstance(piece.code, type)
         while self.reason is None and (self._unread or self._follow_names()):
-            name, thing = self._unread.pop()
-            if id(thing) not in self._seen:
-                self._seen[id(thing)] = thing
-                self._follow(name, thing)
+            name, item = self._unread.pop()
+            if id(item) not in self._seen:
+                self._seen[id(item)] = item
+                self._follow(name, item)
         if self.reason is None:
             self.reason = self._why_not_names()
 
@@ -163,7 +163,7 @@ class Reach:
         named = [(name, method) for name, method in self._methods if name in names]
         named += [item for namespace in self._namespaces for item in self._contents(namespace, names)]
         named += [item for module in self._modules for item in _attributes(module, names)]
-        self._unread += [(name, thing) for name, thing in named if id(thing) not in self._seen]
+        self._unread += [(name, item) for name, item in named if id(item) not in self._seen]
         return bool(self._unread)
 
     def _why_not_names(self) -> str | None:
@@ -187,46 +187,46 @@ class Reach:
             return f"it may write to {min(written)} of a module"
         return None
 
-    def _follow(self, name: str, thing: Any) -> None:
-        foreign = not is_own(type(thing).__module__)  # whatever it derives from, its methods may keep state
-        if foreign and not isinstance(thing, (type, torch.nn.Module, PretrainedConfig)):
-            self.reason = f"it reaches {name}, a {type(thing).__name__}, which may change"
-        elif isinstance(thing, (*_IMMUTABLE, torch.Tensor, PretrainedConfig)):
-            self.values.append((name, thing))
-        elif isinstance(thing, (tuple, frozenset)):
-            self._unread += [(name, item) for item in thing]
-        elif isinstance(thing, functools.partial):
-            self._unread += [(name, item) for item in (thing.func, *thing.args, *thing.keywords.values())]
-        elif isinstance(thing, MethodType):
-            self._unread += [(name, thing.__func__), (name, thing.__self__)]
-        elif isinstance(thing, (staticmethod, classmethod)):
-            self._unread.append((name, thing.__func__))
-        elif isinstance(thing, property):
-            self._unread += [(name, function) for function in (thing.fget, thing.fset) if function is not None]
-        elif isinstance(thing, FunctionType):
-            self._function(name, thing)
-        elif isinstance(thing, type):
-            self._class(name, thing)
-        elif isinstance(thing, torch.nn.Module):
-            self._module(name, thing)
-        elif isinstance(thing, ModuleType):
-            self._namespace(thing)
-        elif not self._is_stateless(thing):
-            self.reason = f"it reaches {name}, a {type(thing).__name__}, which may change"
+    def _follow(self, name: str, item: Any) -> None:
+        foreign = not is_own(type(item).__module__)  # whatever it derives from, its methods may keep state
+        if foreign and not isinstance(item, (type, torch.nn.Module, PretrainedConfig)):
+            self.reason = f"it reaches {name}, a {type(item).__name__}, which may change"
+        elif isinstance(item, (*_IMMUTABLE, torch.Tensor, PretrainedConfig)):
+            self.values.append((name, item))
+        elif isinstance(item, (tuple, frozenset)):
+            self._unread += [(name, member) for member in item]
+        elif isinstance(item, functools.partial):
+            self._unread += [(name, part) for part in (item.func, *item.args, *item.keywords.values())]
+        elif isinstance(item, MethodType):
+            self._unread += [(name, item.__func__), (name, item.__self__)]
+        elif isinstance(item, (staticmethod, classmethod)):
+            self._unread.append((name, item.__func__))
+        elif isinstance(item, property):
+            self._unread += [(name, function) for function in (item.fget, item.fset) if function is not None]
+        elif isinstance(item, FunctionType):
+            self._function(name, item)
+        elif isinstance(item, type):
+            self._class(name, item)
+        elif isinstance(item, torch.nn.Module):
+            self._module(name, item)
+        elif isinstance(item, ModuleType):
+            self._namespace(item)
+        elif not self._is_stateless(item):
+            self.reason = f"it reaches {name}, a {type(item).__name__}, which may change"
 
-    def _is_stateless(self, thing: Any) -> bool:
+    def _is_stateless(self, item: Any) -> bool:
         """Whether something written in a compiled language is of a library without state."""
-        if isinstance(thing, (logging.Logger, *_HINTS)):
+        if isinstance(item, (logging.Logger, *_HINTS)):
             return True
-        if not callable(thing) or type(thing).__module__ not in ("builtins", "torch._ops"):
+        if not callable(item) or type(item).__module__ not in ("builtins", "torch._ops"):
             return False
-        holder = getattr(thing, "__self__", getattr(thing, "__objclass__", None))
+        holder = getattr(item, "__self__", getattr(item, "__objclass__", None))
         if holder is None or isinstance(holder, (ModuleType, type)):
-            home = getattr(thing, "__module__", None) or getattr(holder, "__module__", getattr(holder, "__name__", ""))
+            home = getattr(item, "__module__", None) or getattr(holder, "__module__", getattr(holder, "__name__", ""))
             package = package_of(str(home).lstrip("_"))
             if package in _LIBRARIES_BY_NAME:
-                self._names.add(thing.__name__)
-            return package in _LIBRARIES or (package == "builtins" and thing.__name__ in _BUILTINS)
+                self._names.add(item.__name__)
+            return package in _LIBRARIES or (package == "builtins" and item.__name__ in _BUILTINS)
         return False
 
     def _function(self, name: str, function: FunctionType) -> None:
@@ -291,15 +291,15 @@ class Reach:
             if package not in _LIBRARIES or isinstance(value, ModuleType):
                 yield name, value
 
-    def _class(self, name: str, kind: type) -> None:
-        if is_own(kind.__module__):
-            package, exception = package_of(kind.__module__), issubclass(kind, BaseException)
-            if package not in _LIBRARIES and not exception and kind.__name__ not in _BUILTINS:
+    def _class(self, name: str, cls: type) -> None:
+        if is_own(cls.__module__):
+            package, exception = package_of(cls.__module__), issubclass(cls, BaseException)
+            if package not in _LIBRARIES and not exception and cls.__name__ not in _BUILTINS:
                 self.reason = f"it uses {name}, a class of {package}"
             elif package in _LIBRARIES_BY_NAME:
-                self._names.add(kind.__name__)
-        elif issubclass(kind, (torch.nn.Module, ModelOutput)):
-            for base in kind.__mro__:
+                self._names.add(cls.__name__)
+        elif issubclass(cls, (torch.nn.Module, ModelOutput)):
+            for base in cls.__mro__:
                 if is_own(base.__module__):
                     continue
                 self._resolved |= getattr(base, "__dataclass_fields__", {}).keys()
@@ -308,8 +308,8 @@ class Reach:
                         called = not attribute.startswith(_NOT_IN_A_PASS) or attribute in _CALLED_BY_PYTHON
                         (self._unread if called else self._methods).append((attribute, value))
                         self._resolved.add(attribute)
-        elif not issubclass(kind, BaseException):
-            self.reason = f"it reaches the class {kind.__qualname__}"
+        elif not issubclass(cls, BaseException):
+            self.reason = f"it reaches the class {cls.__qualname__}"
 
     def _module(self, name: str, module: torch.nn.Module) -> None:
         if id(module) in self._parts:
@@ -398,11 +398,11 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numb
     looked up of weights before.
     """
     values: list[Any] = []
-    things: list[Any] = []
+    objects: list[Any] = []
     for piece in foreign:
         values.append(piece.description)
         if piece.holder is not None and piece.is_adapter:
-            describe([piece.holder.training, own_attributes(piece.holder)], values, things)
+            describe([piece.holder.training, own_attributes(piece.holder)], values, objects)
             weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
             values += [(weight.shape, _only_number(weight, numbers)) for weight in weights]
     for reach in searched:
@@ -410,7 +410,7 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numb
         for name, value in reach.values:
             values.append(name)
             if not isinstance(value, torch.Tensor):
-                describe(value, values, things)
+                describe(value, values, objects)
             elif value.numel() <= _SMALL and not value.is_meta:
                 values += (
                     value.shape,
@@ -419,7 +419,7 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numb
                 )
             else:
                 values += (id(value), address_of(value), value.shape, *times_written([value]))
-    return tuple(values), tuple(map(id, things))
+    return tuple(values), tuple(map(id, objects))
 
 
 def _only_number(tensor: torch.Tensor, numbers: Numbers) -> float | None:

@@ -50,11 +50,7 @@ _IMPORTED = frozenset(
 """Packages that modules of torch and transformers import functions of."""
 _CACHES: list[Any] = [
     cache_utils,
-    *(
-        kind
-        for kind in vars(cache_utils).values()
-        if isinstance(kind, type) and kind.__module__ == cache_utils.__name__
-    ),
+    *(cls for cls in vars(cache_utils).values() if isinstance(cls, type) and cls.__module__ == cache_utils.__name__),
 ]
 _LIBRARIES: list[Any] = [
     *(torch, torch.nn.functional, torch.Tensor, activations, masking_utils, modeling_rope_utils, pytorch_utils, moe),
@@ -109,18 +105,18 @@ def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
     ]
     classes: set[type] = set()
     for path, module in model.named_modules():
-        where, kind = path or type(model).__name__, own_class(module)
-        if not is_own(kind.__module__):
-            pieces.append(Foreign(f"{where}, a {kind.__module__}.{kind.__qualname__}", kind, module))
-        elif kind not in classes:
-            classes.add(kind)
-            pieces += _replaced_methods(kind)
+        where, cls = path or type(model).__name__, own_class(module)
+        if not is_own(cls.__module__):
+            pieces.append(Foreign(f"{where}, a {cls.__module__}.{cls.__qualname__}", cls, module))
+        elif cls not in classes:
+            classes.add(cls)
+            pieces += _replaced_methods(cls)
         for hook in foreign_hooks(module):
             pieces.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
         for name, function in _foreign_attributes(module):
             set_as = f"the function {name_of(function)}, set as {name} of {where}"
             pieces.append(Foreign(set_as, function, module))
-    for name in sorted({kind.__module__ for kind in classes if kind.__module__.startswith(FAMILIES)}):
+    for name in sorted({cls.__module__ for cls in classes if cls.__module__.startswith(FAMILIES)}):
         pieces += _replaced_in(sys.modules.get(name))
     return tuple(pieces)
 
@@ -135,10 +131,10 @@ def replaceable_code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], k
     code += foreign_modes()
     code += attention_functions(model)
     distinct = set(kinds)
-    forwards = [getattr(kind, "forward", None) for kind in distinct]  # code that was compiled ahead has none
+    forwards = [getattr(cls, "forward", None) for cls in distinct]  # code that was compiled ahead has none
     code += [forward for forward in forwards if isinstance(forward, FunctionType)]
-    of_families = [kind for kind in distinct if kind.__module__.startswith(FAMILIES)]
-    for holder in (*of_families, *{sys.modules[kind.__module__] for kind in of_families}):
+    of_families = [cls for cls in distinct if cls.__module__.startswith(FAMILIES)]
+    for holder in (*of_families, *{sys.modules[cls.__module__] for cls in of_families}):
         code += [function for function in vars(holder).values() if type(function) is FunctionType]
     for part in with_hooks(parts):
         code += foreign_hooks(part)
@@ -175,14 +171,14 @@ def _replaced_in(holder: Any) -> Iterator[Foreign]:
             yield Foreign(what, function, holder, name)
 
 
-def _replaced_methods(kind: type) -> Iterator[Foreign]:
+def _replaced_methods(cls: type) -> Iterator[Foreign]:
     """Methods of a class of transformers or torch, and of those that it derives from, of another package."""
-    for base in kind.__mro__:
+    for base in cls.__mro__:
         if is_own(base.__module__):
             for name, function in list(vars(base).items()):
                 if isinstance(function, FunctionType) and is_foreign(function):
-                    what = f"the method {name} of {kind.__qualname__}, replaced by {name_of(function)}"
-                    yield Foreign(what, function, kind, name)
+                    what = f"the method {name} of {cls.__qualname__}, replaced by {name_of(function)}"
+                    yield Foreign(what, function, cls, name)
 
 
 def foreign_modes() -> list[Any]:
@@ -226,12 +222,12 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 def why_not_plain_loop(model: PreTrainedModel) -> str | None:
     """Return why transformers' own loop must decode with a model, whatever its forward passes give, or None."""
-    kind = own_class(model)
+    cls = own_class(model)
     for name in methods_of_the_loop():
-        function = getattr(kind, name, None)
+        function = getattr(cls, name, None)
         decodes = not name.endswith(_PREPARES_INPUTS)
         if decodes and function is not None and function is not getattr(GenerationMixin, name):
-            return f"{kind.__name__} has a method {name} of its own, which decodes in another way"
+            return f"{cls.__name__} has a method {name} of its own, which decodes in another way"
         if name == LOOP and is_foreign(function):
             return f"the method {name} of GenerationMixin was replaced by {name_of(function)}"
     for piece in replaced_in_libraries():
@@ -241,7 +237,7 @@ def why_not_plain_loop(model: PreTrainedModel) -> str | None:
             return f"{piece.description}: it decides on tokens"
     random = next(_random_in_training(model), None)
     if random is not None:
-        return f"{kind.__name__} is in training mode, where {random} makes forward passes random; call model.eval()"
+        return f"{cls.__name__} is in training mode, where {random} makes forward passes random; call model.eval()"
     return None
 
 
