@@ -52,8 +52,8 @@ class DFlash(StatesDrafter[PreTrainedModel]):
         self.config = _config_of(self.model)
         """The assistant's."""
         self.template = template_from(self.tree)
-        places = self.config.block_size - 1
-        self.check_template(places, f"{places} layers, one a place of a block,")
+        positions = self.config.block_size - 1
+        self.check_template(positions, f"{positions} layers, one a place of a block,")
 
     @property
     def traits(self) -> DrafterTraits:
@@ -135,16 +135,16 @@ class DFlashSequence(StatesSequence):
         )
 
     def draft(self, context: Context) -> Draft:
-        drafter, places = self.drafter, min(context.remaining, self.drafter.config.block_size) - 1
-        if not self._pending.waits or places < 1 or not context.budget.pays([1.0]):
+        drafter, positions = self.drafter, min(context.remaining, self.drafter.config.block_size) - 1
+        if not self._pending.waits or positions < 1 or not context.budget.pays([1.0]):
             return Draft.chain(context.root)
-        logits = self._read(context.tokens)[:places]
+        logits = self._read(context.tokens)[:positions]
         candidates, probabilities = top_candidates(logits, min(drafter.k, logits.shape[-1]))
         self._counts["draft_forwards"] += 1
         if drafter.template is None:
             tree = best_product(probabilities.tolist(), context.budget.nodes)
         else:
-            tree = drafter.template.cut(places)
+            tree = drafter.template.cut(positions)
         return product_draft(tree, context.root, candidates, probabilities)
 
     def _read(self, sequence: torch.Tensor) -> torch.Tensor:
@@ -155,10 +155,10 @@ class DFlashSequence(StatesSequence):
         numbers = self.drafter.states_of(0)
         by_layer = dict(zip(numbers, states[None].chunk(len(numbers), dim=-1), strict=True))
         tokens = sequence[None, begin:]
-        places = torch.arange(begin, len(sequence), device=sequence.device)[None]
+        positions = torch.arange(begin, len(sequence), device=sequence.device)[None]
         _, logits = self._generator.get_candidates(
             tokens,
-            {"position_ids": places, "attention_mask": None},
+            {"position_ids": positions, "attention_mask": None},
             SimpleNamespace(hidden_states=by_layer),
             is_first_iteration=False,
             n_last_matches=len(states) - 1,

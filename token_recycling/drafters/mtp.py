@@ -150,25 +150,26 @@ class MtpReader(PendingStates):
     def _pass(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits (layers, vocabulary) of all layers after the last of some rows."""
         self._hidden, self._tokens = states[None], tokens[None]
-        self._places = torch.arange(self._next + 1, self._next + 1 + len(tokens), device=tokens.device)[None]
+        self._positions = torch.arange(self._next + 1, self._next + 1 + len(tokens), device=tokens.device)[None]
         return torch.cat([self._layer(number) for number in range(len(self._layers.layers))])
 
     def _layer(self, number: int) -> torch.Tensor:
         """Return logits (1, vocabulary) of a layer after the last row; the next one reads rows one position later."""
         self._hidden = self._layers.forward_layer(
-            number, self._hidden, self._places, self._cache, input_ids=self._tokens
+            number, self._hidden, self._positions, self._cache, input_ids=self._tokens
         )
         config = self._layers.config
         scale, size = (getattr(config, name, None) for name in ("logits_mup_width_multiplier", "unpadded_vocab_size"))
         logits = self._layers.shared_head(self._hidden[:, -1] / (scale or 1))[..., :size]
         self._tokens = torch.cat([self._tokens[:, 1:], logits.argmax(dim=-1, keepdim=True)], dim=1)
-        self._places = self._places + 1
+        self._positions = self._positions + 1
         return logits
 
     @torch.no_grad()
     def read_on(self) -> torch.Tensor:
         """Return logits (1, vocabulary) of the token after all predicted ones: the last layer reads its own output."""
-        self._hidden, self._tokens, self._places = self._hidden[:, -1:], self._tokens[:, -1:], self._places[:, -1:]
+        self._hidden, self._tokens = self._hidden[:, -1:], self._tokens[:, -1:]
+        self._positions = self._positions[:, -1:]
         self._beyond += 1
         return self._layer(len(self._layers.layers) - 1)
 
@@ -183,14 +184,14 @@ class MtpSequence(StatesSequence):
         self._reader = reader
 
     def draft(self, context: Context) -> Draft:
-        drafter, budget, places = self.drafter, context.budget, min(self.drafter.depth, context.remaining - 1)
-        if not self._reader.waits or places < 1 or not budget.pays([1.0]):
+        drafter, budget, positions = self.drafter, context.budget, min(self.drafter.depth, context.remaining - 1)
+        if not self._reader.waits or positions < 1 or not budget.pays([1.0]):
             return Draft.chain(context.root)
         logits = self._reader.read(context.tokens)
         passes = len(logits)
         budget.passes += passes - 1
-        candidates, probabilities = top_candidates(logits[:places], min(drafter.k, logits.shape[-1]))
-        while len(probabilities) < places and _goes_on(probabilities, budget):
+        candidates, probabilities = top_candidates(logits[:positions], min(drafter.k, logits.shape[-1]))
+        while len(probabilities) < positions and _goes_on(probabilities, budget):
             more, likely = top_candidates(self._reader.read_on(), candidates.shape[1])
             candidates, probabilities = np.concatenate([candidates, more]), np.concatenate([probabilities, likely])
             passes += 1

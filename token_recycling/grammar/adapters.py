@@ -297,22 +297,24 @@ class _Library(NamedTuple):
 
 _LIBRARIES = {
     "xgrammar.contrib.hf.LogitsProcessor": _Library(
-        lambda one: not one.matchers, lambda one: _of_xgrammar(one.compiled_grammars[0])
+        lambda processor: not processor.matchers, lambda processor: _of_xgrammar(processor.compiled_grammars[0])
     ),
     "outlines.backends.xgrammar.XGrammarLogitsProcessor": _Library(
-        lambda one: one.is_first_token, lambda one: _of_xgrammar(one.compiled_grammar)
+        lambda processor: processor.is_first_token, lambda processor: _of_xgrammar(processor.compiled_grammar)
     ),
-    "outlines.backends.llguidance.LLGuidanceLogitsProcessor": _Library(lambda one: one.is_first_token, _of_llguidance),
+    "outlines.backends.llguidance.LLGuidanceLogitsProcessor": _Library(
+        lambda processor: processor.is_first_token, _of_llguidance
+    ),
     "outlines.backends.outlines_core.OutlinesCoreLogitsProcessor": _Library(
-        lambda one: one.is_first_token, lambda one: _of_outlines_core(one.index)
+        lambda processor: processor.is_first_token, lambda processor: _of_outlines_core(processor.index)
     ),
 }
 """By name, so that no library is imported for it; a subclass may do something else."""
 _ENFORCER = "lmformatenforcer.integrations.transformers.TransformersPrefixAllowedTokensFn"
 
 
-def _name(one: object) -> str:
-    return f"{type(one).__module__}.{type(one).__qualname__}"
+def _name(instance: object) -> str:
+    return f"{type(instance).__module__}.{type(instance).__qualname__}"
 
 
 def for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:

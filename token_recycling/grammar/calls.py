@@ -166,7 +166,7 @@ class _Writer:
         if family.section[0]:
             calls = alone.removeprefix(self._text(trigger))
         else:
-            calls = self._any(*(self._call(family, one, len(trigger)) for one in self._calls.functions))
+            calls = self._any(*(self._call(family, function, len(trigger)) for function in self._calls.functions))
         if several and not family.section[0]:
             return f"{self._thought()} ({head} {calls})* {self._free_text()}?"
         return f"{self._thought()} ({head} {calls} | {self._free_text(without=trigger)}?)"
@@ -177,7 +177,7 @@ class _Writer:
         if self._calls.thinking != "none" and _THINK[0] not in self._special:
             excluded.append(_THINK[0])
         return self._terminal(
-            " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_slashed(re.escape(one))}(?s:.*)/" for one in excluded)])
+            " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){_slashed(re.escape(excerpt))}(?s:.*)/" for excerpt in excluded)])
         )
 
     def _thought(self) -> str:
@@ -239,7 +239,7 @@ class _Writer:
                 schema, unenforced = supported(self._tokenizer, function.schema, function.strict, closed=True)
             except ValueError as error:
                 raise FunctionError(f"{function.name}: {error}") from None
-            self.unenforced += [one._replace(place=f"{function.name}{one.place}") for one in unenforced]
+            self.unenforced += [keyword._replace(place=f"{function.name}{keyword.place}") for keyword in unenforced]
             self._schemas[function.name] = schema
         return self._schemas[function.name]
 

@@ -62,17 +62,17 @@ class Constraint:
             children = () if node < 0 else children_of[node]
             stated = draft.probabilities
             probabilities = [
-                _FIRST * _NEXT**rank if stated is None else float(stated[one]) for rank, one in enumerate(children)
+                _FIRST * _NEXT**rank if stated is None else float(stated[child]) for rank, child in enumerate(children)
             ]
             return [
-                (tokens[one], probability)
-                for one, probability in zip(children, probabilities, strict=True)
-                if state.allows(np.array([tokens[one]]))[0]
+                (tokens[child], probability)
+                for child, probability in zip(children, probabilities, strict=True)
+                if state.allows(np.array([tokens[child]]))[0]
             ]
 
         def propose(parent: int, token: int, probability: float, after: State | None) -> Candidates:
             children = () if shown[parent] < 0 else children_of[shown[parent]]
-            shown.append(next((one for one in children if tokens[one] == token), -1))
+            shown.append(next((child for child in children if tokens[child] == token), -1))
             return [] if after is None else below(shown[-1], after)
 
         most = max(len(draft) - 1, _CHAIN)

@@ -60,7 +60,7 @@ class Comparison:
                 continue
             parts.append(part)
             if isinstance(part.get("allOf"), list):
-                left.extend((one, resource) for one in part["allOf"])
+                left.extend((conjunct, resource) for conjunct in part["allOf"])
             target = self._references.resolved(part.get("$ref"), resource)
             if target is not None and target[0] not in visited:
                 visited.add(target[0])

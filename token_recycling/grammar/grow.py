@@ -79,7 +79,9 @@ def grow(
         after, candidates = states[node], Candidates()
         if after is not None and after.few is not None:
             candidates = grammar_statistics.probabilities(after, [])
-        sure = after is None or (after.few is not None and max((one for _, one in candidates), default=1.0) >= _SURE)
+        sure = after is None or (
+            after.few is not None and max((probability for _, probability in candidates), default=1.0) >= _SURE
+        )
         proposed = propose(parents[node], tokens[node], confidence[node], None if sure else after)
         if after is not None and (proposed or after.few is None):
             candidates = grammar_statistics.probabilities(after, proposed)

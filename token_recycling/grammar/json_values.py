@@ -46,19 +46,19 @@ def unwritable(value: Any) -> str | None:
     """Return why a value cannot be written exactly; None if it can."""
     left = [value]
     while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            left += [*one, *one.values()]
-        elif isinstance(one, list):
-            left += one
-        elif isinstance(one, str):
-            bad = next((character for character in one if character < " " and character not in "\b\t\n\f\r"), None)
-            if bad is not None or "\x7f" in one or any("\ud800" <= character <= "\udfff" for character in one):
-                return f"{shown(one)} has control characters or halves of surrogate pairs"
-        elif is_number(one) and abs(one) > LARGEST:
-            return f"{shown(one)} has more digits than are kept; numbers up to 2**53 are supported"
-        elif isinstance(one, int | float) and not isinstance(one, bool) and not _finite(one):
-            return f"{shown(one)} is no number of JSON"
+        part = left.pop()
+        if isinstance(part, dict):
+            left += [*part, *part.values()]
+        elif isinstance(part, list):
+            left += part
+        elif isinstance(part, str):
+            bad = next((character for character in part if character < " " and character not in "\b\t\n\f\r"), None)
+            if bad is not None or "\x7f" in part or any("\ud800" <= character <= "\udfff" for character in part):
+                return f"{shown(part)} has control characters or halves of surrogate pairs"
+        elif is_number(part) and abs(part) > LARGEST:
+            return f"{shown(part)} has more digits than are kept; numbers up to 2**53 are supported"
+        elif isinstance(part, int | float) and not isinstance(part, bool) and not _finite(part):
+            return f"{shown(part)} is no number of JSON"
     return None
 
 

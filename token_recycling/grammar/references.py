@@ -50,7 +50,7 @@ class References:
         while left:
             value, place, resource, base = left.pop()
             if isinstance(value, list):
-                left.extend((one, f"{place}/{number}", resource, base) for number, one in enumerate(value))
+                left.extend((part, f"{place}/{number}", resource, base) for number, part in enumerate(value))
             if not isinstance(value, dict):
                 continue
             if place != "#" and is_resource(value):
@@ -62,8 +62,8 @@ class References:
             if _id(value).startswith("#"):
                 anchors[f"{resource} {_id(value)[1:]}"] = (place, resource)
             left.extend(
-                (one, f"{place}/{escaped(name)}", resource, base)
-                for name, one in value.items()
+                (part, f"{place}/{escaped(name)}", resource, base)
+                for name, part in value.items()
                 if name not in ("enum", "const", "default", "examples")
             )
         return anchors

@@ -339,7 +339,7 @@ class _Node:
         rest: tuple[Any, str] | None = None
         if isinstance(items, list):
             if first is None:
-                self._own["prefixItems"] = [self._child(one, "items", number) for number, one in enumerate(items)]
+                self._own["prefixItems"] = [self._child(item, "items", number) for number, item in enumerate(items)]
             else:
                 self._note("items", "must be a schema beside prefixItems, got a list")
             if "additionalItems" in schema:
@@ -347,7 +347,7 @@ class _Node:
         elif "items" in schema:
             rest = items, "items"
         if first is not None:
-            self._own["prefixItems"] = [self._child(one, "prefixItems", number) for number, one in enumerate(first)]
+            self._own["prefixItems"] = [self._child(item, "prefixItems", number) for number, item in enumerate(first)]
         if schema.get("unevaluatedItems", True) not in (True, {}):
             if composed or "contains" in schema:
                 self._note("unevaluatedItems", "is not supported beside keywords that are about the same array")
@@ -385,16 +385,16 @@ class _Node:
         )
         if properties is not None:
             own["properties"] = {}
-            for name, one in properties.items():
+            for name, value_schema in properties.items():
                 if (why := unwritable(name)) is not None:
                     self._note("properties", why)
-                own["properties"][name] = self._child(one, "properties", name)
+                own["properties"][name] = self._child(value_schema, "properties", name)
         if patterns is not None:
             own["patternProperties"] = {}
-            for pattern, one in patterns.items():
+            for pattern, value_schema in patterns.items():
                 rust = self._translated("patternProperties", pattern)
                 if rust is not None:
-                    own["patternProperties"][rust] = self._child(one, "patternProperties", pattern)
+                    own["patternProperties"][rust] = self._child(value_schema, "patternProperties", pattern)
         if required:
             reasons = [why for name in required if (why := unwritable(name)) is not None]
             if reasons:
@@ -501,7 +501,7 @@ class _Node:
             return
         alone = _keys(self._schema) == {keyword}
         closed = self._closed and alone and (keyword != "allOf" or len(options) == 1)
-        branches = [self._child(one, keyword, number, closed=closed) for number, one in enumerate(options)]
+        branches = [self._child(option, keyword, number, closed=closed) for number, option in enumerate(options)]
         if keyword == "allOf":
             self._others.extend(branches)
             return
@@ -512,19 +512,21 @@ class _Node:
     def _exclusive(self, options: Sequence[Any]) -> bool:
         comparison, resource = self._walk.comparison, self._resource
         return len(options) ** 2 < 2 * MAX_COMPARISONS and all(
-            comparison.disjoint(one, other, resource)
-            for number, one in enumerate(options)
+            comparison.disjoint(option, other, resource)
+            for number, option in enumerate(options)
             for other in options[:number]
         )
 
     def _dependent(self, keyword: str) -> None:
         """Express each dependency: the property is missing, or what depends on it holds."""
         entries = self._get(keyword, lambda value: isinstance(value, dict), "an object")
-        for name, one in (entries or {}).items():
-            if isinstance(one, list):
-                holds: Schema = {"required": [other for other in one if isinstance(other, str)]} if one else True
+        for name, dependency in (entries or {}).items():
+            if isinstance(dependency, list):
+                holds: Schema = (
+                    {"required": [other for other in dependency if isinstance(other, str)]} if dependency else True
+                )
             else:
-                holds = self._child(one, keyword, name, closed=False)
+                holds = self._child(dependency, keyword, name, closed=False)
             if holds is not True:
                 self._others.append({"anyOf": [{"properties": {name: False}}, holds]})
 

@@ -132,11 +132,11 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
     embedded = model.get_input_embeddings()(batch.ids[:, 1:]).to(batch.ids.device)
     rows = embedded.shape[1]
     states, cache = head.fused(batch.states[:, :-1]), DynamicCache()
-    places = torch.arange(rows, device=embedded.device)[None]
+    positions = torch.arange(rows, device=embedded.device)[None]
     itself = torch.eye(rows, dtype=torch.bool, device=embedded.device)
     visible = itself.new_ones(rows, rows).tril()
     for number in range(passes):
-        outputs = head(embedded, states, places + number, visible[None, None], cache)
+        outputs = head(embedded, states, positions + number, visible[None, None], cache)
         yield outputs
         states, visible = head.fed(outputs), torch.cat([visible, itself], dim=1)
         embedded = pad(embedded[:, 1:], (0, 0, 0, 1))
@@ -181,8 +181,8 @@ def acceptance(
     for start in range(0, len(texts), batch):
         some = texts.select(range(len(texts))[start : start + batch])
         example, prompts = examples(model, head, some), torch.tensor(some.prompt_lengths)
-        places = torch.arange(example.ids.shape[1])
-        is_output = (places >= prompts[:, None]) & (places < example.lengths.cpu()[:, None])
+        positions = torch.arange(example.ids.shape[1])
+        is_output = (positions >= prompts[:, None]) & (positions < example.lengths.cpu()[:, None])
         with torch.autocast(example.ids.device.type, dtype=torch.bfloat16):
             for depth, outputs in enumerate(unrolled(model, head, example, depths)):
                 here, labels = is_output[:, 2 + depth :], example.ids[:, 2 + depth :].cpu()

@@ -106,10 +106,10 @@ def states_and_labels(draft: Target, texts: Sequence[Labelled], share: float, se
         draft.eager(input_ids=ids, use_cache=False)
     hidden = hidden_layers[-1]
     states, labels = [], []
-    for row, (sequence, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
+    for row, (sequence, (tokens, is_replaced)) in enumerate(zip(texts, mixtures, strict=True)):
         drafted = hidden[row, sequence.start : len(tokens)]
-        states.append(drafted[replaced.to(drafted.device)].float())
-        labels.append(sequence.labels[replaced].to(drafted.device))
+        states.append(drafted[is_replaced.to(drafted.device)].float())
+        labels.append(sequence.labels[is_replaced].to(drafted.device))
     return torch.cat(states), torch.cat(labels)
 
 

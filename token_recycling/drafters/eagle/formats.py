@@ -79,7 +79,7 @@ def load_head(folder: str | os.PathLike[str]) -> SavedHead:
         shape = shape_of(config, tensors)
         embedding, ids = tensors.pop(_EMBEDDING, None), _ids(tensors, shape)
         head = Eagle1Head(shape) if shape.version == 1 else Eagle3Head(shape, ids)
-        _check(tensors, {name: tuple(one.shape) for name, one in head.state_dict().items()})
+        _check(tensors, {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()})
     except ValueError as error:
         raise TrainedPartError(f"{where}: {error}") from None
     head.load_state_dict(tensors)
@@ -93,7 +93,7 @@ def _tensors(where: Path) -> dict[str, torch.Tensor]:
         tensors = load_file(path) if path.name == _WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise TrainedPartError(f"{path}: cannot be read as weights ({error})") from None
-    if not isinstance(tensors, dict) or not all(isinstance(one, torch.Tensor) for one in tensors.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise TrainedPartError(f"{path}: must be a mapping from names to tensors, got {type(tensors).__name__}")
     return tensors
 

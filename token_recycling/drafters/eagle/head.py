@@ -177,7 +177,7 @@ class Eagle3Head(EagleHead):
         states = states.to(self.fc.weight.dtype)
         if self.shape.fc_norm:
             each = states.split(self.shape.target_hidden, dim=-1)
-            states = torch.cat([norm(one) for norm, one in zip(self.fc_norm, each, strict=True)], dim=-1)
+            states = torch.cat([norm(state) for norm, state in zip(self.fc_norm, each, strict=True)], dim=-1)
         return self.fc(self.input_norm(states) if self.shape.norm_before_fc else states)
 
     def through(self, embedded: torch.Tensor, states: torch.Tensor, attention: dict[str, Any]) -> torch.Tensor:

@@ -84,10 +84,10 @@ class HeadReader(PendingStates):
 
     def _read(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         n, cached, placed = len(tokens), self._next - self.begin, self._placed
-        places = torch.arange(self._next, self._next + n, device=placed.device)[None]
+        positions = torch.arange(self._next, self._next + n, device=placed.device)[None]
         mask = torch.ones(1, 1, n, cached + n, dtype=torch.bool, device=placed.device).tril(cached) if n > 1 else None
         fused = placed.head.fused(states[None].to(placed.dtype))
-        outputs = placed.head(placed.embed(tokens), fused, places, mask, self._cache)
+        outputs = placed.head(placed.embed(tokens), fused, positions, mask, self._cache)
         self._next += n
         return outputs[0]
 
