@@ -1,9 +1,10 @@
-"""Requests that a proxy on the same machine forwards, with a real nginx: they are isolated.
+"""Requests that a proxy on the same machine forwards, as nginx sends them and with a real one: they are isolated.
 
 By default nginx replaces Host by the address of the server behind it, so that clients of the internet look local.
 """
 
 import contextlib
+import json
 import shutil
 import socket
 import subprocess
@@ -109,20 +110,43 @@ def usage(url, **more):
     return answer.json()["usage"]
 
 
+def assert_isolated(server, forwarded):
+    """That `forwarded()`, the usage of a request behind a proxy, shares nothing with those of this machine."""
+    first = forwarded()
+    usage(server.url)
+    learned = usage(server.url)
+    assert learned["speculation"]["steps"] < first["speculation"]["steps"], "local requests share what is learned"
+    assert learned["prompt_tokens_details"]["cached_tokens"] > 0
+    again = forwarded()
+    assert again["speculation"]["steps"] == first["speculation"]["steps"]
+    assert again["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_what_nginx_forwards_is_isolated(model, tokenizer, tmp_path, way):
     with (
         serving(model, tokenizer, allow_hosts=("example.org",)) as server,
         nginx(tmp_path, server.port, WAYS[way]) as url,
     ):
-        first = usage(url)
-        usage(server.url)
-        learned = usage(server.url)
-        assert learned["speculation"]["steps"] < first["speculation"]["steps"], "local requests share what is learned"
-        assert learned["prompt_tokens_details"]["cached_tokens"] > 0
-        again = usage(url)
-        assert again["speculation"]["steps"] == first["speculation"]["steps"]
-        assert again["prompt_tokens_details"]["cached_tokens"] == 0
+        assert_isolated(server, lambda: usage(url))
+
+
+@pytest.mark.parametrize(
+    "line", ["1.0\r\nHost: 127.0.0.1", "1.1\r\nHost: example.org", "1.1\r\nHost: localhost\r\nX-Forwarded-For: ::1"]
+)
+def test_what_is_sent_as_nginx_sends_it_is_isolated(model, tokenizer, line):
+    """By default it speaks HTTP/1.0."""
+    body = json.dumps(ASKED)
+    head = f"POST /v1/completions HTTP/{line}\r\nContent-Type: application/json\r\nConnection: close"
+    with serving(model, tokenizer, allow_hosts=("example.org",)) as server:
+
+        def forwarded():
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+                client.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+                answer = b"".join(iter(lambda: client.recv(65536), b"")).decode()
+            return json.loads(answer[answer.index("{") :])["usage"]
+
+        assert_isolated(server, forwarded)
 
 
 def test_an_operator_may_share_all_the_same(model, tokenizer, tmp_path):

@@ -130,21 +130,3 @@ def test_a_seed_is_that_of_a_server_that_decodes_one_output_at_a_time_too(server
         for _ in range(2):
             assert [choice.text for choice in one_by_one.complete(**asked).choices] == together
     assert len(set(together)) > 1
-
-
-@pytest.mark.parametrize(
-    "zero",
-    [
-        {"seed": 0},
-        {"seed": 0, "stop": []},
-        {"seed": 0, "n": 2},
-        {"temperature": 0, "seed": 0},
-        {"temperature": 0, "stop": []},
-    ],
-    ids=str,
-)
-def test_a_seed_of_0_is_a_seed_and_an_empty_list_stops_nothing(server, zero):
-    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.2, **zero}
-    outputs = [[choice.text for choice in server.complete(**asked).choices] for _ in range(3)]
-    assert outputs[0] == outputs[1] == outputs[2]
-    assert server.complete(**asked).choices[0].finish_reason == "length"

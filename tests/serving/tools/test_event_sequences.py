@@ -166,8 +166,10 @@ def once(types):
 
 
 def chat_body(text, limit, predicted, **more):
-    expected = {"prediction": {"type": "content", "content": text}} if predicted and text else {}
-    return {"messages": MESSAGES, "tools": TOOLS, "max_tokens": limit, **expected, **more}
+    how = {} if predicted else {"speculation": {"enabled": False}}
+    if predicted and text:
+        how["prediction"] = {"type": "content", "content": text}
+    return {"messages": MESSAGES, "tools": TOOLS, "max_tokens": limit, **how, **more}
 
 
 def assert_choice(chunks, index, whole):
@@ -183,16 +185,20 @@ def assert_choice(chunks, index, whole):
     assert (text, thought) == (whole["message"]["content"] or "", whole["message"].get("reasoning_content", ""))
     begun = [call for choice in own for call in choice.delta.tool_calls or () if call.id or call.function.name]
     assert [call.index for call in begun] == list(range(len(begun)))
+    assert [call.function.name for call in begun] == ["look"] * len(begun)
     assert len({call.id for call in begun}) == len(begun)
+    for choice in own:
+        indices = [call.index for call in choice.delta.tool_calls or ()]
+        assert len(indices) == len({*indices}), "a chunk has one entry for each call"
 
 
-@pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("name", TEXTS)
-def test_chunks_of_a_chat(server, says, tokenizer, name, predicted, usage):
+def test_chunks_of_a_chat(server, says, tokenizer, name, predicted):
+    """Usage is asked for with every second limit, the first of which is that of the whole text."""
     text = TEXTS[name]
     says(text)
-    for limit, shown in limits(tokenizer, text):
-        body = chat_body(text, limit, predicted, n=2)
+    for place, (limit, shown) in enumerate(limits(tokenizer, text)):
+        body, usage = chat_body(text, limit, predicted, n=2), place % 2 == 0
         asked = {**body, **({"stream_options": {"include_usage": True}} if usage else {})}
         *events, done = events_of(server, "/v1/chat/completions", asked)
         whole = server.post("/v1/chat/completions", body).json()
@@ -202,6 +208,9 @@ def test_chunks_of_a_chat(server, says, tokenizer, name, predicted, usage):
         if usage:
             *chunks, last = chunks
             assert (last.choices, last.usage.completion_tokens) == ([], whole["usage"]["completion_tokens"])
+            if (name, place) == ("all", 0):
+                mat = last.usage.model_extra["speculation"]["mat"]
+                assert mat > 3 if predicted else mat == 1
         assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in chunks)
         assert [chunk.choices[0].delta.role for chunk in chunks[:2]] == ["assistant"] * 2
         state = ChatCompletionStreamState()
@@ -217,6 +226,9 @@ def test_chunks_of_a_chat(server, says, tokenizer, name, predicted, usage):
             assert_choice(chunks, index, whole["choices"][index])
             said = whole["choices"][index]["message"].get("tool_calls", ())
             assert [one["function"]["arguments"] for one in said] == calls
+            if calls and not predicted:
+                pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or ()]
+                assert len(pieces) > len(calls), "arguments come as they are written"
 
 
 @pytest.mark.parametrize("after", [0, 3])

@@ -1,54 +1,10 @@
-"""Streams of each API as their clients put them together, where one step has many tokens."""
-
-import json
+"""What earlier turns leave to be read, and what is held back of a text beside tools."""
 
 import pytest
 from support.functions import TOOLS
 from support.openai_answers import chat, streamed_chat
-from support.serving import serving
 
-THOUGHT, OPEN, CLOSE = "<think>well</think>", "<tool_call>", "</tool_call>"
-ARGUMENTS = [{"at": 1, "why": "first of several"}, {"at": 2, "why": "second of several"}]
-CALLS = [f"{OPEN}{json.dumps({'name': 'look', 'arguments': one})}{CLOSE}" for one in ARGUMENTS]
-SAID = f"{THOUGHT}One.{CALLS[0]}Two.{CALLS[1]}"
-
-
-@pytest.fixture(scope="module")
-def server(model, tokenizer):
-    """Every step of it emits many tokens: the drafter is told what will come."""
-    with serving(model, tokenizer, drafter="recycling:tree=64") as running:
-        yield running
-
-
-def predicted(says):
-    says(SAID)
-    return {"tools": TOOLS, "max_tokens": 400, "prediction": {"type": "content", "content": SAID}}
-
-
-def called(event):
-    return (event.choices and event.choices[0].delta.tool_calls) or []
-
-
-def test_a_chunk_has_one_entry_for_each_call(server, says):
-    events = streamed_chat(server, **predicted(says), stream_options={"include_usage": True})
-    assert events[-1].usage.model_extra["speculation"]["mat"] > 3
-    entries = [[call.index for call in called(event)] for event in events]
-    assert all(len(indices) == len({*indices}) for indices in entries)
-    begun = [call.index for event in events for call in called(event) if call.function.name]
-    assert begun == [0, 1]
-
-
-def test_the_client_puts_streamed_calls_together(server, says):
-    with server.client().chat.completions.stream(
-        model="tiny", messages=[{"role": "user", "content": "a"}], **predicted(says)
-    ) as stream:
-        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
-        message = stream.get_final_completion().choices[0].message
-    assert [json.loads(call.function.arguments) for call in message.tool_calls] == ARGUMENTS
-    assert [json.loads(event.arguments) for event in done] == ARGUMENTS
-    assert (message.content, len({call.id for call in message.tool_calls})) == ("One.Two.", 2)
-
-
+THOUGHT = "<think>well</think>"
 MALFORMED = ['{"at": ', "null", None, "[1]", "", "5", "not at all"]
 READS_OBJECTS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"

@@ -5,8 +5,6 @@ import types
 
 import pytest
 import torch
-from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
 from support import tiny
 from support.functions import ASKED, FLAT, SAID, TOOLS
 from support.openai_answers import chat, streamed_chat
@@ -40,44 +38,6 @@ def test_calls_and_thoughts_are_told_as_such(server, says, said, text, thought, 
     made = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
     assert (made, choice.finish_reason) == (calls, reason)
     assert (choice.message.content, choice.message.model_extra.get("reasoning_content")) == (text, thought)
-
-
-def test_calls_and_thoughts_are_streamed_in_pieces(server, says):
-    says(THOUGHT + SAID * 2)
-    events = streamed_chat(server, tools=TOOLS, max_tokens=200)
-    deltas = [event.choices[0].delta for event in events]
-    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "well"
-    assert "".join(delta.content or "" for delta in deltas).startswith("Let me see.")
-    calls = [call for delta in deltas for call in delta.tool_calls or []]
-    begun = [call for call in calls if call.function.name]
-    assert [(call.index, call.function.name) for call in begun] == [(0, "look"), (1, "look")]
-    assert len({call.id for call in begun}) == 2
-    for index in (0, 1):
-        pieces = [call.function.arguments for call in calls if call.index == index]
-        assert len(pieces) > 1
-        assert json.loads("".join(pieces)) == {"at": 1}
-    assert events[-1].choices[0].finish_reason == "tool_calls"
-
-
-def test_responses_have_items_of_each_kind(server, says):
-    """Streamed or not; the official client puts the events together."""
-    says(f"<think>well</think>{SAID}")
-    asked = {"model": "tiny", "input": "a", "tools": FLAT}
-    with server.client().responses.stream(**asked) as stream:
-        events = list(stream)
-        streamed = stream.get_final_response()
-    for answer in (server.client().responses.create(**asked), streamed):
-        thought, message, call = answer.output
-        assert (thought.type, thought.content[0].text) == ("reasoning", "well")
-        assert (message.type, answer.output_text) == ("message", "Let me see.")
-        assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "look", {"at": 1})
-        assert answer.status == "completed"
-    read = [TypeAdapter(ResponseStreamEvent).validate_python(event.model_dump(warnings=False)).type for event in events]
-    assert read[-1] == "response.completed"
-    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-    assert (len(pieces) > 1, "".join(pieces)) == (True, '{"at": 1}')
-    ended = [event.item for event in events if event.type == "response.output_item.done"]
-    assert [item.id for item in ended] == [item.id for item in streamed.output]
 
 
 def test_a_conversation_with_calls_is_the_same_chat(tokenizer, monkeypatch):
@@ -163,28 +123,3 @@ def test_malformed_arguments_are_a_call_whole_and_streamed(server, says, stream)
     body = {"messages": ASKED, "max_tokens": 200, "tools": CLAUDES}
     (block,) = server.post("/v1/messages", body).json()["content"]
     assert block["input"] == {"INVALID_JSON": '{"at": }'}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_message_of_anthropics_has_blocks_of_each_kind(server, says, stream):
-    says(f"<think>well</think>{SAID}")
-    asked = {"messages": ASKED, "max_tokens": 200, "tools": CLAUDES, "stream": stream}
-    answer = server.post("/v1/messages", asked)
-    if stream:
-        read = [json.loads(event.partition("\ndata: ")[2]) for event in answer.text.split("\n\n") if event]
-        begun = [event["content_block"] for event in read if event["type"] == "content_block_start"]
-        assert [block["type"] for block in begun] == ["thinking", "text", "tool_use"]
-        pieces = [
-            event["delta"]["partial_json"] for event in read if event.get("delta", {}).get("type") == "input_json_delta"
-        ]
-        assert (len(pieces) > 1, json.loads("".join(pieces))) == (True, {"at": 1})
-        (reason,) = [event["delta"]["stop_reason"] for event in read if event["type"] == "message_delta"]
-        assert reason == "tool_use"
-        return
-    thought, text, call = answer.json()["content"]
-    assert (thought["thinking"], text["text"]) == ("well", "Let me see.")
-    assert (call["name"], call["input"], answer.json()["stop_reason"]) == ("look", {"at": 1}, "tool_use")
-    turns = [*ASKED, {"role": "assistant", "content": [thought, text, call]}]
-    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "here"}
-    turns.append({"role": "user", "content": [result]})
-    assert server.post("/v1/messages", {**asked, "messages": turns}).status_code == 200
