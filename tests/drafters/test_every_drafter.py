@@ -81,14 +81,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Drafters with other options; a draft model is one that often agrees with the target."""
 THROUGH_ALL = ("garbage", "draft_model", "recycling")
 """Drafters that every run takes through all ways: one that is always wrong, one that is nearly always right since the
-model drafts for itself, and the default. The others go through three ways, and through all of them nightly.
+model drafts for itself, and the default. The others are sampled and go through a batch, and through all ways nightly.
 """
 GRID = [
     pytest.param(
         *(surface, way, name),
         id=f"{surface.__name__}-{way.__name__}-{name}",
         marks=[]
-        if name in THROUGH_ALL or (surface is generated and way in (ways.greedy, ways.sampled, ways.padded_batch))
+        if name in THROUGH_ALL or (surface is generated and way in (ways.sampled, ways.padded_batch))
         else [pytest.mark.nightly],
     )
     for name in ("garbage", *tr.drafter_names(), *VARIANTS)

@@ -47,7 +47,7 @@ def test_an_output_ends_with_token_0_where_that_is_the_end_and_nowhere_else(end)
 @pytest.mark.parametrize("of_config", [False, True])
 def test_a_stream_ends_with_token_0_where_that_is_the_end(end, of_config):
     stated = None if end == [] else end
-    for seed in range(4):
+    for seed in range(2):
         model, ids = favouring(0, seed), tiny.prompt(seed, 9)
         if of_config:
             model.generation_config.eos_token_id = stated

@@ -95,7 +95,9 @@ def model():
 
 def assert_the_models(model, seen):
     """That logits and states of every node of every step are those of its path, and that sources are as drawn."""
-    for before, step, sources in [entry for entry in seen if len(entry) > 1]:
+    steps = [entry for entry in seen if len(entry) > 1]
+    assert steps
+    for before, step, sources in steps:
         paths, drafted = step.draft.lineages, torch.as_tensor(step.draft.tokens)
         for length in sorted(set(map(len, paths))):
             nodes = [node for node, path in enumerate(paths) if len(path) == length]
