@@ -273,6 +273,21 @@ def test_a_class_that_was_swapped_away_is_left(model):
     assert not hasattr(model, "acceleration")
 
 
+def test_calls_of_a_model_that_is_no_longer_supported_are_left_to_generate(model, monkeypatch):
+    """They say why; `accelerate` itself refuses such a model."""
+
+    def refuse(*_):
+        raise tr.UnsupportedModelError("another model by now")
+
+    wanted = model.generate(IDS, **GREEDY)
+    tr.accelerate(model)
+    monkeypatch.setattr("token_recycling.hf.accelerate.ready", refuse)
+    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+    assert model.acceleration.fallback == "another model by now"
+    with pytest.raises(tr.UnsupportedModelError, match="another model by now"):
+        tr.accelerate(tiny.llama())
+
+
 @pytest.mark.parametrize("options", [{"reproducible": "no"}, {"reproducible": 1}, {"prepack": "no"}, {"prepack": 0}])
 def test_switches_are_true_or_false(options):
     (name,) = options

@@ -41,6 +41,9 @@ def test_a_right_prediction_takes_few_steps(model, asked, drafter):
     assert text == plain == wanted
     assert stats.steps <= 8 < before.steps
     assert stats.drafter_statistics["predicted_tokens"] == TOKENS
+    generate(model, stats=stats, drafter=drafter, prediction=wanted, **asked)
+    assert stats.drafter_statistics["predicted_tokens"] == 2 * TOKENS, "calls with one `Stats` add up"
+    assert stats.tokens == 2 * TOKENS
     assert "predicted_tokens" not in before.drafter_statistics
 
 
