@@ -33,7 +33,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ from .chat import prompt_of
 from .common import generation_of, written
 
 PREFIX = "steps-"
-OnStep = Callable[[Step, float, list[bool]], None]
+OnStep = Callable[[Step, float], None]
 
 
 class StepsRequest(Request):
@@ -111,27 +110,24 @@ async def events_of(engine: Engine, job: Job, generation: Generation) -> AsyncGe
 
 
 def _reported(drafter: Drafter, put: Callable[[dict[str, Any]], None]) -> Drafter:
-    return StepReporter(drafter, partial(_put_step, put))
+    return StepReporter(drafter, lambda step, seconds: put(_plain_values(step, seconds)))
 
 
-def _put_step(put: Callable[[dict[str, Any]], None], step: Step, seconds: float, forced: list[bool]) -> None:
-    put({**_plain_numbers(step, seconds), "forced": forced})
-
-
-def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
-    """The data of a step event, as plain values: the logits must not be kept alive."""
+def _plain_values(step: Step, seconds: float) -> dict[str, Any]:
+    """Return the data of a step event as plain values: the logits must not be kept alive."""
     return {
         "seconds": round(seconds, 6),
         "tokens": step.tokens,
         "accepted": len(step.accepted) - 1,
         "path": step.accepted,
         "draft": {"parents": step.draft.parents.tolist(), "tokens": step.draft.tokens.tolist()},
+        "forced": _forced(step),
     }
 
 
 class StepReporter(Drafter):
-    """Wraps a drafter: calls `on_step` with every step that it has learned from, the seconds since the prompt was read,
-    and for each token whether a grammar forced it.
+    """Wraps a drafter: calls `on_step` with every step that it has learned from, and the seconds since the prompt was
+    read.
     """
 
     def __init__(self, inner: Drafter, on_step: OnStep) -> None:
@@ -170,7 +166,7 @@ class _ReportedText(SequenceDrafter):
     def observe(self, step: Step) -> None:
         self._inner.observe(step)
         since = time.perf_counter() if self._since is None else self._since
-        self._on_step(step, time.perf_counter() - since, _forced(step))
+        self._on_step(step, time.perf_counter() - since)
 
     def statistics(self) -> Mapping[str, float]:
         return self._inner.statistics()
