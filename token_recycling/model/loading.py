@@ -162,15 +162,15 @@ def load_model(
         raise ValueError(f"device and device_map cannot be combined, got {device!r} and {device_map!r}; give one")
     if device_map is not None and not with_accelerate:
         raise ValueError(f"device_map needs the package accelerate, got {device_map!r} without; pip install accelerate")
-    place, source = _device("cpu" if device_map == "cpu" else device), resolved(name)
+    target_device, source = _device("cpu" if device_map == "cpu" else device), resolved(name)
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen = dtype or ("float32" if place.type == "cpu" else "auto")
-    if device_map is None and place.type != "cpu" and with_accelerate:
-        device_map = {"": place}
+    weights_dtype = dtype or ("float32" if target_device.type == "cpu" else "auto")
+    if device_map is None and target_device.type != "cpu" and with_accelerate:
+        device_map = {"": target_device}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen, device_map=device_map)
-        return (model.to(place) if device_map is None else model).eval()
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=weights_dtype, device_map=device_map)
+        return (model.to(target_device) if device_map is None else model).eval()
     except Exception as error:  # a user's folder can be wrong in any way
         raise ValueError(f"{name} cannot be loaded as a causal language model: {first_line(error)}") from error
 
@@ -226,18 +226,19 @@ def _device(name: str | None) -> torch.device:
     import torch
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    here = [torch.device("cpu"), *([accelerator] if accelerator else [])]
+    usable = [torch.device("cpu"), *([accelerator] if accelerator else [])]
     if name is None:
-        return here[-1]
+        return usable[-1]
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
     count = torch.accelerator.device_count() if device.type != "cpu" else 1
-    available = ", ".join(place.type for place in here)
+    types = [usable_device.type for usable_device in usable]
+    available = ", ".join(types)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} is not available: {_why_no_cuda()}; available here: {available}")
-    if device.type not in {place.type for place in here}:
+    if device.type not in types:
         raise ValueError(f"device {name!r} is not available; choose one of {available}")
     if (device.index or 0) >= count:
         raise ValueError(f"device {name!r} does not exist: this machine has {count} of type {device.type}")
