@@ -99,16 +99,16 @@ class GenerateCall:
         """
         self._streamed = input_ids.shape[-1]
         """Columns of the sequence that the streamer was given."""
-        self.pads = any(hasattr(one, "eos_token_id") for one in criteria)
+        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
-        others = [one for one in criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
-        by_text = self.pads and all(type(one) in _CRITERIA_BY_TEXT for one in others)
+        others = [criterion for criterion in criteria if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
+        by_text = self.pads and all(type(criterion) in _CRITERIA_BY_TEXT for criterion in others)
         self.joint_criteria = StoppingCriteriaList([] if len(input_ids) == 1 or by_text else others)
         """Criteria that must see all sequences at once: the caller's own; all, where ended sequences go on with the
         others.
         """
         self.criteria_by_text = StoppingCriteriaList(
-            one for one in criteria if all(one is not other for other in self.joint_criteria)
+            criterion for criterion in criteria if all(criterion is not other for other in self.joint_criteria)
         )
         """The criteria that are applied to each text alone."""
 
@@ -177,7 +177,7 @@ class GenerateCall:
         for kind in {*map(type, lists)}:
             if kind.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
                 return f"accelerated calls do without the method __call__ of {kind.__name__}"
-        for kind in {type(one) for one in (*lists, *self.criteria)}:
+        for kind in {type(member) for member in (*lists, *self.criteria)}:
             if is_own(kind.__module__) and is_foreign(kind.__call__):
                 name = name_of(kind.__call__)
                 return f"accelerated calls do without the method __call__ of {kind.__name__}, replaced by {name}"
@@ -232,12 +232,16 @@ class GenerateCall:
 
         if self.streamer is not None:
             return f"a streamer takes one sequence, got {len(self.input_ids)}"
-        others = (one for one in self.processors if scope(one) < Scope.EACH_TEXT and for_sequence(one, 0) is None)
-        unknown = sorted({_name(one) for one in others})
+        others = (
+            processor
+            for processor in self.processors
+            if scope(processor) < Scope.EACH_TEXT and for_sequence(processor, 0) is None
+        )
+        unknown = sorted({_name(processor) for processor in others})
         if unknown:
             return f"logits processors that may look across sequences need a batch of 1: {', '.join(unknown)}"
         if self.joint_criteria and self.config.return_dict_in_generate and self.config.output_scores:
-            names = ", ".join(sorted({_name(one) for one in self.joint_criteria}))
+            names = ", ".join(sorted({_name(criterion) for criterion in self.joint_criteria}))
             return f"output_scores with several sequences is unsupported with criteria that could read them: {names}"
         return None
 
@@ -409,7 +413,9 @@ def beginnings(
     selectors = [
         TokenSelector(
             sequence,
-            call.processors if batch == 1 else LogitsProcessorList([_for_text(one, row) for one in call.processors]),
+            call.processors
+            if batch == 1
+            else LogitsProcessorList([_for_text(processor, row) for processor in call.processors]),
             sample=bool(config.do_sample),
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),

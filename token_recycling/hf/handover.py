@@ -98,10 +98,10 @@ def fill_up(
 ) -> None:
     """Continue shorter sequences with padding, as `generate` does: their tokens, cache, scores and logits."""
     columns = max(sequence.columns for sequence in sequences)
-    rest = [one.tokens.new_full((columns - one.columns,), padding) for one in sequences]
+    rest = [sequence.tokens.new_full((columns - sequence.columns,), padding) for sequence in sequences]
     # Padding follows the last token; the last padding token gets no slot.
-    fed = [torch.cat([one.tokens[-1:], padded])[:-1] for one, padded in zip(sequences, rest, strict=True)]
-    for pieces, logits in extend(target, fed, [one.length - 1 for one in sequences], cache):
+    fed = [torch.cat([sequence.tokens[-1:], padded])[:-1] for sequence, padded in zip(sequences, rest, strict=True)]
+    for pieces, logits in extend(target, fed, [sequence.length - 1 for sequence in sequences], cache):
         for row, piece in enumerate(pieces):
             for node in range(len(piece)):
                 selectors[row].scored(logits[row, node])

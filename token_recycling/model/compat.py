@@ -41,7 +41,7 @@ def cache_argument(arguments: Collection[str]) -> str | None:
     return next((name for name in (CACHE, "cache_params", "past_key_values") if name in arguments), None)
 
 
-def _found(module: str, name: str, since: tuple[int, int], base: type = object) -> Any:
+def _since(module: str, name: str, since: tuple[int, int], base: type = object) -> Any:
     """Import what transformers has since a release, or make a class, below `base`, that nothing is of."""
     if since <= _TRANSFORMERS:
         return getattr(import_module(f"transformers.{module}"), name)
@@ -77,26 +77,26 @@ if TYPE_CHECKING:
     from transformers.modeling_layers import MtpModel
 else:
     # Layers that keep nothing, in models of which some layers share keys or do not attend: none before.
-    DummyLayer = _found("cache_utils", "DummyLayer", (5, 23))
+    DummyLayer = _since("cache_utils", "DummyLayer", (5, 23))
 
     # Sparse attention, whose layers keep index keys.
-    DynamicIndexedLayer = _found("cache_utils", "DynamicIndexedLayer", (5, 11), DynamicLayer)
-    StaticIndexedLayer = _found("cache_utils", "StaticIndexedLayer", (5, 11))
+    DynamicIndexedLayer = _since("cache_utils", "DynamicIndexedLayer", (5, 11), DynamicLayer)
+    StaticIndexedLayer = _since("cache_utils", "StaticIndexedLayer", (5, 11))
 
     # Recurrent states, by number. Before 5.14 each family kept them in its own way.
-    LinearAttentionCacheLayerMixin = _found("cache_utils", "LinearAttentionCacheLayerMixin", (5, 14))
-    LinearAttentionLayer = _found("cache_utils", "LinearAttentionLayer", (5, 14))
-    LinearAttentionAndFullAttentionLayer = _found("cache_utils", "LinearAttentionAndFullAttentionLayer", (5, 14))
-    LinearAttentionAndSlidingWindowAttentionLayer = _found(
+    LinearAttentionCacheLayerMixin = _since("cache_utils", "LinearAttentionCacheLayerMixin", (5, 14))
+    LinearAttentionLayer = _since("cache_utils", "LinearAttentionLayer", (5, 14))
+    LinearAttentionAndFullAttentionLayer = _since("cache_utils", "LinearAttentionAndFullAttentionLayer", (5, 14))
+    LinearAttentionAndSlidingWindowAttentionLayer = _since(
         "cache_utils", "LinearAttentionAndSlidingWindowAttentionLayer", (5, 14)
     )
 
     # Multi-token prediction: since 5.14, with a cache that can go back, as the drafter needs it, since 5.15.
-    MtpModel = _found("modeling_layers", "MtpModel", (5, 15))
-    MtpCache = _found("cache_utils", "MtpCache", (5, 15))
+    MtpModel = _since("modeling_layers", "MtpModel", (5, 15))
+    MtpCache = _since("cache_utils", "MtpCache", (5, 15))
 
     # DFlash assistants: since 5.15, with hidden states by number, as the drafter gives them, since 5.23.
-    DFlashTokenCandidateGenerator = _found("generation.candidate_generator", "DFlashTokenCandidateGenerator", (5, 23))
+    DFlashTokenCandidateGenerator = _since("generation.candidate_generator", "DFlashTokenCandidateGenerator", (5, 23))
 
 
 class OwnLayer(cache_utils.CacheLayerMixin):
@@ -108,17 +108,17 @@ class OwnLayer(cache_utils.CacheLayerMixin):
             return self.get_max_length()
 
 
-def left_by_crop(asked: int, held: int) -> int:
-    """Return how many of `held` slots `crop(asked)` leaves. Before 5.15 a positive number said how many to leave; 0
+def left_by_crop(asked: int, slots: int) -> int:
+    """Return how many of some `slots` `crop(asked)` leaves. Before 5.15 a positive number said how many to leave; 0
     leaves all since 5.14.
     """
     if asked < 0 or (asked == 0 and _TRANSFORMERS >= (5, 14)):
-        return max(0, held + asked)
+        return max(0, slots + asked)
     if _TRANSFORMERS < (5, 15):
-        return min(asked, held)
+        return min(asked, slots)
     if asked > 0:
         raise ValueError(f"number of slots to forget must be <= 0, got {asked}")
-    return held
+    return slots
 
 
 MARKS_NO_CACHES = _TRANSFORMERS < (5, 17)

@@ -195,11 +195,11 @@ def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
         return nothing
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
+def write(path: Path, content: dict[str, Any]) -> None:
     """Replace what is kept."""
     try:
         with replacing(path) as temporary:
-            Path(temporary).write_text(json.dumps(found, indent=1), encoding="utf-8")
+            Path(temporary).write_text(json.dumps(content, indent=1), encoding="utf-8")
     except OSError as error:
         say(
             f"facts learned about a model cannot be written to {path} ({error}); set TOKEN_RECYCLING_CACHE to a "

@@ -155,9 +155,11 @@ def model_info(model: PreTrainedModel, kept: Kept | None = None) -> ModelInfo:
 def _remedy_for(wrapper: Any) -> str:
     """A remedy for something that is no transformers model itself: which model inside it to pass instead."""
     is_module = isinstance(wrapper, torch.nn.Module)
-    for path, held in wrapper.named_modules() if is_module else getattr(wrapper, "__dict__", {}).items():
-        if isinstance(held, PreTrainedModel) and held.can_generate():
-            return f"pass the {type(held).__name__} in its .{path}, with which calls of the wrapper are accelerated too"
+    for path, inner in wrapper.named_modules() if is_module else getattr(wrapper, "__dict__", {}).items():
+        if isinstance(inner, PreTrainedModel) and inner.can_generate():
+            return (
+                f"pass the {type(inner).__name__} in its .{path}, with which calls of the wrapper are accelerated too"
+            )
     return "load it with AutoModelForCausalLM"
 
 

@@ -198,7 +198,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
     ]
     # A vision or audio tower may have as many layers as the decoder, and may come first.
     decoder = {id(module) for module in model.get_decoder().modules()}
-    for name, module in sorted(lists, key=lambda found: id(found[1]) not in decoder):
+    for name, module in sorted(lists, key=lambda item: id(item[1]) not in decoder):
         return name, module
     raise NoHiddenStatesError(f"model must have a list of {layers} decoder layers, got {type(model).__name__}")
 

@@ -167,9 +167,11 @@ def _slot(descriptor: MemberDescriptorType, item: Any) -> Any:
 
 
 def _names_in(function: FunctionType) -> frozenset[str]:
-    """Names that a function uses, and constants that could be names."""
+    """Names that a function uses, and constants that could be names; but for those that no code can write, as of what
+    pytest makes of assertions.
+    """
     operations = operations_in(function.__code__)
-    return operations.globals | operations.attributes | operations.strings
+    return frozenset(filter(str.isidentifier, operations.globals | operations.attributes | operations.strings))
 
 
 def _searches(function: FunctionType) -> bool:
