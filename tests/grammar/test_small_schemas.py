@@ -101,6 +101,13 @@ KINDS: dict[str, list[SCHEMA]] = {
         for pattern, one, more in products(
             ["^a", "é$", "^[0-9]+$", "^x{2}$", "a|b"], CHOICES[:2], [False, {"type": "null"}]
         )
+    ]
+    # What these match differs between Python and ECMA-262.
+    + [
+        obj(patternProperties={pattern: {"const": 1}}, **more)
+        for pattern, more in products(
+            ["^\\w+$", "^.$", "\\D"], [{}, *({"additionalProperties": one} for one in (True, False, {"type": "null"}))]
+        )
     ],
     "dependentRequired": [
         obj(properties={"a": one, "b": TEXT, "c": INTEGER}, dependentRequired=needs, additionalProperties=False)
@@ -138,6 +145,7 @@ VALUES: list[Any] = [
     14, 15, 100, 200, -7, -6, 1000, 1000.25, 2.5, 2.75, 1e3, 999, 1001, 5.5, "2024-02-29", "2023-02-29", "12:00:00Z",
     "25:00:00Z", "2024-01-31T10:00:00Z", "P1D", "a@b.c", "b.c", "1.2.3.4", "1.2.3.400", "::1", "http://a/b",
     "550e8400-e29b-41d4-a716-446655440000", "/a", "0/a", "[", "{a}", '""', "\\\\", '"b', 2**63 - 1, 2**63, -(2**63),
+    {"é": None}, {"٣": None},
 ]  # fmt: skip
 
 

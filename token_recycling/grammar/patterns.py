@@ -1,8 +1,8 @@
 """Regular expressions of JSON Schema (ECMA-262, or Python's `re`) in the syntax of Rust, which llguidance reads.
 
 The dialects differ: a class of Rust has set operations (`[a&&b]`) and nested classes, `\\w` of Python knows all
-letters, `.` of ECMA-262 excludes more line ends. A translated pattern matches only strings that both `re.search` and
-ECMA-262 match.
+letters, `.` of ECMA-262 excludes more line ends. A translated pattern matches strings that both `re.search` and
+ECMA-262 match, or, of names that others must not have, either.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ escape, so that quotation marks and backslashes are strings of `[^"]` and `[^\\\
 """
 
 
-def translated(pattern: str) -> str:
-    """Return a pattern in Rust's syntax. What Rust cannot express, such as look-ahead, is passed on and refused there.
-    Raise ValueError for a pattern that ends within an escape or a class.
+def translated(pattern: str, either: bool = False) -> str:
+    """Return a pattern in Rust's syntax, of the strings that it matches in both dialects, or in `either`. What Rust
+    cannot express, such as look-ahead, is passed on and refused there. Raise ValueError for a pattern that ends within
+    an escape or a class.
     """
-    return "".join(_pieces(pattern))
+    return "".join(_pieces(pattern, either))
 
 
 def may_name_control_characters(pattern: str) -> bool:
@@ -70,32 +71,33 @@ def searched(pattern: str) -> str:
     return f"{start}(?:{inner}){end}"
 
 
-def _pieces(pattern: str) -> Iterator[str]:
+def _pieces(pattern: str, either: bool) -> Iterator[str]:
     position = 0
     while position < len(pattern):
         character = pattern[position]
         if character == "\\":
-            piece, position = _escape(pattern, position, negated=False)
+            piece, position = _escape(pattern, position, either)
             yield piece
         elif character == "[":
-            piece, position = _class(pattern, position)
+            piece, position = _class(pattern, position, either)
             yield piece
         else:
-            yield rf"[^{_NEWLINES}]" if character == "." else character
+            any_character = r"[^\n]" if either else rf"[^{_NEWLINES}]"
+            yield any_character if character == "." else character
             position += 1
 
 
-def _escape(pattern: str, position: int, negated: bool, in_class: bool = False) -> tuple[str, int]:
-    """Return the escape at a position, and the position after it; `negated`: in a negated class."""
+def _escape(pattern: str, position: int, widest: bool, in_class: bool = False) -> tuple[str, int]:
+    """Return the escape at a position, and the position after it; `widest`: of the characters in either dialect."""
     if position + 1 == len(pattern):
         raise ValueError("the pattern ends with a backslash")
     letter = pattern[position + 1]
     if letter.lower() in _CLASSES:
         both, either = _CLASSES[letter.lower()]
         if letter.islower():
-            members = either if negated else both
+            members = either if widest else both
             return (members if in_class else f"[{members}]"), position + 2
-        return f"[^{both if negated else either}{_NEVER_WRITTEN}]", position + 2
+        return f"[^{both if widest else either}{_NEVER_WRITTEN}]", position + 2
     if letter == "b" and in_class:
         return r"\x08", position + 2
     if not letter.isalnum() and (letter.isspace() or letter in "<>" or not letter.isascii()):
@@ -103,7 +105,7 @@ def _escape(pattern: str, position: int, negated: bool, in_class: bool = False) 
     return pattern[position : position + 2], position + 2
 
 
-def _class(pattern: str, position: int) -> tuple[str, int]:
+def _class(pattern: str, position: int, either: bool) -> tuple[str, int]:
     """Return the class of characters at a position, and the position after it."""
     negated = pattern[position + 1 : position + 2] == "^"
     pieces, position = ["[^" if negated else "["], position + 1 + negated
@@ -118,7 +120,7 @@ def _class(pattern: str, position: int) -> tuple[str, int]:
                 members += f"&&[^{_NEVER_WRITTEN}]"
             return f"{members}]", position + 1
         if character == "\\":
-            piece, position = _escape(pattern, position, negated, in_class=True)
+            piece, position = _escape(pattern, position, negated != either, in_class=True)
             pieces.append(piece)
         elif character == "-" and not first and pattern[position + 1 : position + 2] == "-":
             pieces.append(r"-\-")  # a range that ends with a hyphen

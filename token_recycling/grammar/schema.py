@@ -314,12 +314,12 @@ class _Node:
                 merged["maxLength"] = min(merged["maxLength"], self._own.get("maxLength", merged["maxLength"]))
             self._own.update(merged)
 
-    def _translated(self, keyword: str, pattern: str) -> str | None:
+    def _translated(self, keyword: str, pattern: str, either: bool = False) -> str | None:
         if keyword != "pattern" and may_name_control_characters(pattern):
             self._note(keyword, f"{shown(pattern)} names control characters")
             return None
         try:
-            return translated(pattern)
+            return translated(pattern, either)
         except ValueError as error:
             self._note(keyword, f"{shown(pattern)}: {error}")
             return None
@@ -389,12 +389,6 @@ class _Node:
                 if (why := unwritable(name)) is not None:
                     self._note("properties", why)
                 own["properties"][name] = self._child(value_schema, "properties", name)
-        if patterns is not None:
-            own["patternProperties"] = {}
-            for pattern, value_schema in patterns.items():
-                rust = self._translated("patternProperties", pattern)
-                if rust is not None:
-                    own["patternProperties"][rust] = self._child(value_schema, "patternProperties", pattern)
         if required:
             reasons = [why for name in required if (why := unwritable(name)) is not None]
             if reasons:
@@ -413,12 +407,27 @@ class _Node:
             own["additionalProperties"] = False
             for name in own.get("required", ()):
                 own["properties"].setdefault(name, True)
+        if patterns is not None:
+            self._patterns_of_names(patterns, own.get("additionalProperties", True))
         if schema.get("propertyNames", True) not in (True, {}):
             self._property_names()
         for name in ("minProperties", "maxProperties"):
             if (value := self._count(name)) is not None:
                 own[name] = value
         self._count_of_properties()
+
+    def _patterns_of_names(self, patterns: dict[str, Any], rest: Any) -> None:
+        """Express `patternProperties`; `rest`: the schema of other properties. A name that a pattern matches in one
+        dialect alone is left out where there are no others, and satisfies the pattern's schema where others are free.
+        """
+        self._own["patternProperties"] = {}
+        for pattern, value_schema in patterns.items():
+            rust = self._translated("patternProperties", pattern, either=rest is not False)
+            if rust is None:
+                continue
+            if rest not in (True, False, {}) and rust != translated(pattern):
+                self._note("patternProperties", f"{shown(pattern)} matches other names in Python than in ECMA-262")
+            self._own["patternProperties"][rust] = self._child(value_schema, "patternProperties", pattern)
 
     def _named(self, keyword: str) -> dict[str, Any] | None:
         """Return the schemas of a keyword by name."""
