@@ -16,6 +16,7 @@ from token_recycling.drafters._registry import make_drafter
 from token_recycling.model.loading import Loaded
 from token_recycling.model.target import Target
 from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.serving import engine
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.settings import Isolation, Settings
 
@@ -73,6 +74,16 @@ def test_a_shared_drafter_tells(model, tokenizer):
         told, more = seen(server, "secret-b")
     assert told != steps
     assert more["mat"] > counted["mat"]
+
+
+def test_the_request_that_warms_a_server_up_teaches_nobody(model, tokenizer, timeless, monkeypatch):
+    """Neither rows nor history: whatever it was, drafts of its own prompt are those of a new drafter."""
+    prompt, found = engine._WARM_UP, []
+    for warming in (prompt, "for index in range(10):"):
+        monkeypatch.setattr(engine, "_WARM_UP", warming)
+        with serving(model, tokenizer) as server:
+            found.append(seen(server, prompt=prompt))
+    assert found[0] == found[1]
 
 
 # Drafters, without a server

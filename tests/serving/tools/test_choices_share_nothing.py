@@ -92,10 +92,15 @@ def streamed(events):
 
 @pytest.mark.parametrize("seed", [5, 17])
 def test_choices_of_a_chat(server, seed):
-    alone = [shown(chat(server, **asked(seed + choice)).choices[0]) for choice in range(N)]
+    answers = [chat(server, **asked(seed + choice)) for choice in range(N)]
+    alone = [shown(answer.choices[0]) for answer in answers]
     assert len({str(one[1:]) for one in alone}) > 2
     together = chat(server, **asked(seed), n=N)
     assert [shown(choice) for choice in together.choices] == alone
+    assert together.usage.prompt_tokens == answers[0].usage.prompt_tokens
+    assert together.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
+    reasoned = [answer.usage.completion_tokens_details.reasoning_tokens for answer in answers]
+    assert together.usage.completion_tokens_details.reasoning_tokens == sum(reasoned)
     ids = [call.id for choice in together.choices for call in choice.message.tool_calls or ()]
     assert len(set(ids)) == len(ids)
     parts = [streamed(streamed_chat(server, **asked(seed + choice)))[0] for choice in range(N)]
