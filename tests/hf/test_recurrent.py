@@ -1,6 +1,7 @@
 """Calls of models whose layers keep a state over the text: as `generate` answers them, with its cache at the end."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -67,6 +68,20 @@ def assert_same(ours, theirs, padding):
 def test_texts_and_caches_are_those_of_generate(model, lengths):
     same(model, **prompts(lengths), eos_token_id=ENDS, pad_token_id=0)
     same(model, Garbage(), **prompts(lengths, seed=5))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+def test_a_cache_that_was_pickled_or_copied_is_continued(family):
+    plain, arguments = hybrid(family), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    accelerated, ids = tr.accelerate(copy.deepcopy(plain), DRAFTER), tiny.prompt(0, 9, 96)
+    cache = DynamicCache(config=plain.config)
+    ids = torch.cat([accelerated.generate(ids, past_key_values=cache, **arguments), tiny.prompt(1, 3, 96)], dim=1)
+    wanted = plain.generate(ids, **arguments)
+    for other in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
+        for model in (copy.deepcopy(accelerated), plain):
+            given = copy.deepcopy(other)
+            assert torch.equal(model.generate(ids, past_key_values=given, **arguments), wanted)
+            assert given.get_seq_length() == wanted.shape[1] - 1
 
 
 def test_a_text_that_ends_with_its_first_token_leaves_the_others(model):

@@ -51,6 +51,10 @@ class NodeStates(dict[int, Any]):
         self.current = current
         self._nodes: list[dict[int, torch.Tensor]] = []
 
+    def __reduce__(self) -> Any:
+        """Pickle and copy without the states of nodes."""
+        return NodeStates, (dict(self), self.current)
+
     def begin(self) -> None:
         """Forget the nodes of an earlier draft."""
         self._nodes = [{} for _ in self.current.parents]
