@@ -56,31 +56,35 @@ def test_texts_part_only_at_near_ties(case, dtype):
     assert all(gap <= TOLERANCE[dtype] for gap in gaps_where_texts_part(model))
 
 
-def masked(self, shape, length, visible):
+def masked(self, depths, length, visible):
     """What is computed with this mask (1, 1, nodes, length + nodes), at the right positions."""
-    queries = torch.from_numpy(shape.depths + length)[None]
+    queries = depths[None] + length
     keys = torch.cat([torch.arange(length)[None], queries], dim=1)
     return masks(self._info.layers, visible, queries, keys, self._dtype)
 
 
-def all_before(self, shape, length):
+def all_before(self, depths, length):
     """A mask as of a chain: nodes see all nodes before them, those of other branches too."""
-    return masked(
-        self, shape, length, torch.ones(len(shape.depths), length + len(shape.depths)).bool().tril(length)[None, None]
-    )
+    visible = torch.ones(len(depths), length + len(depths)).bool().tril(length)
+    return masked(self, depths, length, visible[None, None])
 
 
-def parents_hidden(self, shape, length):
+def parents_hidden(self, depths, length):
     """A mask in which nodes see the text, the root and themselves, but no node between."""
-    visible = torch.cat([torch.ones(len(shape.depths), length), torch.eye(len(shape.depths))], dim=1).bool()
+    visible = torch.cat([torch.ones(len(depths), length), torch.eye(len(depths))], dim=1).bool()
     visible[:, length] = True
-    return masked(self, shape, length, visible[None, None])
+    return masked(self, depths, length, visible[None, None])
 
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_wrong_mask_is_no_matter_of_rounding(dtype, wrong, monkeypatch):
-    monkeypatch.setattr(TreeInputs, "_mask", wrong)
+    right = TreeInputs._masks
+
+    def behind_prompt(self, ancestors, depths, length):
+        return wrong(self, depths, length) if length else right(self, ancestors, depths, length)
+
+    monkeypatch.setattr(TreeInputs, "_masks", behind_prompt)
     model = architectures.model_of(CASES[0]).to(dtype)
     assert max(gaps_where_texts_part(model), default=0) > 2 * TOLERANCE[dtype]
 
