@@ -5,7 +5,7 @@ logits after every node of a tree, from one forward pass with a cache, are compa
 passes over the same path without one, on a short random sequence. Forward passes of several sizes show whether the
 logits after a token depend on how many tokens are read with it. Cost: fourteen short forward passes.
 
-`why_not` tries foreign code that is plain (`plain`), and adapters. The reference is transformers' own `generate` on the
+`why_not` tries plain code (`foreign.plain`) and adapters. The reference is transformers' own `generate` on the
 same model, forced along the paths of a small tree. Its logits are compared with those of our passes: over the
 prompt, over a branching tree, and over other numbers of nodes, for a batch of as many sequences as the call has. The
 texts contain numbers that the code names, as ids of tokens and as numbers of rows. Code that draws random numbers or
