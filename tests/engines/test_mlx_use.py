@@ -63,10 +63,10 @@ def test_drafts_end_where_they_do_not_pay(llama):
     said(llama, warm)
     accepted = {}
     for cost in (0.0, 0.5, 0.99):
-        warm.passes.seconds = 1 + cost * np.arange(warm.most + 1)
+        warm.passes = engine.StepCosts(1 + cost * np.arange(warm.most + 1), learns=False)
         accepted[cost] = said(llama, warm)[1]
     assert accepted[0.0] > 30
-    warm.passes.seconds = np.append(1.0, np.full(warm.most, 50.0))
+    warm.passes = engine.StepCosts(np.append(1.0, np.full(warm.most, 50.0)), learns=False)
     assert said(llama, warm) == (plain(llama), 0)
 
 

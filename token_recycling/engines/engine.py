@@ -95,7 +95,7 @@ class StepCosts:
         """`seconds` (n,) float64: of steps over 1, 2, ... tokens, until they are measured; fixed unless `learns`."""
         self._curve = OnlineCurve(seconds, may_fall=True) if learns else None
         self._accepted, self._predicted = _ACCEPTED, _PREDICTED
-        self._power = self._fitting_power()
+        self._power = self._fitting_power() if learns else 1.0
         self._gain, self._strictness, self._strict_steps = 0.0, 1.0, 0
         self.seconds = seconds
         """(n,) float64: of steps over 1, 2, ... tokens."""
@@ -146,17 +146,17 @@ class StepCosts:
         """
         return gains.astype(np.float64) ** self._power * self._strictness
 
-    def paying(self, drafts: Sequence[np.ndarray]) -> list[int]:
-        """Return how many nodes of each draft to verify, the root included; `drafts` are their gains (n,)."""
+    def paying(self, drafts: Sequence[np.ndarray], read_again: int = 0) -> list[int]:
+        """Return how many nodes of each draft to verify, the root included; `drafts` are their gains (n,).
+        `read_again`: tokens that the step reads besides.
+        """
         sizes = [len(gains) for gains in drafts]
-        if self._curve is None:
-            return [1 + size for size in sizes]
         if not any(sizes):
             return [1] * len(sizes)
         gains = self.expected(np.concatenate(drafts))
         order = np.argsort(-gains, kind="stable")
         expected = np.cumsum(np.append(float(len(drafts)), gains[order]))
-        paying = order[: paying_prefix(self.cheapest, len(drafts), expected)]
+        paying = order[: paying_prefix(self.cheapest, len(drafts) + read_again, expected)]
         return (1 + np.bincount(np.repeat(np.arange(len(drafts)), sizes)[paying], minlength=len(drafts))).tolist()
 
     def filled(self, tokens: int, most: int) -> int:

@@ -56,7 +56,6 @@ from mlx_lm.models.cache import (
 from mlx_lm.utils import does_model_support_input_embeddings
 
 from .._util.compiled import compiling
-from ..costs import best_size
 from ..recycling.matrix_file import check_vocabulary, fingerprint
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import Recycler
@@ -209,7 +208,8 @@ class TokenRecycling:
     def prepare(self, vocab_size: int) -> Replica:
         """The matrix and its recycler; raises MatrixFileError for a damaged file or one of another tokenizer."""
         if self.recycler is None:
-            self.recycler = Replica(vocab_size, self.most, self.options, self._tokenizer, chains=True)
+            shape = {"chains": True, "corrected": self._learns_costs}
+            self.recycler = Replica(vocab_size, self.most, self.options, self._tokenizer, **shape)
             self.recycler.warm_up(np.int32)
             weakref.finalize(self, self.recycler.save)
         check_vocabulary(self.recycler.matrix.vocab_size, vocab_size)
@@ -245,6 +245,7 @@ class Pass(NamedTuple):
     logits: mx.array  # (1, 1 + drafted, vocabulary)
     read: list[int]  # all its tokens, where something was drafted
     before: Before | None  # the cache before it, where something was drafted
+    gains: np.ndarray = np.empty(0, np.float32)  # (drafted,): how likely each drafted token is accepted
 
 
 class Drafting:
@@ -302,6 +303,7 @@ class Drafting:
             self._text.extend([passed.draft[self._used]])
             self._used += 1
             return passed.logits[:, self._used : self._used + 1]
+        self._drafter.passes.gave(1, max(1, len(passed.read)), self._used, passed.gains)
         # After a draft the token is there: its logits were looked at already.
         if passed.draft or self._waiting_pays():
             return self._pass_with_draft(drawn)
@@ -354,12 +356,13 @@ class Drafting:
         self._learn(self._unlearned)
         self._unlearned = []
         draft, gains = self._chain(self._room())
-        draft = draft[: self._paying(gains)]
+        paying = self._paying(gains)
+        draft, gains = draft[:paying], gains[:paying]
         read = [*self._again, token, *draft]
         self._time(len(read) if draft else 0, follows, began)
         before = Before(self._cache) if draft else None
         logits = self._model(mx.array([read], drawn.dtype), cache=self._cache)[:, len(self._again) :]
-        self._began(Pass(len(self._text) - 1, draft, logits, read, before))
+        self._began(Pass(len(self._text) - 1, draft, logits, read, before, gains))
         return logits[:, :1]
 
     def _waiting_pays(self) -> bool:
@@ -376,7 +379,7 @@ class Drafting:
     def _take_back(self) -> None:
         """Roll the newest forward pass back to its sampled tokens."""
         assert self._passed is not None
-        _, draft, _, read, before = self._passed
+        draft, read, before = self._passed.draft, self._passed.read, self._passed.before
         if before is not None:
             kept = len(read) - len(draft) + self._used
             if before.keep(kept, len(read)):
@@ -392,24 +395,20 @@ class Drafting:
     def _chain(self, depth: int) -> tuple[list[int], np.ndarray]:
         """Return the most probable continuation of the sequence, and the probability of each of its tokens."""
         if depth < 1 or not len(self._text):
-            return [], np.empty(0)
+            return [], np.empty(0, np.float32)
         if self._recycled is None:
             self._recycled = self._recycler.begin(self._text.tokens)
         chain = self._recycled.draft(self._text.tokens, depth)
-        return chain["token"][1:].tolist(), chain["value"][1:]
+        return chain["token"][1:].tolist(), chain["value"][1:].copy()
 
     def _paying(self, gains: np.ndarray) -> int:
         """Return the length of a draft that gives the most tokens per second."""
-        if not len(gains):
-            return 0
-        began = self._now()
-        costs = self._drafter.passes.seconds[len(self._again) :]
-        self.away += self._now() - began
-        return best_size(gains, costs)[0]
+        (nodes,) = self._drafter.passes.paying([gains], len(self._again))
+        return nodes - 1
 
     def _learn(self, passes: list[Pass]) -> None:
         orders = self._recycler.options.orders
-        for place, draft, logits, _, _ in passes:
+        for place, draft, logits, *_ in passes:
             if place < 0:  # of a prompt of embeddings alone
                 continue
             first = max(0, place + 1 - orders)
