@@ -503,6 +503,15 @@ def by_an_iterator():
     return lambda module, inputs, output: output + VECTOR if next(flags) else output
 
 
+def in_a_configuration():
+    def hook(module, inputs, output):
+        settings = module.self_attn.config.rope_parameters
+        settings["passes"] = settings.get("passes", 0) + 1
+        return output + VECTOR if settings["passes"] > AFTER else output
+
+    return hook
+
+
 def seldom(numbers: Callable[[], float]) -> Callable[..., Any]:
     return lambda module, inputs, output: output + VECTOR if numbers() < 0.05 else output
 
@@ -517,6 +526,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "in the function": in_the_function,
     "in a module": in_another_module,
     "in a helper": in_a_helper,
+    "in a configuration": in_a_configuration,
     "by the largest": by_the_largest,
     "by a table": by_a_table,
     "by a property": by_a_property,

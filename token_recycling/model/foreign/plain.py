@@ -179,9 +179,14 @@ class Reach:
             unknown.difference_update(_names_of(module))
         if unknown:
             return f"it uses {min(unknown)}"
-        changes = not self._is_class and names & _CHANGING
-        if changes and any(isinstance(value, PretrainedConfig) for _, value in self.values):
+        configs = [value for _, value in self.values if isinstance(value, PretrainedConfig)]
+        if configs and not self._is_class and names & _CHANGING:
             return "it may change a configuration"
+        containers = {
+            name for config in configs for name, value in vars(config).items() if isinstance(value, (dict, list))
+        }
+        if self._in_place and (written := names & containers):
+            return f"it may write to {min(written)} of a configuration"
         tensors = {name for module in self._modules if self._in_place for name in _tensors(module)}
         if written := names & tensors:
             return f"it may write to {min(written)} of a module"
