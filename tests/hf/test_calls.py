@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from support.releases import needs
 from transformers import LlamaForCausalLM, StoppingCriteriaList, TextIteratorStreamer
 
 import token_recycling as tr
@@ -178,7 +179,13 @@ def test_a_call_leaves_the_model_as_it_was_however_it_ends(model, arguments, err
 # Calls that end early
 
 
-@pytest.mark.parametrize("kind", ["logits_processor", "stopping_criteria"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "logits_processor",
+        pytest.param("stopping_criteria", marks=needs(5, 24)),  # before, generate streams a token before it asks them
+    ],
+)
 def test_a_streamer_has_what_was_chosen_before_an_error(model, kind):
     """In the midst of a step, too."""
 
