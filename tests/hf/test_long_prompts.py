@@ -33,21 +33,8 @@ HOW = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_to
 OUTPUTS = {"return_dict_in_generate": True, "output_logits": True}
 
 
-class AllLogits(MistralForCausalLM):
-    """Gives the logits after all that it reads, as some models do: it reads a batch in pieces."""
-
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        cache=None,
-        use_cache=None,
-        return_dict=None,
-    ):
-        held = past_key_values if cache is None else cache
-        return super().forward(input_ids, attention_mask, position_ids, held, use_cache=use_cache)
+class AllLogits(tiny.WithAllLogits, MistralForCausalLM):
+    """Reads a batch in pieces."""
 
 
 def models(family):

@@ -32,21 +32,8 @@ class Rows(TorchDispatchMode):
         return result
 
 
-class WithoutOption(LlamaForCausalLM):
-    """A model that gives all logits of what it reads, as some do."""
-
-    def forward(  # type: ignore[no-untyped-def,override]
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        cache=None,
-        use_cache=None,
-        return_dict=None,
-    ):
-        held = past_key_values if cache is None else cache
-        return super().forward(input_ids, attention_mask, position_ids, held, use_cache=use_cache)
+class WithoutOption(tiny.WithAllLogits, LlamaForCausalLM):
+    """A model without `logits_to_keep`."""
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,23 @@ def sizes(text: str) -> dict[str, Any]:
     return {name: literal_eval(value) for name, value in (field.split("=") for field in text.split())}
 
 
+class WithAllLogits(torch.nn.Module):
+    """Before a model's class: it gives the logits after all that it reads, as some models do."""
+
+    def forward(  # type: ignore[no-untyped-def]
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        cache=None,
+        use_cache=None,
+        return_dict=None,
+    ):
+        filled = past_key_values if cache is None else cache
+        return super().forward(input_ids, attention_mask, position_ids, filled, use_cache=use_cache)  # type: ignore[misc]
+
+
 def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalLM:
     """A random llama in float32 with grouped queries and no end of sequence; wide weights make its choices vary.
 
