@@ -63,6 +63,7 @@ ENFORCED: list[dict[str, Any]] = [
     {"properties": {"abc": {"type": "integer"}}, "patternProperties": {"^a": {"type": "string"}}},
     {"type": "object", "propertyNames": {"pattern": "^a"}}, {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
     {"propertyNames": {"$ref": "#/$defs/k"}, "$defs": {"k": {"enum": ["a"]}}}, {"propertyNames": False},
+    {"propertyNames": False, "maxProperties": 3},
     {"minProperties": 1}, {"maxProperties": 1}, {"properties": {"a": {}}, "unevaluatedProperties": False},
     {"dependentRequired": {"a": ["b"]}}, {"dependencies": {"a": ["b"], "b": {"required": ["a"]}}},
     {"dependentSchemas": {"a": {"properties": {"b": {"type": "string"}}}}}, {"if": {"type": "string"}},
@@ -77,6 +78,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"contains": {"type": "integer"}}, "#/contains"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf"),
     ({"oneOf": [True, {"type": "string"}]}, "#/oneOf"),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "oneOf": [
+                {"$ref": "#/definitions/o", "properties": {"a": {"const": value}}, "required": ["a"]} for value in "xy"
+            ],
+            "definitions": {"o": {"type": "object"}},
+        },
+        "#/oneOf",
+    ),
     ({"minProperties": 2}, "#/minProperties"),
     (
         {"properties": {"a": {}, "b": {}}, "type": "object", "minProperties": 2, "additionalProperties": False},
@@ -192,6 +203,33 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(schema, place):
 def test_values_that_would_contain_themselves_for_ever_are_refused(schema):
     with pytest.raises(ValueError, match="admits no"):
         compiled(TOKENIZER, "json_schema", schema)
+
+
+NEVER = [{"$ref": "#/$defs/r"}, {"$ref": "#/$defs/o"}, {"allOf": [{"$ref": "#/$defs/r"}, {"type": ["object", "null"]}]}]
+
+
+@pytest.mark.parametrize("never", NEVER, ids=["reference", "object", "conjunction"])
+@pytest.mark.parametrize(
+    ("place", "only"),
+    [
+        (lambda never: {"anyOf": [obj({"a": never}, ["a"]), {"type": "null"}]}, "null"),
+        (lambda never: obj({"a": obj({"b": never}, ["b"])}), "{}"),
+        (lambda never: {"type": "array", "items": {"type": "array", "minItems": 1, "items": never}}, "[]"),
+        (lambda never: {"type": "object", "additionalProperties": never}, "{}"),
+        (lambda never: {"type": "object", "patternProperties": {"^a": never}, "additionalProperties": False}, "{}"),
+    ],
+    ids=["alternative", "property", "item", "additional", "pattern"],
+)
+def test_outputs_never_begin_what_would_not_end(place, only, never):
+    """A value that contains itself for ever may be left out, and is."""
+    endless = {"r": {"$ref": "#/$defs/r"}, "o": obj({"x": {"$ref": "#/$defs/o"}}, ["x"])}
+    grammar = compiled(TOKENIZER, "json_schema", {**place(never), "$defs": endless})
+    assert {random_output(grammar, random.Random(seed)) for seed in range(8)} == {only.encode()}
+
+
+def obj(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
+    more = {} if required is None else {"required": required}
+    return {"type": "object", "properties": properties, "additionalProperties": False, **more}
 
 
 def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible():

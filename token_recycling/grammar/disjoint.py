@@ -58,6 +58,8 @@ class Comparison:
             part, resource = left.pop()
             if not isinstance(part, dict):
                 continue
+            if self._references.hide_siblings and "$ref" in part:
+                part = {"$ref": part["$ref"]}
             parts.append(part)
             if isinstance(part.get("allOf"), list):
                 left.extend((conjunct, resource) for conjunct in part["allOf"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -14,6 +15,12 @@ class References:
 
     def __init__(self, document: Any) -> None:
         self._document = document
+
+    @cached_property
+    def hide_siblings(self) -> bool:
+        """Whether `$ref` hides the keywords beside it, as before draft 2019-09."""
+        dialect = self._document.get("$schema") if isinstance(self._document, dict) else None
+        return isinstance(dialect, str) and re.search(r"/draft-0[3-7]/", dialect) is not None
 
     def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
         """Return the place that a reference within a resource names, and its resource; None if there is none."""

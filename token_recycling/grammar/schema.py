@@ -85,10 +85,13 @@ def enforceable(schema: Schema, closed: bool) -> Enforceable:
     walk = _Walk(schema, closed)
     root = walk.subschema(schema, "#", "#", closed)
     walk.definitions()
-    if root is not False and not _can_end(root, _ending(walk.defs)):
+    ending = _ending(walk.defs)
+    if root is not False and not _can_end(root, ending):
         raise ValueError("#: admits no value: each would contain another one for ever; let a reference be left out")
     if isinstance(root, dict) and walk.defs:
         root = {**root, "$defs": walk.defs}
+        if len(ending) < len(walk.defs):
+            _prune(root, ending)
     return Enforceable(root, walk.unenforced, walk.nodes)
 
 
@@ -409,11 +412,11 @@ class _Node:
                 own["properties"].setdefault(name, True)
         if patterns is not None:
             self._patterns_of_names(patterns, own.get("additionalProperties", True))
-        if schema.get("propertyNames", True) not in (True, {}):
-            self._property_names()
         for name in ("minProperties", "maxProperties"):
             if (value := self._count(name)) is not None:
                 own[name] = value
+        if schema.get("propertyNames", True) not in (True, {}):
+            self._property_names()
         self._count_of_properties()
 
     def _patterns_of_names(self, patterns: dict[str, Any], rest: Any) -> None:
@@ -623,3 +626,19 @@ def _can_end(schema: Schema, ending: Set[str]) -> bool:
         items = [*schema.get("prefixItems", ()), schema.get("items", True)][: schema.get("minItems", 0)]
         return all(_can_end(item, ending) for item in items)
     return True
+
+
+def _prune(schema: Schema, ending: Set[str]) -> Schema:
+    """Replace what no value can satisfy within a schema, which an output would begin and never end; return it, or False
+    where none can satisfy all of it.
+    """
+    if isinstance(schema, bool):
+        return schema
+    for keyword, value in schema.items():
+        if keyword in ("properties", "patternProperties", "$defs"):
+            schema[keyword] = {name: _prune(part, ending) for name, part in value.items()}
+        elif keyword in ("allOf", "anyOf", "prefixItems"):
+            schema[keyword] = [_prune(part, ending) for part in value]
+        elif keyword in ("items", "additionalProperties"):
+            schema[keyword] = _prune(value, ending)
+    return _can_end(schema, ending) and schema
