@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import itertools
+import random
 import types
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from support import tiny
@@ -41,12 +44,41 @@ def on_layer(model: Any, hook: Callable[..., Any], path: str = "model.layers.0")
     model.get_submodule(path).register_forward_hook(hook)
 
 
-def when(count: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+Bring = Callable[[Any], dict[str, Any]]
+
+
+def when(count: Callable[[Any], Any]) -> Bring:
     """A hook that adds a vector once it has counted enough passes."""
 
     def bring(model):
         on_layer(model, lambda module, inputs, output: output + VECTOR if count(module) > AFTER else output)
         return {}
+
+    return bring
+
+
+def adding(make: Callable[[], Callable[[], Any]]) -> Bring:
+    """A hook that adds a vector times a number, without a branch; `make` makes the numbers for each model."""
+
+    def bring(model):
+        strength = make()
+        on_layer(model, lambda module, inputs, output: output + VECTOR * strength())
+        return {}
+
+    return bring
+
+
+def when_in(container: Any, add: Callable[[Any], Any], size: Callable[[Any], Any]) -> Bring:
+    """A hook that adds a vector once what it keeps in a container is large enough."""
+
+    def bring(model):
+        kept = copy.deepcopy(container)
+
+        def count(module):
+            add(kept)
+            return size(kept)
+
+        return when(count)(model)
 
     return bring
 
@@ -148,6 +180,70 @@ class Slots:
         return self.n
 
 
+class Steps:
+    def __init__(self):
+        self.n = 0
+
+    def step(self):
+        self.n += 1
+        return self.n
+
+    @property
+    def strength(self):
+        return 1.0 if self.step() > AFTER else 0.0
+
+
+def by_nested_object():
+    outer = types.SimpleNamespace(inner=Steps())
+    return lambda module: outer.inner.step()
+
+
+def largest():
+    steps = Steps()
+    return lambda: min(1, max(0, steps.step() - AFTER))
+
+
+def from_table():
+    steps, table = Steps(), [0] * AFTER + [1] * 1000
+    return lambda: table[steps.step()]
+
+
+def property_of_object():
+    steps = Steps()
+    return lambda: steps.strength
+
+
+def from_iterator():
+    flags = iter([0] * AFTER + [1] * 1000)
+    return lambda: next(flags)
+
+
+def seldom(numbers: Callable[[], float]) -> Callable[[], bool]:
+    return lambda: numbers() < 0.05
+
+
+class Steering(NamedTuple):
+    """Derived from a type whose values cannot change, and with a state all the same."""
+
+    strength: float
+
+    def __call__(self, module, inputs, output):
+        return output + self.strength * VECTOR if by_global(module) > AFTER else output
+
+
+def by_a_list_of_another_hook(model):
+    """One hook appends, another one acts by what was appended."""
+    rows = []
+    on_layer(model, lambda *given: rows.append(1))
+    on_layer(model, lambda module, inputs, output: output + VECTOR if len(rows) > 5 else None, "model.layers.1")
+    return {}
+
+
+def noise(model):
+    on_layer(model, lambda module, inputs, output: output + torch.randn_like(output))
+    return {}
+
+
 class Disguised:
     def __init__(self):
         self.passes = 0
@@ -194,8 +290,9 @@ exec(
 
 
 def seed_by_name(module):
+    """The seed is 3 before each call."""
     manual_seed(int(torch.initial_seed()) + 1)
-    return int(torch.initial_seed()) % 50
+    return 2 * int(torch.initial_seed())
 
 
 @dataclass
@@ -261,7 +358,7 @@ def cache_length(model):
     return {}
 
 
-def processor(make: Callable[[Any], Callable[[Any, Any], Any]]) -> Callable[[Any], dict[str, Any]]:
+def processor(make: Callable[[Any], Callable[[Any, Any], Any]]) -> Bring:
     return lambda model: {"logits_processor": [make(model)]}
 
 
@@ -371,7 +468,7 @@ def by_bound_library_method(model):
     return process
 
 
-CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
+CASES: dict[str, Bring] = {
     "a global": when(by_global),
     "a dictionary": when(by_dictionary),
     "a context variable": when(by_context),
@@ -389,8 +486,22 @@ CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "slots": lambda model: when(Slots())(model),
     "a metaclass": when(ByMetaclass),
     "a generator": lambda model: when(by_coroutine())(model),
+    "a nested object": lambda model: when(by_nested_object())(model),
+    "a deque": when_in(collections.deque(), lambda kept: kept.append(0), len),
+    "an array": when_in(np.zeros(1), lambda kept: kept.__iadd__(1), lambda kept: kept[0]),
+    "a list of tensors": when_in([torch.zeros(1)], lambda kept: kept[0].add_(1), lambda kept: kept[0]),
+    "a list of another hook": by_a_list_of_another_hook,
+    "a named tuple": lambda model: on_layer(model, Steering(3.0)) or {},
+    "the largest": adding(largest),
+    "a table": adding(from_table),
+    "a property": adding(property_of_object),
+    "an iterator": adding(from_iterator),
     "a vector": strength_between_calls,
+    "noise": noise,
     "random numbers": random_rows,
+    "random numbers of the process": adding(lambda: seldom(random.random)),
+    "random numbers of its own": adding(lambda: seldom(random.Random(1).random)),
+    "random numbers of numpy": adding(lambda: seldom(np.random.default_rng(1).random)),
     "the length of the cache": cache_length,
     "a weak reference": processor(by_weak_reference),
     "a proxy": processor(by_proxy),
@@ -416,7 +527,7 @@ CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def _outputs(prepare: Callable[[Any], Any], bring: Callable[[Any], dict[str, Any]]) -> list[torch.Tensor]:
+def _outputs(prepare: Callable[[Any], Any], bring: Bring) -> list[torch.Tensor]:
     global PASSES
     PASSES = Called.passes = Counting.passes = STEERING.passes[0] = 0
     NAMES.clear()
@@ -436,15 +547,22 @@ def _outputs(prepare: Callable[[Any], Any], bring: Callable[[Any], dict[str, Any
             if call and bring is strength_between_calls:
                 bring(model)
             torch.manual_seed(3)
+            random.seed(3)
             outputs.append(model.generate(IDS, **arguments, **GREEDY))
     finally:
         functional.silu = own
     return outputs
 
 
+@functools.cache
+def plain() -> torch.Tensor:
+    return llama().generate(IDS, **GREEDY)
+
+
 @pytest.mark.parametrize("bring", CASES.values(), ids=CASES)
 def test_no_silent_difference(bring, monkeypatch):
     monkeypatch.setenv("PASSES", "0")
     wanted = _outputs(lambda model: model, bring)
+    assert not all(torch.equal(output, plain()) for output in wanted), "the code changes nothing"
     monkeypatch.setenv("PASSES", "0")
     assert all(map(torch.equal, _outputs(tr.accelerate, bring), wanted))

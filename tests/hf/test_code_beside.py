@@ -5,7 +5,6 @@ share state with it. Output is that of plain `generate`.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -280,40 +279,11 @@ def a_weight(model):
     return {"logits_processor": [processor]}
 
 
-def an_attribute(model):
-    def processor(ids, scores):
-        for layer in model.model.layers:
-            layer.self_attn.scaling = 1.0 if ids[0, -1] % 2 else 0.2
-        return scores
-
-    return {"logits_processor": [processor]}
-
-
-def a_weight_alone(model):
-    weight = model.lm_head.weight.data
-
-    def processor(ids, scores):
-        weight[int(ids[0, -1])] *= 0.5
-        return scores
-
-    return {"logits_processor": [processor]}
-
-
 def a_part(model):
     children, others = model.model.layers[0].__dict__["_modules"], [model.model.layers[place].mlp for place in (0, 1)]
 
     def processor(ids, scores):
         children["mlp"] = others[int(ids[0, -1]) % 2]
-        return scores
-
-    return {"logits_processor": [processor]}
-
-
-def an_attribute_by_reference(model):
-    reference = weakref.ref(model)
-
-    def processor(ids, scores):
-        reference().model.layers[0].self_attn.scaling = 2.0 if ids[0, -1] % 2 else 0.0
         return scores
 
     return {"logits_processor": [processor]}
@@ -369,10 +339,7 @@ SHARED = {
     steering_by_token: "memory, a dict",
     steering_by_streamer: "memory, a SimpleNamespace",
     a_weight: "reaches the model",
-    an_attribute: "reaches the model",
-    a_weight_alone: "reaches the model",
     a_part: "reaches the model",
-    an_attribute_by_reference: "reaches the model",
     the_environment: "uses os",
     a_hook_that_goes: "may share state",
     length_of_the_cache: "reads the cache",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import os
-import random
 import threading
 import types
-from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import peft
 import pytest
 import torch
@@ -95,10 +91,6 @@ def along(module, inputs, output):
 
 def mean(module, inputs, output):
     return output + output.mean(dim=1, keepdim=True)
-
-
-def noisy(module, inputs, output):
-    return output + torch.randn_like(output)
 
 
 def trigger(module, inputs, output):
@@ -236,16 +228,6 @@ def test_hooks_that_look_at_a_batch(ends):
         compare(hooked(lambda: across), None if len(ids) == 1 else "other sequences", ids, eos_token_id=ends)
 
 
-def test_a_random_hook_is_left_to_generate():
-    model = hooked(lambda: noisy)()
-    torch.manual_seed(3)
-    wanted = model.generate(IDS, **GREEDY)
-    tr.accelerate(model)
-    torch.manual_seed(3)
-    assert torch.equal(model.generate(IDS, **GREEDY), wanted)
-    assert "noisy" in model.acceleration.fallback
-
-
 def test_hooks_come_and_go_between_calls():
     model = llama()
     plain = model.generate(IDS, **GREEDY)
@@ -310,44 +292,6 @@ def test_a_list_that_is_only_appended_to_holds_the_passes_of_the_call():
         assert 0 <= len(passes) - model.acceleration.stats.steps <= 1
 
 
-class Steering(NamedTuple):
-    """Derived from a type whose values cannot change, and with a state all the same."""
-
-    strength: float
-
-    def __call__(self, module, inputs, output):
-        PASSES.append(1)
-        return output + self.strength if len(PASSES) > 25 else output
-
-
-PASSES: list[int] = []
-
-
-def test_objects_of_classes_derived_from_data_are_left_to_generate():
-    texts = []
-    for accelerate in (lambda model: model, tr.accelerate):
-        PASSES.clear()
-        model = llama()
-        model.model.layers[0].register_forward_hook(Steering(3.0))
-        texts.append([accelerate(model).generate(IDS, **GREEDY) for _ in range(4)])
-    assert all(map(torch.equal, *texts))
-    assert "Steering" in model.acceleration.fallback
-
-
-def test_a_list_that_other_code_reads_is_left_to_generate():
-    """One hook appends, another one acts by what was appended."""
-    texts = []
-    for accelerate in (lambda model: model, tr.accelerate):
-        model, rows = llama(), []
-        model.model.layers[0].register_forward_hook(lambda *given, rows=rows: rows.append(1))
-        model.model.layers[1].register_forward_hook(
-            lambda module, inputs, output, rows=rows: everywhere(module, inputs, output) if len(rows) > 5 else None
-        )
-        texts.append(accelerate(model).generate(IDS, **GREEDY))
-    assert torch.equal(*texts)
-    assert model.acceleration.fallback is not None
-
-
 @pytest.mark.parametrize("hook", [everywhere, last])
 def test_sixteen_bits(hook):
     model = llama().to(torch.bfloat16)
@@ -367,180 +311,14 @@ def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
     assert model.acceleration.fallback is None
 
 
-# State
-
-
-AFTER = 25
-"""Passes after which the hooks below act: in the second call of `compare`."""
+# Settings
 
 
 class Holder:
-    """An object as users write them: with attributes, class attributes, slots or methods."""
-
-    passes = 0
+    """An object as users write them."""
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
-
-    def step(self) -> int:
-        self.n += 1
-        return self.n
-
-    @property
-    def strength(self) -> float:
-        return 1.0 if self.n > AFTER else 0.0
-
-
-class Slotted:
-    __slots__ = ("n",)
-
-
-MODULE = types.SimpleNamespace(n=0)
-
-
-def _next_pass() -> int:
-    MODULE.n += 1
-    return MODULE.n
-
-
-def _flags():
-    for number in itertools.count(1):
-        yield number > AFTER
-
-
-def _counting(count: Callable[[], int]) -> Callable[..., Any]:
-    return lambda module, inputs, output: output + VECTOR if count() > AFTER else output
-
-
-def nested():
-    holder = Holder(inner=Holder(n=0))
-    return _counting(lambda: holder.inner.step())
-
-
-def in_a_class():
-    Holder.passes = 0
-
-    def hook(module, inputs, output):
-        Holder.passes += 1
-        return output + VECTOR if Holder.passes > AFTER else output
-
-    return hook
-
-
-def in_slots():
-    slotted = Slotted()
-    slotted.n = 0
-
-    def hook(module, inputs, output):
-        slotted.n += 1
-        return output + VECTOR if slotted.n > AFTER else output
-
-    return hook
-
-
-def in_a_container(container: Any, add: Callable[[Any], Any], size: Callable[[Any], Any]) -> Callable[[], Any]:
-    def make():
-        kept = copy.deepcopy(container)
-
-        def hook(module, inputs, output):
-            add(kept)
-            return output + VECTOR if size(kept) > AFTER else output
-
-        return hook
-
-    return make
-
-
-def in_the_function():
-    def hook(module, inputs, output):
-        hook.n += 1
-        return output + VECTOR if hook.n > AFTER else output
-
-    hook.n = 0
-    return hook
-
-
-def in_another_module():
-    def hook(module, inputs, output):
-        module.passes = getattr(module, "passes", 0) + 1
-        return output + VECTOR if module.passes > AFTER else output
-
-    return hook
-
-
-def in_a_helper():
-    MODULE.n = 0
-    return lambda module, inputs, output: output + VECTOR * (_next_pass() // (AFTER + 1))
-
-
-def by_the_largest():
-    holder = Holder(n=0)
-    return lambda module, inputs, output: output + VECTOR * min(1, max(0, holder.step() - AFTER))
-
-
-def by_a_table():
-    holder, table = Holder(n=0), [0] * AFTER + [1] * 1000
-    return lambda module, inputs, output: output + VECTOR * table[holder.step()]
-
-
-def by_a_property():
-    holder = Holder(n=0)
-
-    def hook(module, inputs, output):
-        holder.step()
-        return output + VECTOR * holder.strength
-
-    return hook
-
-
-def by_a_generator():
-    flags = _flags()
-    return lambda module, inputs, output: output + VECTOR if next(flags) else output
-
-
-def by_an_iterator():
-    flags = iter([False] * AFTER + [True] * 1000)
-    return lambda module, inputs, output: output + VECTOR if next(flags) else output
-
-
-def in_a_configuration():
-    def hook(module, inputs, output):
-        settings = module.self_attn.config.rope_parameters
-        settings["passes"] = settings.get("passes", 0) + 1
-        return output + VECTOR if settings["passes"] > AFTER else output
-
-    return hook
-
-
-def seldom(numbers: Callable[[], float]) -> Callable[..., Any]:
-    return lambda module, inputs, output: output + VECTOR if numbers() < 0.05 else output
-
-
-STATES: dict[str, Callable[[], Any]] = {
-    "nested": nested,
-    "in a class": in_a_class,
-    "in slots": in_slots,
-    "in a deque": in_a_container(deque(), lambda kept: kept.append(0), len),
-    "in an array": in_a_container(np.zeros(1), lambda kept: kept.__iadd__(1), lambda kept: kept[0]),
-    "in a list of tensors": in_a_container([torch.zeros(1)], lambda kept: kept[0].add_(1), lambda kept: kept[0]),
-    "in the function": in_the_function,
-    "in a module": in_another_module,
-    "in a helper": in_a_helper,
-    "in a configuration": in_a_configuration,
-    "by the largest": by_the_largest,
-    "by a table": by_a_table,
-    "by a property": by_a_property,
-    "by a generator": by_a_generator,
-    "by an iterator": by_an_iterator,
-    "by random numbers": lambda: seldom(random.Random(1).random),
-    "by random numbers of numpy": lambda: seldom(np.random.default_rng(1).random),
-}
-
-
-@pytest.mark.parametrize("make", STATES.values(), ids=STATES)
-def test_state_wherever_it_is(make):
-    """Code with state is left to `generate`, and is not run before it."""
-    compare(hooked(make), "")
 
 
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
@@ -592,20 +370,6 @@ def test_settings_that_change_between_calls(make, put, monkeypatch):
     assert not torch.equal(outputs[0], outputs[1])
 
 
-def test_a_vector_of_zeros_hides_nothing():
-    outputs = []
-    for prepare in (lambda model: model, tr.accelerate):
-        model, vector = llama(), torch.zeros(32)
-        model.model.layers[0].register_forward_hook(
-            lambda module, inputs, output, vector=vector: torch.cat([output[:, :-1], output[:, -1:] + vector], 1)
-        )
-        prepare(model)
-        for _ in range(2):
-            outputs.append(model.generate(IDS, **GREEDY))
-            vector += VECTOR
-    assert all(map(torch.equal, outputs[:2], outputs[2:]))
-
-
 class Switched(torch.nn.Module):
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -626,16 +390,6 @@ def test_settings_of_a_users_module():
             model.model.layers[0].mlp.settings.on = on
             outputs.append(model.generate(IDS, **GREEDY))
     assert all(map(torch.equal, outputs[:2], outputs[2:]))
-
-
-def test_random_numbers_of_the_process():
-    outputs = []
-    for prepare in (lambda model: model, tr.accelerate):
-        model = prepare(hooked(lambda: seldom(random.random))())
-        random.seed(1)
-        outputs.append(model.generate(IDS, **GREEDY))
-    assert torch.equal(*outputs)
-    assert model.acceleration.fallback
 
 
 class Scaled(LlamaForCausalLM):
