@@ -37,13 +37,20 @@ def reading():
     return model, passes
 
 
+@contextlib.contextmanager
+def asking(server, **body):
+    """A client that goes away at the end of the block, answered or not."""
+    content = json.dumps({**ASKED, **body}).encode()
+    headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\n{headers}\r\n\r\n".encode() + content)
+        yield
+
+
 def leave(server, passes):
     """Asks for a long prompt, and goes away while it is being read."""
     passes.clear()
-    body = json.dumps({"prompt": LONG, **ASKED}).encode()
-    headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(f"POST /v1/completions HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body)
+    with asking(server, prompt=LONG):
         wait_for(lambda: passes)
 
 
@@ -60,6 +67,25 @@ def test_a_client_that_leaves_while_its_prompt_is_read_frees_the_machine(reading
         assert 0 < kept < again.usage.prompt_tokens - 300, "what was read before is not read again"
     with serving(model, tiny.tokenizer(), concurrency=1, cache=0) as cold:
         assert cold.complete(prompt=LONG, **ASKED).choices[0].text == again.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_queue_is_never_answered(reading, stream):
+    model, passes = reading
+    with serving(model, tiny.tokenizer(), concurrency=1) as server, ThreadPoolExecutor(1) as pool:
+        passes.clear()
+        first = pool.submit(server.complete, prompt=LONG, **ASKED)
+        wait_for(lambda: passes)
+        with asking(server, prompt="# another\n" + LONG, stream=stream, n=2):
+            wait_for(lambda: server.engine.workers.waiting == 2)
+            assert not first.done()
+        assert sum(passes) <= first.result().usage.prompt_tokens, "of the first prompt alone"
+        server.wait_until_idle()
+        metrics = server.metrics()
+        outcomes = [
+            metrics[f'token_recycling_generations_total{{outcome="{one}"}}'] for one in ("cancelled", "complete")
+        ]
+        assert outcomes == [1, 1]
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])

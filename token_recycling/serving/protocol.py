@@ -173,7 +173,7 @@ class ToolCall(BaseModel, extra="allow"):
 class Message(BaseModel, extra="allow"):
     """One message of a chat."""
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
 

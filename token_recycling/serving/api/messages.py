@@ -108,9 +108,9 @@ class Block(TextBlock, extra="ignore"):
 
 
 class Turn(BaseModel, extra="ignore"):
-    """A message of the user or of the assistant."""
+    """A message of the user, of the assistant, or of the operator between them."""
 
-    role: str
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
     def as_chat(self) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Item(BaseModel):
     """One item of the input: a message, a call, or its output."""
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
-    role: str = "user"
+    role: Literal["user", "assistant", "system", "developer"] = "user"
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
