@@ -131,13 +131,15 @@ class _Accelerated(PreTrainedModel):
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
         acceleration = self.acceleration
         acceleration.reached = True
         stats = Stats(synchronize=acceleration.stats.synchronize)
         try:
             target = acceleration.examine(self)
-            reason = call.why_not(self, target)
+            call = GenerateCall(
+                target, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
+            )
+            reason = call.why_not(self)
         except UnsupportedModelError as error:
             reason = str(error)
         if synced_gpus:
@@ -146,9 +148,7 @@ class _Accelerated(PreTrainedModel):
             acceleration.say(reason)
         try:
             if reason is None:
-                return acceleration.decode(
-                    target, call, acceleration.drafter, stats, acceleration.backend, acceleration.hints
-                )
+                return acceleration.decode(call, acceleration.drafter, stats, acceleration.backend, acceleration.hints)
             return super()._sample(
                 input_ids,
                 logits_processor=logits_processor,

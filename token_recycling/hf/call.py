@@ -43,8 +43,7 @@ from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, cache_argument, is_callers
 from ..model.foreign import code_beside, is_foreign, is_own, name_of
-from ..model.info import ModelInfo
-from ..model.kv_cache import dtypes, rows, slots
+from ..model.kv_cache import dtypes, layout_of, rows, slots
 from ..model.prefill import Reading
 from ..model.support import CodeInModel
 from ..model.target import Target
@@ -71,6 +70,7 @@ class GenerateCall:
 
     def __init__(
         self,
+        target: Target,
         input_ids: torch.Tensor,
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
@@ -78,6 +78,8 @@ class GenerateCall:
         model_kwargs: dict[str, Any],
         streamer: BaseStreamer | None = None,
     ) -> None:
+        self.target = target
+        """The model, as it was examined for this call."""
         self.input_ids, self.processors, self.criteria, self.config = input_ids, processors, criteria, config
         self.model_kwargs, self.streamer = model_kwargs, streamer
         self.cache: Cache = model_kwargs.get(cache_argument(model_kwargs) or CACHE)
@@ -91,8 +93,8 @@ class GenerateCall:
         """
         self.beside = code_beside((*processors, *criteria, streamer))
         """Code of users and other libraries that is called between forward passes."""
-        self.code: CodeInModel
-        """Foreign code in the model, as `why_not` found it."""
+        self.code = CodeInModel(target)
+        """Foreign code in the model."""
         self.streams_tokens = streamer is not None and any(code is streamer for code in self.beside)
         """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take
         one at a time, and share with a criterion or processor what it saw. Others are given all tokens of a step.
@@ -124,8 +126,8 @@ class GenerateCall:
         fits = (text == from_the_right).all(dim=1) & (lengths > 0)
         return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
-    def why_not(self, model: PreTrainedModel, target: Target) -> str | None:
-        """Return why this call of a model, examined as `target`, cannot be accelerated, or None."""
+    def why_not(self, model: PreTrainedModel) -> str | None:
+        """Return why this call of a model, of which the target may be a view, cannot be accelerated, or None."""
         kwargs, config = self.model_kwargs, self.config
         ids = self.input_ids
         if ids.ndim != 2 or not len(ids) or ids.dtype not in (torch.int32, torch.int64):
@@ -148,48 +150,56 @@ class GenerateCall:
         prepare = vars(model).get("prepare_inputs_for_generation", own)
         if getattr(prepare, "__func__", prepare) is not own:  # as for peft's prompt learning
             return f"another object's prepare_inputs_for_generation is set on {type(model).__name__} (prompt learning?)"
-        cached = slots(self.cache)
-        if cached >= ids.shape[1]:
-            return (
-                f"the cache must hold fewer than the {ids.shape[1]} tokens given, got {cached}; pass all tokens so far"
-            )
-        if rows(self.cache) not in (None, len(ids)):
-            return f"the cache must hold the {len(ids)} sequences given, got {rows(self.cache)}"
-        if cached and (converted := dtypes(self.cache) - {target.dtype}):
-            return f"the cache must hold keys of {target.dtype}, got {', '.join(map(str, converted))}"
+        if not self.cache_is_new and (reason := self._why_not_cache()):
+            return reason
         if min(self.paddings) < 0:
             return "padding must be on the left, got zeros elsewhere in the attention mask"
         if not self._counts_from_zero():
             return "position_ids must count from 0 after the padding"
-        info, alone, self.code = target.info, len(ids) == 1, CodeInModel(target)
+        info, alone = self.target.info, len(ids) == 1
         return (
             (None if alone and not any(self.paddings) else info.why_not_batch)
             or (None if alone else self._why_not_batch())
-            or (self._why_not_recurrent(info, cached) if info.recurrent else None)
-            or why_not_handover(self.cache, (config.max_length or 0) - 1, info)
             or self._why_not_lists()
             or self.code.why_not(len(ids), self.beside, self.cache if self._cache_is_callers else None)
+        )
+
+    @cached_property
+    def cache_is_new(self) -> bool:
+        """Whether the cache is the one that `generate` makes by default, of the kind that the model was examined with
+        and still empty.
+        """
+        by_default = type(self.cache) is DynamicCache and not self.cache.offloading and not self._cache_is_callers
+        return by_default and not slots(self.cache) and layout_of(self.cache) == self.target.cache_layout
+
+    def _why_not_cache(self) -> str | None:
+        """Return why a call with this cache cannot be accelerated, or None."""
+        cached, (batch, length), info = slots(self.cache), self.input_ids.shape, self.target.info
+        if cached >= length:
+            return f"the cache must hold fewer than the {length} tokens given, got {cached}; pass all tokens so far"
+        if rows(self.cache) not in (None, batch):
+            return f"the cache must hold the {batch} sequences given, got {rows(self.cache)}"
+        if cached and (converted := dtypes(self.cache) - {self.target.dtype}):
+            return f"the cache must hold keys of {self.target.dtype}, got {', '.join(map(str, converted))}"
+        if info.recurrent and type(self.cache) is StaticCache:
+            return f"a static cache is unsupported for {info.model}, which has recurrent states; use a dynamic one"
+        if info.recurrent and cached and batch > 1:
+            return f"several sequences at once with {info.model} need an empty cache, got one of {cached} tokens"
+        return info.why_not_read_on(cached, length) or why_not_handover(
+            self.cache, (self.config.max_length or 0) - 1, info
         )
 
     def _why_not_lists(self) -> str | None:
         """Return why processors or criteria are applied in another way than transformers does, or None."""
         lists: list[Any] = [self.processors, self.criteria]
-        for kind in {*map(type, lists)}:
-            if kind.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
-                return f"accelerated calls do without the method __call__ of {kind.__name__}"
-        for kind in {type(member) for member in (*lists, *self.criteria)}:
-            if is_own(kind.__module__) and is_foreign(kind.__call__):
-                name = name_of(kind.__call__)
-                return f"accelerated calls do without the method __call__ of {kind.__name__}, replaced by {name}"
+        for cls in {*map(type, lists)}:
+            if cls.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
+                return f"accelerated calls do without the method __call__ of {cls.__name__}"
+        for cls in {type(member) for member in (*lists, *self.criteria)}:
+            if is_own(cls.__module__) and is_foreign(cls.__call__):
+                name = name_of(cls.__call__)
+                return f"accelerated calls do without the method __call__ of {cls.__name__}, replaced by {name}"
         return None
-
-    def _why_not_recurrent(self, info: ModelInfo, cached: int) -> str | None:
-        """Return why this call cannot be accelerated with a model that keeps recurrent states, or None."""
-        if type(self.cache) is StaticCache:
-            return f"a static cache is unsupported for {info.model}, which has recurrent states; use a dynamic one"
-        if cached and len(self.input_ids) > 1:
-            return f"several sequences at once with {info.model} need an empty cache, got one of {cached} tokens"
-        return info.why_not_read_on(cached, self.input_ids.shape[1])
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
         """Return inputs besides token ids. A model that takes pictures too is given empty ones with text alone."""
@@ -199,7 +209,7 @@ class GenerateCall:
             if "mm_encoder_outputs" in others:
                 others.remove("mm_encoder_outputs")
                 encoded = self.model_kwargs["mm_encoder_outputs"]
-                others |= {f"an encoded {kind}" for kind, value in encoded.items() if value is not None}
+                others |= {f"an encoded {medium}" for medium, value in encoded.items() if value is not None}
         return sorted(others)
 
     def _counts_from_zero(self) -> bool:
@@ -212,10 +222,10 @@ class GenerateCall:
         if positions.shape[-1] != self.input_ids.shape[1]:
             return False
         positions = torch.atleast_2d(positions)
-        kinds = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
-        counted = torch.arange(kinds.shape[-1], device=kinds.device)
+        axes = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
+        counted = torch.arange(axes.shape[-1], device=axes.device)
         return all(
-            bool((kinds[:, row, padding:] == counted[: len(counted) - padding]).all())
+            bool((axes[:, row, padding:] == counted[: len(counted) - padding]).all())
             for row, padding in enumerate(self.paddings)
         )
 
@@ -280,7 +290,6 @@ class Output(GenerateDecoderOnlyOutput):
 
 
 def run_call(
-    target: Target,
     call: GenerateCall,
     drafter: Drafter,
     stats: Stats,
@@ -291,8 +300,9 @@ def run_call(
     """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Random numbers
     are those of `generator`, or torch's own; see `beginnings`.
     """
+    target = call.target
     if type(call.cache) is StaticCache or target.compiled:
-        _say_what_is_bypassed(target, call)
+        _say_what_is_bypassed(call)
     sequences, selectors = beginnings(call, generator)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = None
@@ -300,7 +310,8 @@ def run_call(
         stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     cache, cached, whole = handover.cache, handover.lengths, False
     prefixes = None
-    if hints.prefixes is not None and not drafter.traits.begins_anew and _cache_is_internal(call):
+    may_begin_elsewhere = len(sequences) == 1 and call.cache_is_new and not call.cache_is_seen
+    if hints.prefixes is not None and not drafter.traits.begins_anew and may_begin_elsewhere:
         prefixes = hints.prefixes
         cache, cached[0] = prefixes.take(sequences[0].on_host)
         stats.cached_tokens += cached[0]
@@ -342,7 +353,7 @@ def run_call(
     for sequence, selector in zip(sequences, selectors, strict=True):
         selector.forget(sequence.columns - call.input_ids.shape[1])
     if call.cache_is_seen and prefixes is None:
-        _give_back(handover, target, call, sequences, selectors)
+        _give_back(handover, call, sequences, selectors)
     padding = 0 if len(sequences) == 1 else call.padding_token
     ids = [sequence.padded[0] for sequence in sequences]
     stacked = torch.stack(ids) if padding is None else pad_sequence(ids, batch_first=True, padding_value=padding)
@@ -353,8 +364,9 @@ def run_call(
     return Output(sequences=stacked, scores=scores, logits=logits, stats=stats, **{CACHE: call.cache})
 
 
-def _say_what_is_bypassed(target: Target, call: GenerateCall) -> None:
+def _say_what_is_bypassed(call: GenerateCall) -> None:
     """Warn, once per model, where transformers' or torch's own compilation is not used."""
+    target = call.target
     if type(call.cache) is StaticCache:
         target.kept.say_once(
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
@@ -369,7 +381,6 @@ def _say_what_is_bypassed(target: Target, call: GenerateCall) -> None:
 
 def _give_back(
     handover: CacheHandover,
-    target: Target,
     call: GenerateCall,
     sequences: list[TokenSequence],
     selectors: list[TokenSelector],
@@ -378,14 +389,8 @@ def _give_back(
     columns = {sequence.columns for sequence in sequences}
     if len(columns) > 1:
         assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
-        fill_up(target, sequences, selectors, handover.cache, call.padding_token)
+        fill_up(call.target, sequences, selectors, handover.cache, call.padding_token)
     handover.give_back(max(columns))
-
-
-def _cache_is_internal(call: GenerateCall) -> bool:
-    """Whether the cache of a call's only sequence is internal, so that it may start from the prefix cache."""
-    alone = len(call.input_ids) == 1 and not call.config.return_dict_in_generate
-    return alone and type(call.cache) is DynamicCache and not call.cache.offloading and not slots(call.cache)
 
 
 def beginnings(

@@ -25,7 +25,6 @@ from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import slots
 from ..model.support import ready
-from ..model.target import Target
 from .accelerate import Acceleration, view
 from .call import GenerateCall, Output, beginnings, run_call
 
@@ -78,7 +77,6 @@ class DecodingThread:
     def _decoded(
         self,
         seed: int,
-        target: Target,
         call: GenerateCall,
         drafter: Drafter,
         stats: Stats,
@@ -87,9 +85,9 @@ class DecodingThread:
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        alone = drafter.traits.begins_anew or target is not self.target or call.code.mixes_sequences()
+        alone = drafter.traits.begins_anew or call.target is not self.target or call.code.mixes_sequences()
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
-            return run_call(target, call, drafter, stats, backend, hints, generator)
+            return run_call(call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)
         request, streamer = Request(sequence, selector, drafter, stats, hints=hints), call.streamer
         ended: Future[None] = Future()

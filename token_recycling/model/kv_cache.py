@@ -357,6 +357,11 @@ def window_of(layer: Any) -> int:
     return layer.sliding_window if getattr(layer, "is_sliding", False) else 0
 
 
+def layout_of(cache: Cache) -> list[tuple[type, int]]:
+    """Return what a cache is made of: the class of each layer, and its sliding window, 0 if it has none."""
+    return [(type(layer), getattr(layer, "sliding_window", 0)) for layer in cache.layers]
+
+
 def counts_tokens(cache: Cache) -> bool:
     """Whether it has layers with slots, or a count of what they would be."""
     return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)

@@ -42,7 +42,7 @@ from .inspection import (
     uncompiled,
     vocabulary_size,
 )
-from .kv_cache import TreeCache
+from .kv_cache import TreeCache, layout_of
 from .parts import parts_of
 from .prepacking import PREPACKED, drop
 from .tree_layer import Frame, TreeLayer, window_band, window_start
@@ -103,6 +103,8 @@ class Target:
         self.model, self.device, self.dtype = model, device, model.dtype
         self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
         """The configuration of the text decoder."""
+        self.cache_layout = layout_of(DynamicCache(config=self.config))
+        """What its own cache is made of."""
         self._attention_names = stand_in(self.config, info.attention, info.named_attention)
         """Names of the attention functions that ours stand in for."""
         self.eager = uncompiled(model)

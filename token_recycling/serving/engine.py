@@ -374,10 +374,10 @@ class Engine:
         acceleration = model.acceleration
         decode, stats, begun = acceleration.decode, Stats(), False
 
-        def decode_counted(target: Target, call: GenerateCall, drafter: Drafter, counted: Stats, *more: Any) -> Any:
+        def decode_counted(call: GenerateCall, drafter: Drafter, counted: Stats, *more: Any) -> Any:
             nonlocal stats
             stats = counted
-            return decode(target, call, drafter, counted, *more)
+            return decode(call, drafter, counted, *more)
 
         def on_step(tokens: list[ScoredToken]) -> None:
             nonlocal begun
