@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +26,7 @@ from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading
-from ..model.runner import EagerRunner, Pass, Runner, Runners, States
+from ..model.runner import EagerRunner, Pass, Runner, States
 from ..model.target import Target
 from ..trees.draft import Draft, Step
 from ..trees.packed import send
@@ -34,6 +35,9 @@ from .hints import NO_HINTS, Hints
 from .pacer import Pace, Pacer
 from .request import Request, TokenSelector, TokenSequence
 from .stats import Clock, Stats
+
+if TYPE_CHECKING:
+    from ..model.graphs.passes import CapturedPasses
 
 _SHORT_PROMPT = 32
 """Uncached tokens; a pass over so few takes about as long as one over a single token, and so do drafted rows in it."""
@@ -109,9 +113,9 @@ class Batch:
             request.cached = len(sequence) - 1
 
     @lasting()
-    def begin(self, runners: Runners | None = None) -> None:
-        """Prepare the first step, whose passes behind the prompts are made by `runners`; by default eagerly. Raises
-        ValueError for a cache that holds all of a sequence.
+    def begin(self, captured: CapturedPasses | None = None) -> None:
+        """Prepare the first step; passes behind the prompts are eager unless they are `captured`. Raises ValueError for
+        a cache that holds all of a sequence.
         """
         for request in self.requests:
             check_cached(request.cached, request.sequence.length)
@@ -122,8 +126,8 @@ class Batch:
             self._waited_for and self._along and uncached > _SHORT_PROMPT
         )
         first.stats.drafter = "" if self._prompt_alone else first.start(self.target).drafter.describe()
-        if runners is not None:
-            self.runner = runners.runner(self._eager, max(request.sequence.max_length for request in self.requests))
+        if captured is not None:
+            self.runner = captured.runner(self._eager, max(request.sequence.max_length for request in self.requests))
         first.stats.path = self.runner.describe()
         if not self._along:
             self.read()
@@ -331,15 +335,16 @@ def decode(
     """
     run, fixed, stats = run or Run(), requests[0].traits.begins_anew, requests[0].stats
     turn = target.turns()
-    with backend.runners(target, cache, fixed) as runners, ExitStack() as ending:
+    with backend.captured(target, cache, fixed) as captured, ExitStack() as ending:
+        kind = EagerRunner.kind if captured is None else captured.kind
         target = target.unmeasured() if fixed else target
         longest = max(request.sequence.length for request in requests)
-        pacer, clock = Pacer.of(target, len(requests), longest, runners.kind, fixed), Clock(stats, target.device)
+        pacer, clock = Pacer.of(target, len(requests), longest, kind, fixed), Clock(stats, target.device)
         streamed = run.streamed or fixed  # a prompt is read alike whether somebody waits for its first token or not
         with turn():
             batch = Batch(target, list(requests), pacer, cache, clock, streamed=streamed, reading=run.reading)
-            batch.begin(runners)
-        ending.callback(pass_times(target, runners.kind).keep)
+            batch.begin(captured)
+        ending.callback(pass_times(target, kind).keep)
         for request in requests:
             ending.callback(request.finish)
         if run.returns_cache:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,13 +27,16 @@ from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading, piece_of
-from ..model.runner import EagerRunners, Runners
+from ..model.runner import EagerRunner
 from ..model.target import Target
 from ..trees.draft import Step
 from .batch import Batch
 from .pacer import Pacer
 from .request import Request
 from .stats import Clock
+
+if TYPE_CHECKING:
+    from ..model.graphs.passes import CapturedPasses
 
 OnStep = Callable[[Step], None]
 _MOST_PASSED_OVER = 8
@@ -102,8 +106,8 @@ class RunningBatch:
             raise UnsupportedModelError(reason)
         self.target = target
         self._backend, self._run = backend, ExitStack()
-        self._runners: Runners = EagerRunners()
-        """What makes the passes as long as there are requests."""
+        self._captured: CapturedPasses | None = None
+        """The captured passes, which are held as long as there are requests; None where passes are eager."""
         self._pacer = Pacer.of(target, 1, 1)
         self._piece = piece_of(target, 0, others=True)
         self._joining: list[_Joining] = []
@@ -121,6 +125,11 @@ class RunningBatch:
     def requests(self) -> list[Request]:
         """All requests: running ones, then those whose prompts are being prefilled."""
         return [*self._callbacks, *(joining.request for joining in self._joining)]
+
+    @property
+    def _kind(self) -> str:
+        """The name under which the costs of its passes are kept."""
+        return EagerRunner.kind if self._captured is None else self._captured.kind
 
     def join(
         self,
@@ -150,8 +159,8 @@ class RunningBatch:
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
-            self._runners = self._run.enter_context(self._backend.runners(self.target))
-            self._pacer = Pacer.of(self.target, 1, 1, self._runners.kind)
+            self._captured = self._run.enter_context(self._backend.captured(self.target))
+            self._pacer = Pacer.of(self.target, 1, 1, self._kind)
         request.isolated = True
         batch = Batch(self.target, [request], self._pacer, cache, clock, streamed=streamed, reading=reading)
         self._joining.append(_Joining(batch, on_step))
@@ -185,7 +194,7 @@ class RunningBatch:
 
     def close(self) -> None:
         """Give back what makes its passes; the next request takes it again."""
-        self._batch, self._runners = None, EagerRunners()
+        self._batch, self._captured = None, None
         self._run.close()
 
     def _begin(self) -> list[Request]:
@@ -255,7 +264,7 @@ class RunningBatch:
         """Make the first step of a request alone; then let it join the others."""
         batch, request = joining.batch, joining.request
         batch.clock.restart()
-        batch.begin(self._runners if self._batch is None else None)
+        batch.begin(self._captured if self._batch is None else None)
         _step(batch, [joining.on_step])
         _keep_sequence(batch, 0)
         if not request.active:
@@ -285,7 +294,7 @@ class RunningBatch:
         if not self._callbacks:
             self._batch = None
             if finished:  # idle: time to save
-                pass_times(self.target, self._runners.kind).keep()
+                pass_times(self.target, self._kind).keep()
         elif finished and self._batch is not None:
             self._batch.leave(finished)
         return finished

@@ -1,15 +1,18 @@
-"""What makes the forward passes of calls: eager ones, or captured ones, whose code is loaded where that is so."""
+"""Whether the forward passes of calls are captured: the code for that is loaded where they are."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .kv_cache import TreeCache
-from .runner import EagerRunners, Runners, States
+from .runner import States
 from .target import Target
+
+if TYPE_CHECKING:
+    from .graphs.passes import CapturedPasses
 
 Fast = bool | Literal["auto"]
 """Whether passes are captured: see `Backend.fast`."""
@@ -19,7 +22,7 @@ FAST: dict[str, Fast] = {"auto": "auto", "on": True, "off": False}
 
 @dataclass(frozen=True)
 class Backend:
-    """Chooses what makes the passes of calls."""
+    """Chooses whether the passes of calls are captured."""
 
     fast: Fast = False
     """True captures passes or raises, "auto" captures them on CUDA where possible, False never does."""
@@ -36,14 +39,15 @@ class Backend:
         """Whether passes of this model are captured, where that is possible."""
         return target.device.type == "cuda" if self.fast == "auto" else bool(self.fast)
 
-    def runners(
+    def captured(
         self, target: Target, cache: TreeCache | None = None, reproducible: bool = False
-    ) -> AbstractContextManager[Runners]:
-        """Return what makes the passes of a run while the context lasts: of a run in `cache`, or where sequences join
-        and leave in none; `reproducible` if equal calls must give equal outputs. Raises NoFastPathError.
+    ) -> AbstractContextManager[CapturedPasses | None]:
+        """Return the captured passes of a run while the context lasts, None where its passes are eager: of a run in
+        `cache`, or where sequences join and leave in none; `reproducible` if equal calls must give equal outputs.
+        Raises NoFastPathError.
         """
         if not self.captures(target):
-            return nullcontext(EagerRunners())
+            return nullcontext()
         return self._graphs.captured(
             target, cache, reproducible, self.suspends, falls_back=self.falls_back or self.fast == "auto"
         )

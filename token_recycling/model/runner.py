@@ -195,24 +195,3 @@ class EagerRunner:
 
     def give_back(self, lengths: Sequence[int]) -> None:
         """Do nothing: the slots are those of the cache."""
-
-
-class Runners(Protocol):
-    """What runs a batch behind its prompts, for as long as the backend gives it: `graphs.passes`."""
-
-    @property
-    def kind(self) -> str:
-        """The name under which the costs of its passes are kept."""
-
-    def runner(self, eager: EagerRunner, longest: int) -> Runner:
-        """Return the runner of a batch whose prompts `eager` reads; its sequences may grow up to `longest` tokens."""
-
-
-class EagerRunners:
-    """All passes are eager."""
-
-    kind = EagerRunner.kind
-
-    def runner(self, eager: EagerRunner, longest: int) -> Runner:
-        """Return the runner that reads the prompts: it makes the other passes too."""
-        return eager

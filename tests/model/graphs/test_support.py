@@ -12,7 +12,7 @@ from token_recycling.model.backend import Backend
 from token_recycling.model.graphs import passes_of
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_times import pass_times
-from token_recycling.model.runner import EagerRunners, NoFastPathError
+from token_recycling.model.runner import NoFastPathError
 from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.measured
@@ -96,14 +96,14 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
     passes = passes_of(target)
     monkeypatch.setattr("token_recycling.model.graphs.passes_or_reason", lambda _: passes)
     played = SimpleNamespace(device=torch.device("cuda"), kept=target.kept)
-    with Backend("auto").runners(played, target.new_cache()) as found:
+    with Backend("auto").captured(played, target.new_cache()) as found:
         assert found is passes
-        with Backend("auto").runners(played, target.new_cache()) as within:
-            assert isinstance(within, EagerRunners)  # one call of a model at a time
+        with Backend("auto").captured(played, target.new_cache()) as within:
+            assert within is None  # one call of a model at a time
     offloaded = TreeCache(DynamicCache(offloading=True))
     for _ in range(2):
-        with Backend("auto").runners(played, offloaded) as found:
-            assert isinstance(found, EagerRunners)
+        with Backend("auto").captured(played, offloaded) as found:
+            assert found is None
     assert [record.message.count("offloaded") for record in caplog.records] == [1]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..kv_cache import TreeCache
-from ..runner import EagerRunners, NoFastPathError, Runners, States
+from ..runner import NoFastPathError, States
 from ..target import Target
 from .passes import CapturedPasses
 from .support import passes_or_reason, why_not
@@ -22,9 +22,10 @@ from .support import passes_or_reason, why_not
 @contextmanager
 def captured(
     target: Target, cache: TreeCache | None, reproducible: bool, suspends: bool, falls_back: bool
-) -> Iterator[Runners]:
-    """Make passes of constant shapes, captured where there is CUDA; for the arguments see `backend.Backend`. Where such
-    passes do not hold, raise NoFastPathError, or if it `falls_back`, make eager ones, with one warning for each reason.
+) -> Iterator[CapturedPasses | None]:
+    """Give a run passes of constant shapes, captured where there is CUDA; for the arguments see `backend.Backend`.
+    Where such passes do not hold, raise NoFastPathError, or if it `falls_back`, give None, with one warning for each
+    reason.
     """
     passes = why_not(cache, reproducible) or passes_or_reason(target)
     if not falls_back:
@@ -32,7 +33,7 @@ def captured(
     elif isinstance(passes, str):
         target.kept.say_once(f"forward passes are not captured as CUDA graphs: {passes}")
     if isinstance(passes, str) or (falls_back and not passes.take(suspends)):
-        yield EagerRunners()
+        yield None
         return
     try:
         yield passes
