@@ -19,8 +19,8 @@ from token_recycling.model.facts import kept_of
 from token_recycling.model.info import model_info
 
 
-def remembered(model, what, make, values_matter=True):
-    return kept_of(model).get(what, make, values_matter)
+def remembered(model, what, make, of="numbers"):
+    return kept_of(model).get(what, make, of)
 
 
 @pytest.fixture
@@ -69,10 +69,10 @@ def test_a_thing_is_made_once(model, numbers):
 @pytest.mark.parametrize("change", [*NEW_VALUES, *NEW_TENSORS])
 def test_facts_are_forgotten_when_weights_change(model, numbers, change):
     """Those that do not depend on the numbers in them, with the tensors alone."""
-    assert [remembered(model, "a", numbers, values_matter) for values_matter in (True, False)] == [0, 1]
+    assert [remembered(model, "a", numbers, of) for of in ("numbers", "form")] == [0, 1]
     change(model)
     assert [remembered(model, "a", numbers) for _ in range(2)] == [2, 2]
-    assert remembered(model, "a", numbers, values_matter=False) == (1 if change in NEW_VALUES else 3)
+    assert remembered(model, "a", numbers, of="form") == (1 if change in NEW_VALUES else 3)
 
 
 def test_a_warning_is_given_once(model, caplog):

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,6 +36,8 @@ from .parts import CALLED_INSTEAD, Identities, address_of, is_graph, own_class, 
 logger = logging.getLogger("token_recycling")
 
 T = TypeVar("T")
+Dependency = Literal["form", "numbers", "code"]
+"""What of a model a result depends on; see `Kept`."""
 
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
@@ -109,28 +111,35 @@ def _values_of(config: Any) -> dict[str, Any]:
 
 
 class Kept:
-    """Results about a model, for as long as it is as it was."""
+    """Results about a model, for as long as it is as it was: by what of its `Fingerprint` they depend on. Those of its
+    "code" depend on its numbers too, and those of its "numbers" on its form.
+    """
 
     def __init__(self, fingerprint: Fingerprint, of_form: dict[Hashable, Any], lock: threading.RLock) -> None:
-        """`of_form`: those that do not depend on the numbers in its weights; `lock`: the model's, in whatever state."""
+        """`of_form`: results that are there already; `lock`: the model's, in whatever state."""
         self.fingerprint, self.lock = fingerprint.watch(), lock
-        self.code = fingerprint.code
+        self._code = fingerprint.code
         """The code in the model when it was compared last."""
-        self._results: dict[bool, dict[Hashable, Any]] = {True: {}, False: of_form}
+        self._results: dict[str, dict[Hashable, Any]] = {"form": of_form, "numbers": {}, "code": {}}
 
     @property
     def of_form(self) -> dict[Hashable, Any]:
-        return self._results[False]
+        return self._results["form"]
 
-    def recall(self, what: Hashable, values_matter: bool = True) -> Any | None:
+    def compare_code(self, fingerprint: Fingerprint) -> None:
+        """Forget what depends on the code in the model, if that is another one."""
+        if self._code != fingerprint.code:
+            self._code, self._results["code"] = fingerprint.watch().code, {}
+
+    def recall(self, what: Hashable, of: Dependency = "numbers") -> Any | None:
         """Return what `get` has made before, or None."""
-        return self._results[values_matter].get(what)
+        return self._results[of].get(what)
 
-    def get(self, what: Hashable, make: Callable[[], T], values_matter: bool = True) -> T:
+    def get(self, what: Hashable, make: Callable[[], T], of: Dependency = "numbers") -> T:
         """Return what `make()` gave the first time. One thread makes it while others that want something of the same
         model wait; what is made may itself be made of such results.
         """
-        results = self._results[values_matter]
+        results = self._results[of]
         if what not in results:
             with self.lock:
                 if what not in results:
@@ -139,19 +148,13 @@ class Kept:
         return results[what]
 
     def forget(self, what: Hashable) -> None:
-        """Forget one result, or, of results named by tuples, all that begin with `what`."""
+        """Forget one result, whatever it depends on."""
         for results in self._results.values():
-            for name in list(results):
-                if name == what or (isinstance(name, tuple) and name[:1] == (what,)):
-                    results.pop(name, None)
-
-    def count(self, what: Hashable) -> int:
-        """Return the number of results named by tuples that begin with `what`."""
-        return sum(isinstance(name, tuple) and name[:1] == (what,) for kept in self._results.values() for name in kept)
+            results.pop(what, None)
 
     def say_once(self, message: str) -> None:
         """Log a warning about the model, the first time only."""
-        self.get(("said", message), lambda: logger.warning(message), values_matter=False)
+        self.get(("said", message), lambda: logger.warning(message), of="form")
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
@@ -165,8 +168,7 @@ def kept_of(model: PreTrainedModel) -> Kept:
     now = Fingerprint(model)
     same_form = before is not None and before.fingerprint.form == now.form
     if before is not None and same_form and before.fingerprint.numbers == now.numbers:
-        if before.code != now.code:
-            before.code = now.watch().code
+        before.compare_code(now)
         return before
     with _looking:
         if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile

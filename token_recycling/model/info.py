@@ -149,7 +149,7 @@ def model_info(model: PreTrainedModel, kept: Kept | None = None) -> ModelInfo:
         name = type(model).__name__
         return ModelInfo(name, "", f"{name} is no transformers model that generates text; {_remedy_for(model)}")
     kept = kept_of(model) if kept is None else kept
-    return kept.get("info", lambda: _examined(model), values_matter=False)
+    return kept.get("info", lambda: _examined(model), of="form")
 
 
 def _remedy_for(wrapper: Any) -> str:

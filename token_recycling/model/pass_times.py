@@ -115,7 +115,7 @@ def _plausible(shape: np.ndarray) -> bool:
 def pass_times(target: Target, kind: str = "") -> PassTimes:
     """Return the learned costs of a model in this process; `kind`: how steps are made, if not eagerly."""
     key: Hashable = ("costs", kind, torch.get_num_threads(), target.prepacked is not None)
-    return target.kept.get(key, partial(_new, target, kind), values_matter=False)
+    return target.kept.get(key, partial(_new, target, kind), of="form")
 
 
 def _agreed(target: Target, seconds: float) -> float:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .trial import Verdict
 
 _SELF_TEST = "self-test"
-_FOREIGN = "foreign code"
+_PASSED = "self-test passed"
 _QUANTISERS = frozenset(
     {
         *("bitsandbytes", "torchao", "optimum", "auto_gptq", "gptqmodel", "awq", "hqq", "eetq", "aqlm", "fbgemm_gpu"),
@@ -72,15 +72,16 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def _why_not(kept: Kept, model: PreTrainedModel, info: ModelInfo) -> str | None:
     """Return why the self-test refuses a supported model, or None; families tested before need none."""
-    verdict = kept.recall(_SELF_TEST)
-    if verdict is not None and verdict.reason is not None and verdict.code is not kept.code:
-        kept.forget(_SELF_TEST)  # what failed with a hook may pass without it
-        verdict = None
+    if info.tested and not info.quantised:
+        verdict = kept.recall(_SELF_TEST, of="code")
+    elif kept.recall(_PASSED):
+        return None
+    else:  # what fails with a hook may pass without it
+        verdict = kept.get(_SELF_TEST, lambda: _kept_verdict(model, info), of="code")
     if verdict is None:
-        if info.tested and not info.quantised:
-            return None
-        verdict = kept.get(_SELF_TEST, lambda: replace(_kept_verdict(model, info), code=kept.code))
+        return None
     if verdict.reason is None:
+        kept.get(_PASSED, lambda: True)
         return None
     foreign = foreign_code(model)
     return verdict.reason if not foreign else f"{verdict.reason}; it runs {listed(foreign)}"
@@ -94,7 +95,8 @@ def tested(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
 
     kept = kept_of(model)
     kept.forget(_SELF_TEST)
-    verdict = kept.get(_SELF_TEST, lambda: replace(trial.verdict(model, info), code=kept.code))
+    kept.forget(_PASSED)
+    verdict = kept.get(_SELF_TEST, lambda: trial.verdict(model, info), of="code")
     return replace(info, reason=verdict.reason, difference=verdict.difference, notes=(*info.notes, *verdict.notes))
 
 
@@ -138,13 +140,8 @@ class CodeInModel:
     """
 
     def __init__(self, target: Target) -> None:
-        self._target, kept = target, target.kept
-        search: Any = kept.recall(_FOREIGN, values_matter=False)
-        if search is None or search[0] is not kept.code:
-            kept.forget(_FOREIGN)
-            search = kept.code, _foreign_code(target), why_not_plain_loop(target.model)
-            kept.get(_FOREIGN, lambda: search, values_matter=False)
-        _, self.pieces, self._reason = search
+        self._target = target
+        self.pieces, self._reason = target.kept.get("foreign code", lambda: _search(target), of="code")
 
     @cached_property
     def _reaches(self) -> list[Reach]:
@@ -178,8 +175,9 @@ class CodeInModel:
         return trial.mixes_sequences(self._target, self.pieces, self._reaches)
 
 
-def _foreign_code(target: Target) -> tuple[Foreign, ...]:
+def _search(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
+    """Return the foreign code in a model that trials must prove, and why none could."""
     pieces = foreign_code(target.model)
     if target.info.quantised:  # then every row of a pass was compared by the self-test
         pieces = tuple(piece for piece in pieces if not is_of(piece.code, _QUANTISERS))
-    return pieces
+    return pieces, why_not_plain_loop(target.model)

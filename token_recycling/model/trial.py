@@ -34,6 +34,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from .._util.device import lasting
 from ..trees.draft import Draft, Tree, branch, star
 from ..trees.templates import parse_paths
 from .compat import LOOP, plain_loop
@@ -80,8 +81,6 @@ class Verdict:
     reason: str | None
     difference: float | None = None
     notes: tuple[str, ...] = ()
-    code: Any = None
-    """The code that ran in the model (`Kept.code`)."""
 
 
 def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
@@ -228,20 +227,22 @@ def _tried(
     target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], what: Hashable, trial: Callable[[], T]
 ) -> T:
     """Return the result of a trial of the same code, or make it; what it appends to lists is removed."""
-    numbers: Numbers = target.kept.get("numbers of tensors", dict, values_matter=False)
-    key = "trial", what, target.dtype, form_of(foreign, searched, numbers)
-    if target.kept.recall(key, values_matter=False) is None and target.kept.count("trial") >= _MOST_TRIALS:
-        target.kept.forget("trial")
-    lengths = [(notes, len(notes)) for reach in searched for notes in reach.notes]
-
-    def unnoted() -> tuple[T]:
-        try:
-            return (trial(),)
-        finally:
-            for notes, length in lengths:
-                del notes[length:]
-
-    return target.kept.get(key, unnoted, values_matter=False)[0]
+    kept = target.kept
+    numbers: Numbers = kept.get("numbers of tensors", dict, of="form")
+    results: dict[Hashable, T] = kept.get("trials", dict, of="form")
+    form = what, target.dtype, form_of(foreign, searched, numbers)
+    if form not in results:
+        with kept.lock, lasting():  # one thread tries it while others of the model wait
+            if form not in results:
+                if len(results) >= _MOST_TRIALS:
+                    results.clear()
+                lengths = [(notes, len(notes)) for reach in searched for notes in reach.notes]
+                try:
+                    results[form] = trial()
+                finally:
+                    for notes, length in lengths:
+                        del notes[length:]
+    return results[form]
 
 
 def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], batch: int) -> str | None:
