@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from .hf.stream import stream
     from .hf.warm import warm
     from .loop.stats import Stats
-    from .model.check import check
     from .model.info import ModelInfo, UnsupportedModelError
     from .model.loading import load
     from .model.runner import NoFastPathError
-    from .model.support import why_not
+    from .model.support import check, why_not
     from .recycling.matrix_file import MatrixFileError, fingerprint
     from .trees.draft import Context, Draft, Step
     from .trees.templates import Template
@@ -74,14 +73,13 @@ _MODULES = {
     "drafters._registry": ("drafter_names", "make_drafter"),
     "engines.vllm": ("VLLM",),
     "hf.accelerate": ("Acceleration", "accelerate", "accelerated", "decelerate", "generate"),
-    "model.check": ("check",),
     "hf.constrain": ("constrain",),
     "hf.conversation": ("Conversation",),
     "hf.stream": ("stream",),
     "hf.warm": ("warm",),
     "loop.stats": ("Stats",),
     "model.loading": ("load",),
-    "model.support": ("why_not",),
+    "model.support": ("check", "why_not"),
     "model.info": ("ModelInfo", "UnsupportedModelError"),
     "recycling.matrix_file": ("MatrixFileError", "fingerprint"),
     "trees.draft": ("Context", "Draft", "Step"),

@@ -26,8 +26,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Reach
+from token_recycling.model.self_test import largest_difference, random_tokens
 from token_recycling.model.target import Target, TreeInputs
-from token_recycling.model.trial import largest_difference, random_tokens
 
 HERE = torch.device("cpu")
 RUNS = [

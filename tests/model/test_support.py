@@ -10,7 +10,7 @@ from support import tiny
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model import trial
+from token_recycling.model import self_test
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
@@ -138,8 +138,8 @@ def test_what_holds_no_model_is_refused(nothing):
 
 def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_failed_is_not(monkeypatch):
     """Other weights may pass."""
-    tried, verdict = [], trial.verdict
-    monkeypatch.setattr(trial, "verdict", lambda model, info: (tried.append(model), verdict(model, info))[1])
+    tried, verdict = [], self_test.verdict
+    monkeypatch.setattr(self_test, "verdict", lambda model, info: (tried.append(model), verdict(model, info))[1])
     failing = [tiny.unknown(tiny.llama()) for _ in range(2)]
     for model in failing:
         model.lm_head.weight.data.zero_()

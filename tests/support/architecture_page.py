@@ -20,8 +20,8 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
+from token_recycling.model.self_test import largest_difference, random_tokens
 from token_recycling.model.target import Target
-from token_recycling.model.trial import largest_difference, random_tokens
 from token_recycling.trees.templates import chain
 
 ALL = [*SUPPORTED, *RECURRENT, *FURTHER]

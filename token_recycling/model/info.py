@@ -6,7 +6,7 @@ the mask and the positions it is given, and recurrent layers must keep their sta
 (`recurrence`). `architectures` lists the families that need more. Quantized weights change nothing. Activations that
 are quantized at run time do: where all rows of a forward pass share one scale, each row depends on the others, and the
 model is refused. Where every token has its own scale, coarse rounding can still change the output; the self-test
-decides (`trial`).
+decides (`self_test`).
 
 Cost: a few milliseconds for each form of the model (`facts`).
 """

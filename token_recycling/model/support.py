@@ -2,35 +2,28 @@
 
 `ready` answers for a model, `CodeInModel` for a call: for the code in the model and beside it. What a model's class and
 configuration say comes first (`info`). Families that were compared when this library was made need no more. Others, and
-quantized models, are tried once per machine (`trial.verdict`). Code that is not the family's own, as hooks, adapters
-and overridden methods, is tried once for each form of it (`trial.why_not`).
+quantized models, are tested once per machine (`self_test`). Code that is not the family's own, as hooks, adapters and
+overridden methods, is tried once for each form of it (`trial`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .._util.versions import installed
 from .compat import attention_name
-from .facts import Kept, file_of, kept_of, machine, read, shape_of, write
+from .facts import Kept, kept_of
 from .foreign import Foreign, foreign_code, is_of, listed, why_not_patched, why_not_plain_loop
 from .info import MASKED_ATTENTION, ModelInfo, UnsupportedModelError, model_info
-from .inspection import input_device
 from .target import Target
 
 if TYPE_CHECKING:
     from .foreign.plain import Reach
-    from .trial import Verdict
 
 _SELF_TEST = "self-test"
 _PASSED = "self-test passed"
@@ -72,12 +65,14 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def _why_not(kept: Kept, model: PreTrainedModel, info: ModelInfo) -> str | None:
     """Return why the self-test refuses a supported model, or None; families tested before need none."""
+    if kept.recall(_PASSED):
+        return None
     if info.tested and not info.quantised:
         verdict = kept.recall(_SELF_TEST, of="code")
-    elif kept.recall(_PASSED):
-        return None
     else:  # what fails with a hook may pass without it
-        verdict = kept.get(_SELF_TEST, lambda: _kept_verdict(model, info), of="code")
+        from .self_test import kept_verdict
+
+        verdict = kept.get(_SELF_TEST, lambda: kept_verdict(model, info), of="code")
     if verdict is None:
         return None
     if verdict.reason is None:
@@ -87,48 +82,32 @@ def _why_not(kept: Kept, model: PreTrainedModel, info: ModelInfo) -> str | None:
     return verdict.reason if not foreign else f"{verdict.reason}; it runs {listed(foreign)}"
 
 
-def tested(model: PreTrainedModel, info: ModelInfo) -> ModelInfo:
-    """Return `info` of a supported model, completed by a self-test made now, which counts for later calls; never raises
-    for a model.
-    """
-    from . import trial
+def check(model: PreTrainedModel, self_test: bool = False) -> ModelInfo:
+    """Whether and how a model can be accelerated, and why not; never raises for a model.
 
+    `self_test` also compares the logits of a tree with those of linear decoding, which counts for later calls, and
+    watches whether a step would make the host wait: some fifteen short forward passes.
+    """
+    from .graphs.support import passes_or_reason, why_not_captured
+    from .self_test import verdict
+
+    info = model_info(model)
+    if not info.supported:
+        return info
+    info = replace(info, no_fast_path=why_not_captured(info))
+    if info.quantised or not info.tested:
+        reason = "quantised" if info.quantised else f"family {info.family!r}"
+        note = f"{info.model} ({reason}) is not among those tested: a self-test decides"
+        info = replace(info, notes=(*info.notes, note))
+    if not self_test:
+        return info
     kept = kept_of(model)
     kept.forget(_SELF_TEST)
     kept.forget(_PASSED)
-    verdict = kept.get(_SELF_TEST, lambda: trial.verdict(model, info), of="code")
-    return replace(info, reason=verdict.reason, difference=verdict.difference, notes=(*info.notes, *verdict.notes))
-
-
-def _kept_verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
-    """Return the verdict of this process or of an earlier one. A failure is not kept: other weights may pass."""
-    from . import trial
-
-    setting = None if info.quantised else _setting(model, info)
-    path = None if setting is None else file_of("self-tests", setting)
-    if path is not None and read(path, lambda content: content["setting"], None) == setting:
-        return trial.Verdict(None)
-    verdict = trial.verdict(model, info)
-    if path is not None and verdict.reason is None:
-        write(path, {"setting": setting, "difference": verdict.difference})
-    return verdict
-
-
-def _setting(model: PreTrainedModel, info: ModelInfo) -> dict[str, str] | None:
-    """Return what the verdict depends on: sources and settings of all parts; None where a part has no file."""
-    files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in model.modules()}
-    sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
-    if None in files:
-        return None
-    return {
-        "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "shape": shape_of(model.config),
-        "attention": f"{attention_name(model.config)} {info.attention}",
-        "dtype": str(model.dtype),
-        "machine": machine(input_device(model) or torch.device("meta")),
-        "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],
-        "versions": " ".join(str(installed(name)) for name in ("torch", "transformers", "token-recycling")),
-    }
+    result = kept.get(_SELF_TEST, lambda: verdict(model, info), of="code")
+    info = replace(info, reason=result.reason, difference=result.difference, notes=(*info.notes, *result.notes))
+    captured = passes_or_reason(Target(model)) if info.supported else None
+    return replace(info, no_fast_path=captured) if isinstance(captured, str) else info
 
 
 # Foreign code

@@ -1,28 +1,20 @@
-"""Trials: does a model read a tree as it reads the tree's paths?
+"""Trials of foreign code: does a model with plain code (`foreign.plain`) or adapters read trees as plain text?
 
-`verdict` tries a model of a family that was not compared when this library was made, or with quantized weights. The
-logits after every node of a tree, from one forward pass with a cache, are compared with those of ordinary forward
-passes over the same path without one, on a short random sequence. Forward passes of several sizes show whether the
-logits after a token depend on how many tokens are read with it. Cost: fourteen short forward passes.
-
-`why_not` tries plain code (`foreign.plain`) and adapters. The reference is transformers' own `generate` on the
-same model, forced along the paths of a small tree. Its logits are compared with those of our passes: over the
-prompt, over a branching tree, and over other numbers of nodes, for a batch of as many sequences as the call has. The
-texts contain numbers that the code names, as ids of tokens and as numbers of rows. Code that draws random numbers or
-writes to a tensor of its own is refused. Cost: some twenty short forward passes for each form of the code.
+The reference is transformers' own `generate` on the same model, forced along the paths of a small tree. Its logits are
+compared with those of our passes: over the prompt, over a branching tree, and over other numbers of nodes, for a batch
+of as many sequences as the call has. The texts contain numbers that the code names, as ids of tokens and as numbers of
+rows. Code that draws random numbers or writes to a tensor of its own is refused. Cost: some twenty short forward passes
+for each form of the code.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -30,19 +22,18 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    PreTrainedModel,
     StoppingCriteriaList,
 )
 
 from .._util.device import lasting
-from ..trees.draft import Draft, Tree, branch, star
+from ..trees.draft import Draft, branch, star
 from ..trees.templates import parse_paths
 from .compat import LOOP, plain_loop
 from .foreign import Foreign, listed
 from .foreign.plain import Numbers, Reach, form_of, numbers_in
-from .info import ModelInfo, depends_on_rows
 from .parts import own_class
-from .prefill import cross_border, first_pass, prefill
+from .prefill import first_pass
+from .self_test import leaf_paths, random_tokens, tree_logits
 from .target import Target
 
 logger = logging.getLogger("token_recycling")
@@ -51,11 +42,6 @@ T = TypeVar("T")
 
 _PATIENCE = 1.0
 """Seconds that are not worth a message."""
-
-_WIDE_TREE = parse_paths("0 1 00 01 10 010").parents
-_TEST_LENGTH, _LONGEST_WINDOW = 24, 512
-_KERNEL_ROWS = (2, 7, 16, 33)
-"""Rows of forward passes: kernels differ with them, from one row to two at the latest."""
 
 _TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
@@ -69,134 +55,6 @@ _TOLERANCE_16_BITS = 0.05
 """The same for the root of the mean square of differences, in 16 bits."""
 _MOST_TRIALS = 64
 """Results that are kept for one model."""
-
-
-# Families
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Result of a self-test."""
-
-    reason: str | None
-    difference: float | None = None
-    notes: tuple[str, ...] = ()
-
-
-def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
-    """Try a model for which `info` names no reason against it; never raises for a model."""
-    length, began = _TEST_LENGTH, time.perf_counter()
-    notes: tuple[str, ...] = ()
-    windows = [reach.size for reach in info.layers.values() if reach.kind != "full"]
-    if windows and max(windows) < _LONGEST_WINDOW:
-        length += max(windows)
-    elif windows:
-        notes = (f"the self-test's {length} tokens do not cross the window of {max(windows)}",)
-    while length > 1 and not info.fits(length - 1, len(_WIDE_TREE)):
-        length -= 1
-    try:
-        target = Target(model)
-        text = random_tokens(target, length)
-        cache = target.new_cache()
-        if cache.states is not None:
-            prefill(target, [text], cache)
-            size = cache.states.nbytes / 1e6
-            notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
-        parents = _WIDE_TREE if info.branches else branch(1 + len(_WIDE_TREE))
-        trees, scale = largest_difference(target, text, parents)
-        left = 2 * (time.perf_counter() - began)
-        if left > _PATIENCE:
-            logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", info.model, left)
-        plain = _differs_by_rows(target, random_tokens(target, max(_KERNEL_ROWS)))
-        behind = _differs_by_rows(target, text, behind_cache=True)
-    except Exception as error:  # a model of an unknown kind can fail in any way
-        return Verdict(f"a forward pass over a tree raised {type(error).__name__}: {error}", notes=notes)
-    difference = max(trees, plain, behind)
-    tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
-    reason = None
-    if not scale > 0:
-        reason = f"all logits of {info.model} are equal, so that the self-test is meaningless; load its weights"
-    elif not plain <= tolerance or (info.quantised and not difference <= tolerance):
-        reason = (
-            f"{depends_on_rows(info.model)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
-            "activations that are quantised as it runs share one scale or are rounded coarsely; quantise weights alone"
-        )
-    elif not difference <= tolerance:
-        reason = (
-            f"logits of a tree differ from linear decoding by {difference:.1e}, tolerance {tolerance:.1e}: "
-            f"{info.model} does not follow the mask or the positions it is given"
-        )
-    return Verdict(reason, difference, notes)
-
-
-@torch.no_grad()
-def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray, seed: int = 1) -> tuple[float, float]:
-    """Return the largest difference between a tree's logits and those of passes over the sequence up to each leaf,
-    leaves of one depth together, and the standard deviation of the latter.
-
-    `text` (length,) ends with the root; the other nodes are random.
-    """
-    tokens = torch.cat([text[-1:], random_tokens(target, len(parents) - 1, seed)])
-    ours = _behind(target, text[None], parents, tokens[1:])[0]
-    expected = torch.empty_like(ours)
-    for leaves in _leaf_paths(parents).values():
-        alike = torch.tensor(leaves, device=target.device)
-        nodes = alike.shape[1]
-        before = text[:-1].expand(len(alike), -1)
-        if target.info.recurrent:
-            expected[alike] = _one_by_one(target, before, tokens[alike])
-        else:
-            ids = torch.cat([before, tokens[alike]], dim=1)
-            expected[alike] = target.eager(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
-    return float((ours - expected).abs().max()), float(expected.float().std())
-
-
-def _leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
-    """Return the paths from the root to the leaves of a tree, by their number of nodes."""
-    by_nodes: dict[int, list[Sequence[int]]] = {}
-    tree = Tree(parents)
-    for path, below in zip(tree.lineages, tree.children, strict=True):
-        if not below:
-            by_nodes.setdefault(len(path), []).append(path)
-    return dict(sorted(by_nodes.items()))
-
-
-def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) sequences, read as `generate` reads them:
-    some recurrent layers read several tokens at once in another way, which is more than rounding apart.
-    """
-    cache = target.new_cache()
-    target.read(texts, cache, last=1)
-    return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
-
-
-def _counted(target: Target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
-    if "position_ids" not in target.arguments:
-        return {}
-    return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
-
-
-@torch.no_grad()
-def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = False) -> float:
-    """Return the largest difference between the logits after a token that is read alone, and with others that it does
-    not see: the first of `text` (length,) in passes over its beginning, or the last behind a cache of the others, as
-    the root of trees.
-    """
-    length, results = len(text) - 1 if behind_cache else 0, []
-    for rows in (1, *_KERNEL_ROWS):
-        if not target.info.fits(length, rows) or length + rows > (target.max_length or math.inf):
-            continue
-        if behind_cache:
-            parents = star(rows) if target.info.branches else branch(rows)
-            logits = _behind(target, text[None], parents, random_tokens(target, rows - 1))
-        else:
-            logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
-        results.append(logits[0, 0])
-    return max(float((logits - results[0]).abs().max()) for logits in results)
-
-
-# Foreign code
 
 
 def why_not(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], batch: int) -> str | None:
@@ -299,7 +157,7 @@ def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | 
     texts, tokens = _texts(target, numbers, batch)
     parents = _TREE if target.info.branches else branch(len(_TREE))
     tokens = tokens[: len(parents) - 1]
-    paths = [path for alike in _leaf_paths(parents).values() for path in alike]
+    paths = [path for alike in leaf_paths(parents).values() for path in alike]
 
     def plain(path: Sequence[int]) -> torch.Tensor:
         """Logits (batch, nodes, vocabulary) after the nodes of a path of the tree."""
@@ -318,7 +176,7 @@ def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | 
         return "all logits are equal, so that a trial is meaningless"
     what = "logits differ by {:.1e} standard deviations "
     for turn in ("", "in a second pass "):
-        logits = _behind(target, texts, parents, tokens)
+        logits = tree_logits(target, texts, parents, tokens)
         if logits.shape[1] != len(parents):
             return f"of {len(parents)} tokens the model returns the logits of {logits.shape[1]}"
         for node, expected in wanted.items():
@@ -330,7 +188,7 @@ def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | 
                 return what.format(size) + "between equal calls of generate"
     if batch > 1:
         others = torch.cat([texts[:1], texts[1:].flip(1)])
-        if size := off(_behind(target, others, parents, tokens)[0], _behind(target, texts, parents, tokens)[0]):
+        if size := off(tree_logits(target, others, parents, tokens)[0], tree_logits(target, texts, parents, tokens)[0]):
             return what.format(size) + "by the other sequences of a batch"
     if batch == 1 and not target.info.recurrent and target.info.border is None:
         logits = first_pass(target, texts[0], Draft(torch.cat([texts[0, -1:], tokens]), parents), target.new_cache())
@@ -345,24 +203,12 @@ def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | 
             continue
         shape = star(rows) if target.info.branches else branch(rows)
         nodes = torch.cat([child, random_tokens(target, rows, 2)])[: rows - 1]
-        logits = _behind(target, texts, shape, nodes)
+        logits = tree_logits(target, texts, shape, nodes)
         if size := off(logits[:, 0], wanted[0]):
             return what.format(size) + f"between passes of {rows} and of single tokens"
         if rows > 1 and (size := off(logits[:, 1], wanted[1])):
             return what.format(size) + f"between passes of {rows} and of single tokens"
     return None
-
-
-def _behind(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
-    """Return logits (batch, n, vocabulary) after the n nodes of a tree whose root is the last token of each prompt
-    (batch, length); `nodes` (n - 1,) are the others.
-    """
-    cache = target.new_cache()
-    prefill(target, list(texts), cache)
-    cross_border(target, list(texts), cache)
-    drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
-    length = texts.shape[1] - 1
-    return target.forward(target.inputs.of(drafts, [length] * len(texts), length), cache)
 
 
 def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float | None:
@@ -381,8 +227,8 @@ def _rows_are_independent(target: Target, searched: Sequence[Reach]) -> bool:
     """Whether sequences of a batch have the logits that each has alone."""
     texts, tokens = _texts(target, numbers_in(searched), 3)
     parents = _TREE if target.info.branches else branch(len(_TREE))
-    together = _behind(target, texts, parents, tokens)
-    alone = torch.cat([_behind(target, text[None], parents, tokens) for text in texts])
+    together = tree_logits(target, texts, parents, tokens)
+    alone = torch.cat([tree_logits(target, text[None], parents, tokens) for text in texts])
     return _beyond_rounding(target, together, alone, alone.float().std()) is None
 
 
@@ -428,9 +274,3 @@ def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> tor
         ),
     )
     return torch.stack(output.logits, dim=1)
-
-
-def random_tokens(target: Target, count: int, seed: int = 0) -> torch.Tensor:
-    """Return (count,) random ids on the target's device."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, target.embedded, (count,), generator=generator).to(target.device)

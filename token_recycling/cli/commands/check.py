@@ -40,8 +40,8 @@ def _support_of(model: DeviceOptions, self_test: bool) -> ModelInfo:
     import torch
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    from ...model.check import check as checked
     from ...model.info import ModelInfo
+    from ...model.support import check as checked
 
     config = loading.load_configuration(model.model)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -1,0 +1,212 @@
+"""The self-test: does a model read a tree as it reads the tree's paths?
+
+It decides about families that were not compared when this library was made, and about quantized weights. The logits
+after every node of a tree, from one forward pass with a cache, are compared with those of ordinary forward passes over
+the same path without one, on a short random sequence. Forward passes of several sizes show whether the logits after a
+token depend on how many tokens are read with it. Cost: fourteen short forward passes, once per machine where the model
+passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from .._util.versions import installed
+from ..trees.draft import Draft, Tree, branch, star
+from ..trees.templates import parse_paths
+from .compat import attention_name
+from .facts import file_of, machine, read, shape_of, write
+from .info import ModelInfo, depends_on_rows
+from .inspection import input_device
+from .prefill import cross_border, prefill
+from .target import Target
+
+logger = logging.getLogger("token_recycling")
+
+_PATIENCE = 1.0
+"""Seconds that are not worth a message."""
+
+_TREE = parse_paths("0 1 00 01 10 010").parents
+_LENGTH, _LONGEST_WINDOW = 24, 512
+_KERNEL_ROWS = (2, 7, 16, 33)
+"""Rows of forward passes: kernels differ with them, from one row to two at the latest."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a self-test."""
+
+    reason: str | None
+    difference: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def kept_verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
+    """Return the verdict of this process or of an earlier one. A failure is not kept: other weights may pass."""
+    setting = None if info.quantised else _setting(model, info)
+    path = None if setting is None else file_of("self-tests", setting)
+    if path is not None and read(path, lambda content: content["setting"], None) == setting:
+        return Verdict(None)
+    result = verdict(model, info)
+    if path is not None and result.reason is None:
+        write(path, {"setting": setting, "difference": result.difference})
+    return result
+
+
+def _setting(model: PreTrainedModel, info: ModelInfo) -> dict[str, str] | None:
+    """Return what the verdict depends on: sources and settings of all parts; None where a part has no file."""
+    files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in model.modules()}
+    sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
+    if None in files:
+        return None
+    return {
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "shape": shape_of(model.config),
+        "attention": f"{attention_name(model.config)} {info.attention}",
+        "dtype": str(model.dtype),
+        "machine": machine(input_device(model) or torch.device("meta")),
+        "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],
+        "versions": " ".join(str(installed(name)) for name in ("torch", "transformers", "token-recycling")),
+    }
+
+
+def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
+    """Try a model for which `info` names no reason against it; never raises for a model."""
+    length, began = _LENGTH, time.perf_counter()
+    notes: tuple[str, ...] = ()
+    windows = [reach.size for reach in info.layers.values() if reach.kind != "full"]
+    if windows and max(windows) < _LONGEST_WINDOW:
+        length += max(windows)
+    elif windows:
+        notes = (f"the self-test's {length} tokens do not cross the window of {max(windows)}",)
+    while length > 1 and not info.fits(length - 1, len(_TREE)):
+        length -= 1
+    try:
+        target = Target(model)
+        text = random_tokens(target, length)
+        cache = target.new_cache()
+        if cache.states is not None:
+            prefill(target, [text], cache)
+            size = cache.states.nbytes / 1e6
+            notes = (*notes, f"every node of a draft keeps a copy of the recurrent states, {size:.1f} MB")
+        parents = _TREE if info.branches else branch(1 + len(_TREE))
+        trees, scale = largest_difference(target, text, parents)
+        left = 2 * (time.perf_counter() - began)
+        if left > _PATIENCE:
+            logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", info.model, left)
+        plain = _differs_by_rows(target, random_tokens(target, max(_KERNEL_ROWS)))
+        behind = _differs_by_rows(target, text, behind_cache=True)
+    except Exception as error:  # a model of an unknown kind can fail in any way
+        return Verdict(f"a forward pass over a tree raised {type(error).__name__}: {error}", notes=notes)
+    difference = max(trees, plain, behind)
+    tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
+    reason = None
+    if not scale > 0:
+        reason = f"all logits of {info.model} are equal, so that the self-test is meaningless; load its weights"
+    elif not plain <= tolerance or (info.quantised and not difference <= tolerance):
+        reason = (
+            f"{depends_on_rows(info.model)} by {max(plain, behind):.1e}, where rounding explains {tolerance:.1e}: "
+            "activations that are quantised as it runs share one scale or are rounded coarsely; quantise weights alone"
+        )
+    elif not difference <= tolerance:
+        reason = (
+            f"logits of a tree differ from linear decoding by {difference:.1e}, tolerance {tolerance:.1e}: "
+            f"{info.model} does not follow the mask or the positions it is given"
+        )
+    return Verdict(reason, difference, notes)
+
+
+@torch.no_grad()
+def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray, seed: int = 1) -> tuple[float, float]:
+    """Return the largest difference between a tree's logits and those of passes over the sequence up to each leaf,
+    leaves of one depth together, and the standard deviation of the latter.
+
+    `text` (length,) ends with the root; the other nodes are random.
+    """
+    tokens = torch.cat([text[-1:], random_tokens(target, len(parents) - 1, seed)])
+    ours = tree_logits(target, text[None], parents, tokens[1:])[0]
+    expected = torch.empty_like(ours)
+    for leaves in leaf_paths(parents).values():
+        alike = torch.tensor(leaves, device=target.device)
+        nodes = alike.shape[1]
+        before = text[:-1].expand(len(alike), -1)
+        if target.info.recurrent:
+            expected[alike] = _one_by_one(target, before, tokens[alike])
+        else:
+            ids = torch.cat([before, tokens[alike]], dim=1)
+            expected[alike] = target.eager(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
+    return float((ours - expected).abs().max()), float(expected.float().std())
+
+
+def leaf_paths(parents: np.ndarray) -> dict[int, list[Sequence[int]]]:
+    """Return the paths from the root to the leaves of a tree, by their number of nodes."""
+    by_nodes: dict[int, list[Sequence[int]]] = {}
+    tree = Tree(parents)
+    for path, below in zip(tree.lineages, tree.children, strict=True):
+        if not below:
+            by_nodes.setdefault(len(path), []).append(path)
+    return dict(sorted(by_nodes.items()))
+
+
+def _one_by_one(target: Target, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) sequences, read as `generate` reads them:
+    some recurrent layers read several tokens at once in another way, which is more than rounding apart.
+    """
+    cache = target.new_cache()
+    target.read(texts, cache, last=1)
+    return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
+
+
+def _counted(target: Target, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
+    if "position_ids" not in target.arguments:
+        return {}
+    return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
+
+
+@torch.no_grad()
+def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = False) -> float:
+    """Return the largest difference between the logits after a token that is read alone, and with others that it does
+    not see: the first of `text` (length,) in passes over its beginning, or the last behind a cache of the others, as
+    the root of trees.
+    """
+    length, results = len(text) - 1 if behind_cache else 0, []
+    for rows in (1, *_KERNEL_ROWS):
+        if not target.info.fits(length, rows) or length + rows > (target.max_length or math.inf):
+            continue
+        if behind_cache:
+            parents = star(rows) if target.info.branches else branch(rows)
+            logits = tree_logits(target, text[None], parents, random_tokens(target, rows - 1))
+        else:
+            logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
+        results.append(logits[0, 0])
+    return max(float((logits - results[0]).abs().max()) for logits in results)
+
+
+def tree_logits(target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
+    """Return logits (batch, n, vocabulary) after the n nodes of a tree whose root is the last token of each prompt
+    (batch, length); `nodes` (n - 1,) are the others.
+    """
+    cache = target.new_cache()
+    prefill(target, list(texts), cache)
+    cross_border(target, list(texts), cache)
+    drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
+    length = texts.shape[1] - 1
+    return target.forward(target.inputs.of(drafts, [length] * len(texts), length), cache)
+
+
+def random_tokens(target: Target, count: int, seed: int = 0) -> torch.Tensor:
+    """Return (count,) random ids on the target's device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, target.embedded, (count,), generator=generator).to(target.device)
