@@ -15,7 +15,7 @@ from transformers.generation import logits_process
 import token_recycling as tr
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.specdec_pp import AcceptanceHead
-from token_recycling.model.inspection import last_state, layer_states
+from token_recycling.model.hidden import last_state, layer_states
 
 SIZE, NEW = 3, 4
 PROMPT = torch.tensor([[1, 0, 2]])

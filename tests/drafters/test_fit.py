@@ -19,7 +19,7 @@ from token_recycling.drafters.assistant import Assistant
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.layer_skip import LayerSkip
 from token_recycling.drafters.specdec_pp import AcceptanceHead, SpecDecPP, save_head
-from token_recycling.model.inspection import output_width
+from token_recycling.model.hidden import output_width
 from token_recycling.model.target import Target
 
 IDS = tiny.prompt(0, 6)

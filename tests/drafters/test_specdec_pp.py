@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 import token_recycling as tr
 from token_recycling.drafters._shared.saved import TrainedPartError
 from token_recycling.drafters.specdec_pp import AcceptanceHead, load_head, save_head
-from token_recycling.model.inspection import output_width
+from token_recycling.model.hidden import output_width
 
 
 def believing(model, probabilities, otherwise=0.999):

@@ -9,14 +9,8 @@ from support.architectures import SUPPORTED, chosen
 
 import token_recycling as tr
 from token_recycling.drafters._base import Drafter, DrafterTraits
-from token_recycling.model.inspection import (
-    NoHiddenStatesError,
-    arguments_of,
-    decoder_layers,
-    last_state,
-    layer_states,
-    output_layer,
-)
+from token_recycling.model.hidden import NoHiddenStatesError, decoder_layers, last_state, layer_states, output_layer
+from token_recycling.model.inspection import arguments_of
 from token_recycling.trees.draft import Draft, Step
 from token_recycling.trees.templates import Template
 

@@ -12,7 +12,7 @@ from support.tiny import sizes
 from transformers import DynamicCache
 
 import token_recycling as tr
-from token_recycling.model.inspection import layer_states
+from token_recycling.model.hidden import layer_states
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 PICTURE = 60

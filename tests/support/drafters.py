@@ -27,7 +27,7 @@ from token_recycling.drafters.medusa import Medusa, MedusaHeads, save_heads
 from token_recycling.drafters.mtp import Mtp
 from token_recycling.drafters.rest import Rest, build
 from token_recycling.drafters.specdec_pp import AcceptanceHead, SpecDecPP
-from token_recycling.model.inspection import decoder_layers, output_width
+from token_recycling.model.hidden import decoder_layers, output_width
 from token_recycling.model.target import Target
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.declaration import EagleTraining

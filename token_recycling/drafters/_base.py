@@ -32,7 +32,7 @@ class DrafterTraits:
     states: Callable[[int], Sequence[int]] | None = None
     """Which hidden states it needs of every token, of the prompt and of each step (`Step.states`), given the target's
     number of layers. Numbered as in transformers: i is the input of layer i, the number of layers the output of the
-    final norm (`model.inspection.last_state`).
+    final norm (`model.hidden.last_state`).
     """
     on_host: bool = False
     """Drafts on the host: on an accelerator `Context.tokens` is not copied there."""

@@ -20,7 +20,7 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from .._util.topk import top_candidates
 from ..model.compat import DFlashTokenCandidateGenerator, needed
-from ..model.inspection import output_layer, shallow_copy
+from ..model.hidden import output_layer, shallow_copy
 from ..model.target import Target
 from ..trees.draft import Context, Draft
 from ..trees.templates import template_from

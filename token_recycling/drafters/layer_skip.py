@@ -16,8 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 from .._util.locks import Lock
+from ..model.hidden import decoder_layers, shallow_copy
 from ..model.info import UnsupportedModelError
-from ..model.inspection import decoder_layers, input_device, shallow_copy
+from ..model.inspection import input_device
 from ..model.prefill import continued
 from ..model.target import Target
 from ._shared.draft_models import CausalDrafter, Mode, ModelSequence

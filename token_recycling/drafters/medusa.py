@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 
 from .._util.topk import top_candidates
 from ..costs import Budget, best_size
-from ..model.inspection import last_state, output_layer, output_width
+from ..model.hidden import last_state, output_layer, output_width
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import Template, best_paths, template_from, tree_of

@@ -20,7 +20,7 @@ from .._util.text_stream import first_line
 from .._util.topk import top_candidates
 from ..costs import Budget
 from ..model.compat import MtpCache, MtpModel, needed
-from ..model.inspection import last_state
+from ..model.hidden import last_state
 from ..model.target import Target
 from ..trees.draft import Context, Draft, DraftBuilder
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..model.inspection import output_width
+from ..model.hidden import output_width
 from ..model.target import Target
 from ._shared.draft_models import ModelDrafter, ModelSequence
 from ._shared.graph import Graph, Rules, Stop

@@ -15,14 +15,16 @@ at a few passes over the vocabulary each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from .._util.topk import as_candidates, packed_candidates
 from ..trees.draft import Draft, Step
-from ..trees.packed import PackedTrees
+
+if TYPE_CHECKING:
+    from ..trees.packed import PackedTrees
 
 IMPOSSIBLE = -2
 """The choice at a node whose scores are no distribution; neither a token nor the filling of a tree."""

@@ -29,7 +29,6 @@ from ..model.prefill import Reading
 from ..model.runner import EagerRunner, Pass, Runner, States
 from ..model.target import Target
 from ..trees.draft import Draft, Step
-from ..trees.packed import send
 from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
 from .pacer import Pace, Pacer
@@ -226,6 +225,8 @@ class Batch:
         logits, requests = verified.logits, self.requests
         if any(drafts[row].sampled_from or not requests[row].selector.at_every_node for row in active):
             return None
+        from ..trees.packed import send
+
         trees = verified.trees or send(drafts, verified.lengths, logits.shape[1], logits.device)
         choices = logits.argmax(dim=-1)
         for row in active:

@@ -7,13 +7,15 @@ call is left to transformers. A new processor of transformers is one entry here.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation import logits_process as processors
 
 from ..model.foreign import is_foreign
-from ..trees.packed import PackedTrees
+
+if TYPE_CHECKING:
+    from ..trees.packed import PackedTrees
 
 
 class Scope(IntEnum):

@@ -25,7 +25,6 @@ from ..drafters._base import Drafter, DrafterTraits
 from ..model.foreign import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
-from ..trees.packed import PackedTrees
 from .accept import IMPOSSIBLE
 from .hints import NO_HINTS, Hints
 from .pacer import Pace, Pacer, now
@@ -35,6 +34,7 @@ from .stats import Stats
 if TYPE_CHECKING:
     from ..grammar.constraint import Constraint
     from ..grammar.state import State
+    from ..trees.packed import PackedTrees
 
 _LEAST_GROWTH = 256
 """Least growth of the token buffer: the length limit may exceed any memory."""

@@ -22,7 +22,7 @@ ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has."""
 CALLED_INSTEAD = frozenset(name for name, value in vars(torch.nn.Module).items() if value is None)
 """Attributes that torch sets on a module when it compiles it, and calls in place of its code."""
-_OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
+_OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.hidden"})
 """Modules whose hooks note down what they see and change nothing."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})

@@ -9,19 +9,20 @@ captured passes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from ..trees.draft import Draft
-from ..trees.packed import PackedTrees, send
-from .inspection import layer_states
 from .kv_cache import TreeCache
 from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
 from .target import Target, band_of, rows_of
 
+if TYPE_CHECKING:
+    from ..trees.packed import PackedTrees
+
 States = Callable[[int], Sequence[int]]
-"""Which hidden states are read, given the number of layers: see `inspection.layer_states`."""
+"""Which hidden states are read, given the number of layers: see `hidden.layer_states`."""
 
 
 class NoFastPathError(ValueError):
@@ -121,6 +122,8 @@ class EagerRunner:
         if states is None:
             prefill(self.target, sequences, self.cache, cached, self._reading)
             return None
+        from .hidden import layer_states
+
         with layer_states(self.target.model, states) as passes:
             prefill(self.target, sequences, self.cache, cached, self._reading)
         uncached = [len(sequence) - 1 - n for sequence, n in zip(sequences, cached, strict=True)]
@@ -142,6 +145,8 @@ class EagerRunner:
         lengths = [len(sequence) - 1 for sequence in sequences]
         if states is None:
             return self._pass(drafts, sequences, lengths, active)
+        from .hidden import layer_states
+
         cached = self.cache.length
         with layer_states(self.target.model, states) as passes:
             result = self._pass(drafts, sequences, lengths, active)
@@ -163,6 +168,8 @@ class EagerRunner:
         if first and (logits := self._first_logits(drafts, sequences)) is not None:
             return Pass(lengths, cache.length - logits.shape[1], logits)
         if target.inputs.fixed_shapes and cache.takes_frames:
+            from ..trees.packed import send
+
             cache.settle(lengths)
             n = rows_of(max(map(len, drafts)))
             trees = send(drafts, lengths, n, target.device)

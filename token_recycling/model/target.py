@@ -26,28 +26,19 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from ..trees.draft import Draft
-from ..trees.packed import PackedTrees
 from .architectures import Reach
 from .attention import attending, biased_by_position, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
 from .facts import kept_of, shape_of
 from .info import ModelInfo, UnsupportedModelError, model_info
-from .inspection import (
-    arguments_of,
-    bytes_read,
-    context_length,
-    input_device,
-    last_state,
-    layer_states,
-    uncompiled,
-    vocabulary_size,
-)
+from .inspection import arguments_of, bytes_read, context_length, input_device, uncompiled, vocabulary_size
 from .kv_cache import TreeCache, layout_of
 from .parts import parts_of
 from .prepacking import PREPACKED, drop
 from .tree_layer import Frame, TreeLayer, window_band, window_start
 
 if TYPE_CHECKING:
+    from ..trees.packed import PackedTrees
     from .recurrence import Mixer
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
@@ -239,6 +230,8 @@ class Target:
 
     def forward_with_hidden(self, inputs: PassInputs, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
         """As `forward`, with the last hidden states (batch, n, hidden) that the logits were made of."""
+        from .hidden import last_state, layer_states
+
         with layer_states(self.model, last_state) as states:
             logits = self.forward(inputs, cache)
         return logits, states[-1].to(self.device)

@@ -25,7 +25,8 @@ from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrained
 from ..drafters._shared.neural import placed_copy
 from ..drafters.eagle.formats import THETA, save_head
 from ..drafters.eagle.head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
-from ..model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
+from ..model.hidden import layer_states, output_layer, output_width
+from ..model.inspection import uncompiled, weights_fingerprint
 from ..model.target import Target
 from .continuations import Continuations
 from .declaration import EagleTraining, Trained, TrainingRun

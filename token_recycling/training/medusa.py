@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from ..drafters.medusa import MedusaHeads, save_heads
-from ..model.inspection import last_state, layer_states, output_layer, output_width, weights_fingerprint
+from ..model.hidden import last_state, layer_states, output_layer, output_width
+from ..model.inspection import weights_fingerprint
 from ..model.target import Target
 from .continuations import Continuations
 from .declaration import MedusaTraining, Trained, TrainingRun

@@ -20,7 +20,8 @@ import torch
 from torch.nn import functional
 
 from ..drafters.specdec_pp import AcceptanceHead, save_head
-from ..model.inspection import last_state, layer_states, output_width, weights_fingerprint
+from ..model.hidden import last_state, layer_states, output_width
+from ..model.inspection import weights_fingerprint
 from ..model.target import Target
 from .continuations import Continuations, digest
 from .declaration import SpecDecTraining, Trained, TrainingRun

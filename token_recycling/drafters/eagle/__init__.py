@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ...costs import Budget
-from ...model.inspection import output_layer, output_width
+from ...model.hidden import output_layer, output_width
 from ...model.target import Target
 from ...trees.draft import Context, Draft
 from ...trees.templates import Template, parse_paths, template_from

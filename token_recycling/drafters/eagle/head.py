@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
 from ...model.compat import CACHE
-from ...model.inspection import last_state
+from ...model.hidden import last_state
 
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
 """The layers whose inputs EAGLE-3 reads, given the target's number of layers."""

@@ -14,7 +14,7 @@ from transformers.utils.logging import tqdm
 from ..._util.device import lasting
 from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
-from ..inspection import layer_states
+from ..hidden import layer_states
 from ..kv_cache import TreeCache
 from ..runner import EagerRunner, NoFastPathError, Pass, States
 from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
