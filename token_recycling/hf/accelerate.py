@@ -191,20 +191,20 @@ _originals: dict[type, type] = {}
 """Classes that other libraries derived from accelerated ones, without these; see `_original_class`."""
 
 
-def _original_class(kind: type) -> type:
+def _original_class(cls: type) -> type:
     """Return a class without the accelerated one among its bases. Where another library has derived a class of its own
     from it since, such as FSDP2 or a parametrization, that class is made again without, once.
     """
-    if not issubclass(kind, _Accelerated):
-        return kind
-    if _Accelerated in kind.__bases__:
-        return kind.__bases__[1]
-    if kind not in _originals:
-        bases = tuple(map(_original_class, kind.__bases__))
-        contents = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-        metaclass: Any = type(kind)
-        _originals[kind] = metaclass(kind.__name__, bases, contents)
-    return _originals[kind]
+    if not issubclass(cls, _Accelerated):
+        return cls
+    if _Accelerated in cls.__bases__:
+        return cls.__bases__[1]
+    if cls not in _originals:
+        bases = tuple(map(_original_class, cls.__bases__))
+        contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        metaclass: Any = type(cls)
+        _originals[cls] = metaclass(cls.__name__, bases, contents)
+    return _originals[cls]
 
 
 def _unfilled(original: type) -> _Accelerated:

@@ -48,17 +48,17 @@ def _since(module: str, name: str, since: tuple[int, int], base: type = object) 
     return type(name, (base,), {"__module__": __name__, "since": since})
 
 
-def why_not_here(kind: Any, what: str) -> str | None:
-    """Return why `what` needs a later release, where `kind` is of this module and not of transformers; else None."""
-    if kind.__module__ != __name__:
+def why_not_here(cls: Any, what: str) -> str | None:
+    """Return why `what` needs a later release, where `cls` is of this module and not of transformers; else None."""
+    if cls.__module__ != __name__:
         return None
-    first = ".".join(map(str, kind.since))
+    first = ".".join(map(str, cls.since))
     return f"{what} needs transformers >= {first}, got {transformers.__version__}"
 
 
-def needed(kind: Any, what: str) -> None:
+def needed(cls: Any, what: str) -> None:
     """Raises ValueError with that reason, if there is one."""
-    if reason := why_not_here(kind, what):
+    if reason := why_not_here(cls, what):
         raise ValueError(reason)
 
 

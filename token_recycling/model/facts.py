@@ -66,8 +66,8 @@ class Fingerprint:
             away = [(weight.shape, weight.dtype) for weight in weights if weight.is_meta]
             written = [count for count, weight in zip(written, weights, strict=True) if not weight.is_meta]
             weights = [weight for weight in weights if not weight.is_meta]
-        kinds: list[Any] = [*map(type, parts)]
-        kinds[0] = own_class(model)
+        classes: list[Any] = [*map(type, parts)]
+        classes[0] = own_class(model)
         forwards = [own["forward"] for own in attributes if "forward" in own]
         forwards = [
             forward
@@ -77,7 +77,7 @@ class Fingerprint:
         self._ids = Identities(weights), Identities(parts[1:])
         self.form: list[Any] = [
             *self._ids,
-            kinds,
+            classes,
             places,
             away,
             "forward" in attributes[0],
@@ -87,7 +87,7 @@ class Fingerprint:
             _values_of(getattr(model, "config", None)),
         ]
         self.numbers = written
-        code = [*replaceable_code(model, parts, kinds), *filter(is_foreign, forwards)]
+        code = [*replaceable_code(model, parts, classes), *filter(is_foreign, forwards)]
         self._code_ids = Identities(code)
         self.code: list[Any] = [self._code_ids, [part.training for part in parts], [*map(len, attributes)]]
 
@@ -180,9 +180,9 @@ def kept_of(model: PreTrainedModel) -> Kept:
 # On disk
 
 
-def file_of(kind: str, setting: dict[str, str]) -> Path:
+def file_of(folder: str, setting: dict[str, str]) -> Path:
     """Return the file of facts about a setting."""
-    return cache_folder() / kind / f"{digest(setting)}.json"
+    return cache_folder() / folder / f"{digest(setting)}.json"
 
 
 def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:

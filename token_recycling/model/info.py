@@ -284,7 +284,7 @@ def _why_not_parts(
         return f"{name} has ALiBi of an unknown kind"
     # A model that chooses blocks of keys does so in the masks of these implementations only.
     by_name = any(map(attends_to_blocks, cached)) and attention_name(config) not in MASKED_ATTENTION
-    if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts))):
+    if by_name or any(re.search(r"FlashAttention\d", cls.__name__) for cls in set(map(type, parts))):
         return f"{name} is built for flash attention; load it with attn_implementation='sdpa'"
     windows = sorted({layer.sliding_window for layer in cached if isinstance(layer, DynamicSlidingWindowLayer)})
     if len(windows) > 1:
@@ -298,7 +298,7 @@ def depends_on_rows(name: str) -> str:
 
 
 def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
-    """Whether its weights are something else than plain tensors, or were loaded so; and the path and kind of the first
+    """Whether its weights are something else than plain tensors, or were loaded so; and the path and class of the first
     module that gives all activations of a pass one scale, made for that pass.
     """
     quantised = getattr(model, "is_quantized", False)
@@ -307,9 +307,9 @@ def _quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
         weights = [*module.parameters(recurse=False)]
         others = [weight for weight in weights if type(weight).__module__.partition(".")[0] != "torch"]
         quantised = quantised or packed or bool(others)
-        kinds = [type(weight).__name__ for weight in others if _shares(weight)]
-        if kinds or (packed and _is_dynamic(module)):
-            return True, f"{path}, a {type(module).__name__}" + "".join(f" of {kind}" for kind in kinds[:1])
+        classes = [type(weight).__name__ for weight in others if _shares(weight)]
+        if classes or (packed and _is_dynamic(module)):
+            return True, f"{path}, a {type(module).__name__}" + "".join(f" of {name}" for name in classes[:1])
     return quantised, None
 
 
@@ -323,8 +323,8 @@ def _is_dynamic(module: torch.nn.Module) -> bool:
 
 def _shares(weight: torch.Tensor) -> bool:
     """Find tensors of torchao that say how activations multiplied by them are quantised."""
-    kind = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
-    return kind == "PerTensor" and getattr(weight, "act_quant_scale", None) is None
+    granularity = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
+    return granularity == "PerTensor" and getattr(weight, "act_quant_scale", None) is None
 
 
 # How it attends
@@ -340,16 +340,16 @@ def _reaches(config: PretrainedConfig) -> dict[str, Reach]:
     """The reach of each type of layer, by the name that the model's forward knows it by."""
     reaches: dict[str, Reach] = {}
     types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
-    for kind in dict.fromkeys(types):
-        if kind in _HYBRID:  # such a layer's attention goes by either name
-            reach = Reach("sliding", config.sliding_window) if kind == "hybrid_sliding" else Reach()
-            reaches |= {kind: reach, _HYBRID[kind]: reach, "linear_attention": Reach()}
-        elif kind == "sliding_attention" or (kind is None and getattr(config, "sliding_window", None)):
-            reaches[kind or "sliding_attention"] = Reach("sliding", config.sliding_window)
-        elif kind == "chunked_attention" or (kind is None and getattr(config, "attention_chunk_size", None)):
-            reaches[kind or "chunked_attention"] = Reach("chunked", config.attention_chunk_size)
+    for name in dict.fromkeys(types):
+        if name in _HYBRID:  # such a layer's attention goes by either name
+            reach = Reach("sliding", config.sliding_window) if name == "hybrid_sliding" else Reach()
+            reaches |= {name: reach, _HYBRID[name]: reach, "linear_attention": Reach()}
+        elif name == "sliding_attention" or (name is None and getattr(config, "sliding_window", None)):
+            reaches[name or "sliding_attention"] = Reach("sliding", config.sliding_window)
+        elif name == "chunked_attention" or (name is None and getattr(config, "attention_chunk_size", None)):
+            reaches[name or "chunked_attention"] = Reach("chunked", config.attention_chunk_size)
         else:
-            reaches[kind or "full_attention"] = Reach()
+            reaches[name or "full_attention"] = Reach()
     return reaches
 
 

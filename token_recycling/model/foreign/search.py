@@ -121,16 +121,16 @@ def foreign_code(model: PreTrainedModel) -> tuple[Foreign, ...]:
     return tuple(pieces)
 
 
-def replaceable_code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], kinds: Sequence[Any]) -> list[Any]:
+def replaceable_code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Sequence[Any]) -> list[Any]:
     """Return code that runs in a model and may be replaced between calls: when any of it is another one, the model is
-    searched again. `kinds`: the classes of its `parts`.
+    searched again. `classes`: the classes of its `parts`.
     """
-    code: list[Any] = [getattr(kinds[0], name, None) for name in _METHODS_AROUND]
+    code: list[Any] = [getattr(classes[0], name, None) for name in _METHODS_AROUND]
     code += filter(is_foreign, global_hooks())
     code += [piece.code for piece in replaced_in_libraries()]
     code += foreign_modes()
     code += attention_functions(model)
-    distinct = set(kinds)
+    distinct = set(classes)
     forwards = [getattr(cls, "forward", None) for cls in distinct]  # code that was compiled ahead has none
     code += [forward for forward in forwards if isinstance(forward, FunctionType)]
     of_families = [cls for cls in distinct if cls.__module__.startswith(FAMILIES)]
