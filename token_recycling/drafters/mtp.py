@@ -22,7 +22,7 @@ from ..costs import Budget
 from ..model.compat import MtpCache, MtpModel, needed
 from ..model.hidden import last_state
 from ..model.target import Target
-from ..trees.draft import Context, Draft, DraftBuilder
+from ..trees.draft import Context, Draft
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._shared.neural import placed_copy
 from ._shared.states import PendingStates, StatesDrafter, StatesSequence
@@ -203,11 +203,13 @@ def _below_the_best(root: torch.Tensor, candidates: np.ndarray, probabilities: n
     """Return the draft of all candidates (positions, k), those of a position below the best one of the position
     before.
     """
-    grown, best = DraftBuilder(int(root)), 0
-    for tokens, shares in zip(candidates.tolist(), probabilities.tolist(), strict=True):
-        added = [grown.add(best, token, share) for token, share in zip(tokens, shares, strict=True)]
-        best = added[0]
-    return grown.draft()
+    positions, k = candidates.shape
+    best = np.append(0, np.arange(1, k * positions, k))[:positions]
+    return Draft(
+        np.append(root.item(), candidates.ravel()),
+        np.append(-1, best.repeat(k)),
+        np.append(1, probabilities.ravel()),
+    )
 
 
 def _goes_on(probabilities: np.ndarray, budget: Budget) -> bool:

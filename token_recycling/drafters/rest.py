@@ -30,7 +30,7 @@ from ..model.loading import tokenizer_beside
 from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.suffix_index import BREAK, IndexArrays, append, longest_match, warm_up
-from ..trees.draft import Context, Draft, DraftBuilder
+from ..trees.draft import Context, Draft
 from ._base import Drafter, check_at_least
 
 FORMAT, VERSION = "token_recycling.datastore", "2"
@@ -225,13 +225,14 @@ class Rest(Drafter):
         continuations = self._store.continuations(recent, _LEAST, length, self.max_matches)
         if not len(continuations):
             return Draft.chain(context.root)
-        draft = DraftBuilder(int(recent[-1]))
-        nodes: dict[tuple[int, ...], int] = {(): 0}
         counts = {(): len(continuations), **frequent_prefixes(continuations, self.nodes)}
-        for prefix in list(counts)[1:]:
-            share = counts[prefix] / counts[prefix[:-1]]
-            nodes[prefix] = draft.add(nodes[prefix[:-1]], prefix[-1], share)
-        return draft.draft()
+        nodes = {prefix: node for node, prefix in enumerate(counts)}
+        tokens, parents, probabilities = [int(recent[-1])], [-1], [1.0]
+        for prefix in [*counts][1:]:
+            tokens.append(prefix[-1])
+            parents.append(nodes[prefix[:-1]])
+            probabilities.append(counts[prefix] / counts[prefix[:-1]])
+        return Draft(tokens, parents, probabilities)
 
     def describe(self) -> str:
         unsure = "" if self._checked else ", its tokenizer not checked"
