@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _GROUP = 64
 _LOG2E = np.float32(1.4426950408889634)
 _HALF, _ONE, _LOWEST = np.float32(0.5), np.float32(1), np.float32(-126)
+_FIRST = np.zeros(1, np.int64)
+"""Index of the only row."""
 _SERIES = tuple(np.float32(c) for c in (0.693147, 0.2402265, 0.0555041, 0.0096181))
 """2 to the power of x from -1/2 to 1/2 is 1 + c x + c x^2 + ..., to one part in 10,000."""
 
@@ -30,18 +32,17 @@ def top_candidates(
     their probabilities: (n, k) int32 and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id
     comes first.
     """
-    if not isinstance(logits, np.ndarray):
-        import torch
-
-        if logits.device.type != "cpu":
-            return _top_on_device(logits, k, rows)
-        if rows is not None and logits.dtype != torch.float32:  # no more is converted than is read
-            logits, rows = logits[torch.from_numpy(rows)], None
-        logits = logits.detach().float().numpy()
+    if not isinstance(logits, np.ndarray) and logits.device.type != "cpu":
+        return _top_on_device(logits, k, rows)
     rows = np.arange(len(logits)) if rows is None else rows
     ids, probabilities = np.empty((len(rows), k), np.int32), np.empty((len(rows), k), np.float32)
-    logits = np.ascontiguousarray(logits, np.float32)
-    _top(logits, rows, ids, probabilities, _Workspace.empty(logits.shape[1], k))
+    work = _Workspace.empty(logits.shape[1], k)
+    if isinstance(logits, np.ndarray) or str(logits.dtype) == "torch.float32":
+        _top(np.ascontiguousarray(logits, np.float32), rows, ids, probabilities, work)
+        return ids, probabilities
+    for place, row in enumerate(rows.tolist()):  # no more is converted than is read, and while it is in the cache
+        converted = logits[row : row + 1].float().numpy()
+        _top(converted, _FIRST, ids[place : place + 1], probabilities[place : place + 1], work)
     return ids, probabilities
 
 

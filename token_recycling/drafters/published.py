@@ -106,7 +106,7 @@ class PublishedSequence(SequenceDrafter):
     def observe(self, step: Step) -> None:
         nodes = step.learnable
         tokens = torch.from_numpy(step.draft.tokens[nodes]).to(step.logits.device)
-        logits = step.logits[nodes]
+        logits = step.logits[nodes].float()
         self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices, self.drafter.update)
 
 

@@ -195,7 +195,6 @@ class Batch:
         steps: list[Step] = []
         on_cpu = verified.logits.device.type == "cpu"
         at_once = None if on_cpu else self._judge_at_once(drafts, verified, active)
-        logits = verified.logits if at_once else verified.logits.float()  # in which acceptance node by node is faster
         for row in active:
             request, draft = self.requests[row], drafts[row]
             if request.error is not None:
@@ -205,7 +204,7 @@ class Batch:
                     step = at_once.step(row, request.sequence.append)
                     request.selector.sampled(len(step.tokens))
                 else:
-                    own = logits[row, : len(draft)]
+                    own = verified.logits[row, : len(draft)]
                     step = accept_walk(draft, own, request.sequence.append, request.selector, row, accepted[row])
                 accepted[row] = step.accepted
             except Exception as error:

@@ -188,8 +188,8 @@ class TokenSelector:
     def __call__(self, logits: torch.Tensor) -> int:
         """The next token after the sequence so far, from logits (vocabulary,)."""
         if self.greedy:
-            fast = logits.device.type == "cpu" and logits.dtype == torch.float32
-            return int(logits.numpy().argmax() if fast else logits.argmax())
+            on_cpu = logits.device.type == "cpu"
+            return int(logits.float().numpy().argmax() if on_cpu else logits.argmax())  # there numpy is much faster
         if self.sample:
             return int(torch.multinomial(self.distribution(logits), num_samples=1, generator=self.generator))
         return int(self.scored(logits).argmax(dim=-1))
