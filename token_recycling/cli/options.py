@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from .._util.options import option
 from ..drafters._registry import check_spec, drafter_names
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def checked_drafter(spec: str) -> str:
     return spec
 
 
-_loading = partial(typer.Option, rich_help_panel="Model")
+_loading = partial(option, rich_help_panel="Model")
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, .gguf file, or name on the hub.")]
 Drafting = Annotated[
     str,
@@ -39,43 +40,16 @@ Drafting = Annotated[
         callback=checked_drafter,
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")]
-DType = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"] | None,
-    _loading(help="Type of the weights; default float32 on a CPU, else auto, the file's."),
-]
-Device = Annotated[str | None, _loading(help="cpu, cuda, cuda:1, ...; default the accelerator if there is one.")]
-DeviceMap = Annotated[
-    str | None,
-    _loading(
-        metavar="MAP",
-        help="Distribute the model over several devices: auto, balanced, sequential or a device; needs accelerate.",
-    ),
-]
-Threads = Annotated[int | None, _loading(min=1, help="CPU threads; default torch's choice.")]
 Prepack = Annotated[
     bool | None,
-    _loading(
-        help="Prepack CPU weights (doubles weight memory); default where the copy takes a quarter of memory at most."
+    typer.Option(
+        rich_help_panel="Model",
+        help="Prepack CPU weights (doubles weight memory); default where the copy takes a quarter of memory at most.",
     ),
 ]
 Chat = Annotated[
     bool | None,
     typer.Option("--chat/--raw", help="Apply the chat template; default if the tokenizer has one."),
-]
-Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus (top-p) sampling threshold.")]
-TopK = Annotated[int | None, typer.Option(min=1, help="Sample from this many most probable tokens.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the samples.")]
-Reproducible = Annotated[
-    bool,
-    typer.Option("--reproducible", help="Give equal requests equal outputs in 16 bits too, whatever came before."),
-]
-FastOption = Annotated[
-    Literal["auto", "on", "off"],
-    typer.Option(
-        "--fast", help="Capture forward passes as CUDA graphs: auto where possible on CUDA, on or an error, off never."
-    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -129,9 +103,11 @@ class DeviceOptions:
     """A model, and where and how it is computed."""
 
     model: Model
-    dtype: DType = None
-    device: Device = None
-    threads: Threads = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _loading(
+        None, "Type of the weights; default float32 on a CPU, else auto, the file's."
+    )
+    device: str | None = _loading(None, "cpu, cuda, cuda:1, ...; default the accelerator if there is one.")
+    threads: int | None = _loading(None, "CPU threads; default torch's choice.", 1)
 
     def load(self) -> Loaded:
         """Load model and tokenizer; raises ValueError or OSError for what cannot be loaded."""
@@ -144,7 +120,11 @@ class DeviceOptions:
 class ModelOptions(DeviceOptions):
     """The options of commands that decode."""
 
-    device_map: DeviceMap = None
+    device_map: str | None = _loading(
+        None,
+        "Distribute the model over several devices: auto, balanced, sequential or a device; needs accelerate.",
+        metavar="MAP",
+    )
     prepack: Prepack = None
 
     def load(self, reproducible: bool = False) -> Loaded:
@@ -160,19 +140,21 @@ class DecodingOptions:
     """How outputs are drafted and how long they may be."""
 
     drafter: Drafting = "recycling"
-    max_new_tokens: MaxNewTokens = 256
-    fast: FastOption = "auto"
+    max_new_tokens: int = option(256, "Maximum number of new tokens.", 1)
+    fast: Literal["auto", "on", "off"] = option(
+        "auto", "Capture forward passes as CUDA graphs: auto where possible on CUDA, on or an error, off never."
+    )
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """How tokens are chosen."""
 
-    temperature: Temperature = 0
-    top_p: TopP = None
-    top_k: TopK = None
-    seed: Seed = None
-    reproducible: Reproducible = False
+    temperature: float = option(0, "Sampling temperature; 0 is greedy.", 0)
+    top_p: float | None = option(None, "Nucleus (top-p) sampling threshold.", 0, max=1)
+    top_k: int | None = option(None, "Sample from this many most probable tokens.", 1)
+    seed: int | None = option(None, "Seed of the samples.")
+    reproducible: bool = option(False, "Give equal requests equal outputs in 16 bits too, whatever came before.")
 
     def arguments(self) -> dict[str, Any]:
         """Return sampling arguments of `model.generate`. Settings without an option, such as a repetition penalty, stay
