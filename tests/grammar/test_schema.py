@@ -246,6 +246,22 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible():
     assert not admits(grammar, "[1, 1, 1]")
 
 
+@pytest.mark.parametrize("referred", [False, True])
+def test_a_keyword_that_llguidance_refuses_is_left_out_unless_strict(referred):
+    """At the root too, beside definitions."""
+    null = {"type": "null"}
+    schema = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/null"} if referred else null},
+        "patternProperties": {"^a": {"type": "string"}, "^ab": {}},
+        "$defs": {"null": null},
+    }
+    grammar = compiled(TOKENIZER, "json_schema", schema, strict=False)
+    assert [lost.place for lost in grammar.unenforced] == ["#/patternProperties"]
+    assert admits(grammar, '{"x": null, "abc": 1}')
+    assert not admits(grammar, '{"x": 1}')
+
+
 @pytest.mark.parametrize("schema", [{"format": "phone"}, {"type": "string", "pattern": "^a", "format": "/^x/"}])
 def test_unknown_formats_are_annotations_unless_strict(schema):
     assert admits(compiled(TOKENIZER, "json_schema", schema, strict=False), '"a"')

@@ -14,12 +14,13 @@ keywords mean nothing to a validator, and nothing here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urldefrag
 
 from .disjoint import MAX_COMPARISONS, Comparison
+from .endless import prune
 from .formats import FORMATS
 from .json_values import TYPES, Schema, at_pointer, escaped, is_number, shown, strings, unescaped, unwritable
 from .numbers import INTEGERS, inclusive, rounded, too_many_remainders
@@ -85,13 +86,10 @@ def enforceable(schema: Schema, closed: bool) -> Enforceable:
     walk = _Walk(schema, closed)
     root = walk.subschema(schema, "#", "#", closed)
     walk.definitions()
-    ending = _ending(walk.defs)
-    if root is not False and not _can_end(root, ending):
-        raise ValueError("#: admits no value: each would contain another one for ever; let a reference be left out")
-    if isinstance(root, dict) and walk.defs:
-        root = {**root, "$defs": walk.defs}
-        if len(ending) < len(walk.defs):
-            _prune(root, ending)
+    if isinstance(root, dict):
+        if walk.defs:
+            root["$defs"] = walk.defs
+        prune(root)
     return Enforceable(root, walk.unenforced, walk.nodes)
 
 
@@ -596,49 +594,3 @@ def _only_requires(composition: Any, properties: Any) -> bool:
         and {*strings(branch.get("required"))} <= {*properties}
         for branch in branches
     )
-
-
-def _ending(definitions: dict[str, Schema]) -> set[str]:
-    """Return the definitions that a value can satisfy, rather than contain a value of the same for ever."""
-    ending: set[str] = set()
-    while True:
-        more = {name for name, schema in definitions.items() if name not in ending and _can_end(schema, ending)}
-        if not more:
-            return ending
-        ending |= more
-
-
-def _can_end(schema: Schema, ending: Set[str]) -> bool:
-    """Whether a value can satisfy a schema, as far as it refers to the definitions that are `ending`."""
-    if isinstance(schema, bool) or "enum" in schema or "const" in schema:
-        return schema is not False
-    if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in ending:
-        return False
-    if not all(_can_end(part, ending) for part in schema.get("allOf", ())):
-        return False
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema and not any(_can_end(part, ending) for part in schema[keyword]):
-            return False
-    if schema.get("type") in ("object", ["object"]):
-        properties = schema.get("properties", {})
-        return all(_can_end(properties.get(name, True), ending) for name in schema.get("required", ()))
-    if schema.get("type") in ("array", ["array"]):
-        items = [*schema.get("prefixItems", ()), schema.get("items", True)][: schema.get("minItems", 0)]
-        return all(_can_end(item, ending) for item in items)
-    return True
-
-
-def _prune(schema: Schema, ending: Set[str]) -> Schema:
-    """Replace what no value can satisfy within a schema, which an output would begin and never end; return it, or False
-    where none can satisfy all of it.
-    """
-    if isinstance(schema, bool):
-        return schema
-    for keyword, value in schema.items():
-        if keyword in ("properties", "patternProperties", "$defs"):
-            schema[keyword] = {name: _prune(part, ending) for name, part in value.items()}
-        elif keyword in ("allOf", "anyOf", "prefixItems"):
-            schema[keyword] = [_prune(part, ending) for part in value]
-        elif keyword in ("items", "additionalProperties"):
-            schema[keyword] = _prune(value, ending)
-    return _can_end(schema, ending) and schema

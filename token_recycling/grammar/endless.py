@@ -1,0 +1,66 @@
+"""Values that would contain themselves for ever, as references can ask for. llguidance follows references one by one:
+an output could begin such a value, and would never end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from .json_values import Schema
+
+
+def prune(schema: dict[str, Any]) -> None:
+    """Replace what no value can satisfy within a schema, which may have `$defs`, by False; raise ValueError where none
+    can satisfy all of it.
+    """
+    definitions = schema.get("$defs", {})
+    ending = _ending(definitions)
+    if not _can_end(schema, ending):
+        raise ValueError("#: admits no value: each would contain another one for ever; let a reference be left out")
+    if len(ending) < len(definitions):
+        _pruned(schema, ending)
+
+
+def _ending(definitions: dict[str, Schema]) -> set[str]:
+    """Return the definitions that a value can satisfy, rather than contain a value of the same for ever."""
+    ending: set[str] = set()
+    while True:
+        more = {name for name, schema in definitions.items() if name not in ending and _can_end(schema, ending)}
+        if not more:
+            return ending
+        ending |= more
+
+
+def _can_end(schema: Schema, ending: Set[str]) -> bool:
+    """Whether a value can satisfy a schema, as far as it refers to the definitions that are `ending`."""
+    if isinstance(schema, bool) or "enum" in schema or "const" in schema:
+        return schema is not False
+    if "$ref" in schema and schema["$ref"].removeprefix("#/$defs/") not in ending:
+        return False
+    if not all(_can_end(part, ending) for part in schema.get("allOf", ())):
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema and not any(_can_end(part, ending) for part in schema[keyword]):
+            return False
+    if schema.get("type") in ("object", ["object"]):
+        properties = schema.get("properties", {})
+        return all(_can_end(properties.get(name, True), ending) for name in schema.get("required", ()))
+    if schema.get("type") in ("array", ["array"]):
+        items = [*schema.get("prefixItems", ()), schema.get("items", True)][: schema.get("minItems", 0)]
+        return all(_can_end(item, ending) for item in items)
+    return True
+
+
+def _pruned(schema: Schema, ending: Set[str]) -> Schema:
+    """Prune a schema; return it, or False where no value can satisfy all of it."""
+    if isinstance(schema, bool):
+        return schema
+    for keyword, value in schema.items():
+        if keyword in ("properties", "patternProperties", "$defs"):
+            schema[keyword] = {name: _pruned(part, ending) for name, part in value.items()}
+        elif keyword in ("allOf", "anyOf", "prefixItems"):
+            schema[keyword] = [_pruned(part, ending) for part in value]
+        elif keyword in ("items", "additionalProperties"):
+            schema[keyword] = _pruned(value, ending)
+    return _can_end(schema, ending) and schema
