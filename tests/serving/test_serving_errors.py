@@ -136,7 +136,7 @@ REFUSED = [
     (C, {"prompt": [[3], [2, -7]]}, "prompt.1.1", "-7"),
     (C, {"prompt": [True]}, "prompt.0", "true"),
     (H, {"messages": []}, "messages", "[]"),
-    (H, {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "'tool' or 'function', got \"bot\""),
+    (H, {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "'assistant' or 'tool', got \"bot\""),
     (H, {"messages": [{"role": "User", "content": "a"}]}, "messages.0.role", 'got "User"'),
     (R, {"input": [{"role": "tool", "content": "a"}]}, "input.0.role", 'got "tool"'),
     (A, {"messages": [{"role": "developer", "content": "a"}]}, "messages.0.role", 'got "developer"'),

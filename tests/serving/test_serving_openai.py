@@ -92,6 +92,20 @@ def test_messages_as_they_come_are_rendered(tokenizer, messages, shown):
     assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
 
 
+def test_a_call_from_before_there_were_tools_is_one_of_a_tool():
+    called = {"name": "look", "arguments": '{"at": 1}'}
+    messages = [
+        {"role": "assistant", "content": None, "function_call": called},
+        {"role": "function", "name": "look", "content": "nothing"},
+        {"role": "assistant", "content": "well", "function_call": None},
+    ]
+    call, result, said = ChatRequest.model_validate({"messages": messages}).messages
+    (written,) = call.tool_calls
+    assert (written.function.name, written.function.arguments) == ("look", {"at": 1})
+    assert (result.role, result.content, result.name) == ("tool", "nothing", "look")
+    assert (said.tool_calls, said.content) == (None, "well")
+
+
 LOOK, GO = ({"type": "function", "function": {"name": name}} for name in ("look", "go"))
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [GO]}}
 

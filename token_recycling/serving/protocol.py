@@ -173,9 +173,20 @@ class ToolCall(BaseModel, extra="allow"):
 class Message(BaseModel, extra="allow"):
     """One message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _newest(cls, data: Any) -> Any:
+        """Return the call of a function, which OpenAI's API had before tools, as that of a tool, and its result too."""
+        if not isinstance(data, dict):
+            return data
+        called = data.get("function_call")
+        calls = {} if called is None else {"tool_calls": [{"type": "function", "function": called}]}
+        role = {"role": "tool"} if data.get("role") == "function" else {}
+        return {name: value for name, value in data.items() if name != "function_call"} | calls | role
 
 
 FunctionName = Annotated[str, StringConstraints(min_length=1, pattern=r'^[^"\\\x00-\x1f]*$')]
