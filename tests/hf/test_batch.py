@@ -86,15 +86,18 @@ def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer
     ending.generation_config.eos_token_id = eos
     for seed, tree in enumerate(TREES):
         inputs = {**batch([4, 9, 5], seed, spare=seed), "max_new_tokens": 24}
+        inputs |= {"return_dict_in_generate": True, "output_logits": True}
         criteria, stats = [Recording(answer), Recording(answer)], tr.Stats()
         wanted = ending.generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria[:1]))
         how = {"drafter": f"recycling:tree={tree}", "stats": stats}
         ours = tr.generate(ending, **inputs, **how, stopping_criteria=StoppingCriteriaList(criteria[1:]))
-        assert torch.equal(ours, wanted)
+        assert torch.equal(ours.sequences, wanted.sequences)
+        torch.testing.assert_close(ours.logits, wanted.logits, atol=1e-4, rtol=1e-4)
         assert criteria[1].seen == criteria[0].seen
-        new = wanted[:, inputs["input_ids"].shape[1] :]
+        new = wanted.sequences[:, inputs["input_ids"].shape[1] :]
         kept = new.flip(1).cumsum(1) > 0 if eos is not None else new >= 0  # without an end nothing is padded
         assert stats.tokens == int(kept.sum())
+        assert stats.prompt_tokens == int(inputs["attention_mask"].sum())
 
 
 SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}

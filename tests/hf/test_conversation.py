@@ -76,6 +76,18 @@ def test_reset_begins_anew_and_what_was_learned_stays():
     assert chat.acceleration.total.steps > steps
 
 
+def test_a_reproducible_answer_is_that_of_a_new_conversation():
+    """It takes nothing from the prefix cache, whose states were rounded in other passes."""
+    model, turns = speaking_llama().bfloat16(), []
+    tokenizer, drafter = chatty(tiny.tokenizer()), make_drafter("recycling", reproducible=True)
+    chat = Conversation(model, tokenizer, drafter, **GREEDY)
+    for said in SAID:
+        new = Conversation(model, tokenizer, drafter, **GREEDY)
+        new.messages = [*chat.messages]
+        turns.append((chat.say(said), chat.last.cached))
+        assert turns[-1] == (new.say(said), 0)
+
+
 def test_an_interrupt_keeps_what_was_said(chat):
     """Of a criterion of the caller's, asked for every token."""
     left = [20]

@@ -12,6 +12,7 @@ import torch
 from accelerate.big_modeling import attach_layerwise_casting_hooks
 from support import architectures, tiny
 from support.architectures import SUPPORTED, Case, model_of, named
+from support.batches import batch
 from support.oracle import Oracle
 
 import token_recycling as tr
@@ -99,6 +100,21 @@ def test_plain_decoding_computes_what_generate_does(dtype):
         wanted = model.generate(ids, **asked)
         ours = tr.generate(model, ids, drafter="plain", **asked)
         assert torch.equal(torch.cat(ours.logits), torch.cat(wanted.logits))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_of_a_batch_are_computed_in_32_bits_to_its_last_column(dtype):
+    """Also those of the padding after texts that have ended."""
+    model = tiny.llama(seed=3).to(dtype)
+    how = {"do_sample": True, "temperature": 0.7, "top_k": 0, "max_new_tokens": 16, "pad_token_id": 0}
+    how |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    torch.manual_seed(1)
+    output = tr.generate(model, **batch([5, 9, 3], 1), **how, eos_token_id=[*range(0, 60, 4)])
+    columns = output.sequences[:, 9:]
+    assert (columns[:, -1] == 0).any(), "no text ended before another"
+    for scores, logits in zip(output.scores, output.logits, strict=True):
+        assert scores.dtype == logits.dtype == torch.float32
+        assert torch.equal(scores, logits / 0.7)
 
 
 @pytest.mark.parametrize(("family", "stored"), [("gpt2", torch.bfloat16), ("llama", torch.float8_e4m3fn)], ids=str)

@@ -50,6 +50,15 @@ def test_int32_of_a_padded_batch(ending):
     assert expected[0] == torch.int64
 
 
+@pytest.mark.parametrize("rows", [[0], [3, 0], [0, 3], [0, 0]], ids=str)
+def test_a_row_that_is_all_padding_is_left_to_generate(ending, rows):
+    inputs = batch(rows, 1, spare=2)
+    ids, others = inputs.pop("input_ids"), inputs
+    expected = outcome(ending.generate, ids, do_sample=False, **others)
+    assert outcome(tr.accelerate(ending).generate, ids, do_sample=False, **others) == expected
+    assert "padding must be on the left" in ending.acceleration.fallback
+
+
 def test_a_batch_without_rows_is_left_with_a_reason(model):
     outcome(tr.accelerate(model).generate, IDS[:0])
     assert "at least one row" in model.acceleration.fallback

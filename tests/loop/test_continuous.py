@@ -188,17 +188,19 @@ class FailingDrafter(tr.Drafter):
     ids=["processor", "criterion", "client", "start", "draft", "observe"],
 )
 def test_what_fails_for_one_text_ends_that_text_alone(wrong):
+    """Beside others that accept several nodes in the step that fails."""
     texts, ids = Texts(LLAMA), [tiny.prompt(seed, 5) for seed in range(3)]
-    first = texts.join(ids[0], 20)
+    oracle = Oracle([torch.cat([own[0], torch.tensor(alone(LLAMA, own, 40))]) for own in ids])
+    first = texts.join(ids[0], 40, oracle)
     texts.step()
     failed = texts.join(ids[1], 20, **wrong)
-    last = texts.join(ids[2], 20)
+    last = texts.join(ids[2], 40, oracle)
     texts.finish()
     assert isinstance(failed.error, GoneError)
     assert texts.said[failed] == alone(LLAMA, ids[1], 20)[: len(texts.said[failed])]
     for row, own in ((first, ids[0]), (last, ids[2])):
         assert row.error is None
-        assert texts.said[row] == alone(LLAMA, own, 20)
+        assert texts.said[row] == alone(LLAMA, own, 40)
 
 
 @pytest.mark.parametrize("after", [7, 9, 12])

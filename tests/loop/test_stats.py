@@ -37,6 +37,7 @@ def test_accepted_and_discarded_nodes_are_counted(
     stats = run(counting, learned(counting, tree) if tree else "plain", tokens)
     assert dict(stats.lengths) == lengths
     assert (stats.tokens, stats.mat) == (tokens, tokens / stats.steps)
+    assert stats.first_tokens == next(iter(lengths)), "all tokens of the step that read the prompt"
     assert (stats.drafted, stats.discarded) == (drafted, discarded)
     assert (stats.discard_rate, stats.verification_rate) == (discarded / tokens, stats.steps / tokens)
     assert (stats.acceptance_by_depth, stats.acceptance_by_rank) == (by_depth, by_rank)

@@ -45,6 +45,20 @@ def test_a_stop_string_ends_every_kind_of_answer(server, said, stop):
     assert answer["output"][0]["content"][0]["text"] == text[: text.index(text[9:12])]
 
 
+def test_a_text_ends_with_the_token_that_completes_its_stop_string_and_with_no_other(server, said, tokenizer):
+    """Strings of several tokens, and those that stand there but for a character that is doubled."""
+    text, tokens, _ = said
+    written = [tokenizer.decode(tokens[:count]) for count in range(len(tokens) + 1)]
+    ends = set()
+    for place in range(2, 30, 3):
+        part = text[place : place + 6]
+        for stop in (part, part[:3] + part[2:]):
+            wanted = next((count for count, shown in enumerate(written) if stop in shown), len(tokens))
+            assert completion(server, **GREEDY, stop=stop).usage.completion_tokens == wanted
+            ends.add(wanted)
+    assert len(ends) > 3
+
+
 def test_a_stop_string_of_the_model_ends_texts_too(model, tokenizer, said, stop, monkeypatch):
     monkeypatch.setattr(model.generation_config, "stop_strings", stop)
     with serving(model, tokenizer) as server:
