@@ -52,7 +52,7 @@ def prefill(
     The first `cached[row]` tokens of each sequence are cached; by default as many as the cache has. Shorter sequences
     are padded on the right. `reading` is called before each piece.
     """
-    _begin(model, cache, max(map(len, sequences)))
+    cache.expect(max(map(len, sequences)))
     slots, border = cache.length, model.info.border
     if border is not None and border.at_once and len(sequences[0]) > border.at:
         _read_at_once(model, sequences[0], cache)
@@ -83,19 +83,13 @@ def _pieces(model: Target, cache: TreeCache, n: int, size: int, reading: Reading
         start = end
 
 
-def _begin(model: Target, cache: TreeCache, length: int) -> None:
-    """Before a cache takes sequences of up to `length` tokens."""
-    model.check_weights()
-    cache.expect(length)
-
-
 def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> torch.Tensor:
     """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
     over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
     each sequence from slot 0 on.
     """
     longest = max(map(len, sequences))
-    _begin(model, cache, longest)
+    cache.expect(longest)
     cached = cache.length
     padding = [longest - len(sequence) for sequence in sequences]
     tokens = torch.stack(
@@ -119,7 +113,7 @@ def first_pass(
     called before each piece.
     """
     sequence, n = sequence.to(model.device), len(draft)
-    _begin(model, cache, len(sequence) + n)
+    cache.expect(len(sequence) + n)
     cached = cache.length
     at_once = n == 1 and model.leaves_logits_out
     with_draft = max(0, PIECE - n)

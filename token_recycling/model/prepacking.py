@@ -9,7 +9,7 @@ torch has no public way to prepack weights but compiling the whole model: `torch
 
 The copy is valid while the weights are what it was made of. A layer falls back to its own product as soon as its weight
 is another tensor or was written to. Writes through a tensor's `.data`, which torch does not count, are found at the
-start of the next sequence by comparing some numbers of every weight.
+start of the next call by comparing some numbers of every weight.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROWS = (8, 4, 2, 1)
 _TRIED = 128_000_000
 """Bytes of weights of one shape, at most, that are tried."""
 _COMPARED = 256
-"""Maximum rows of a weight that are compared, in one column, before every sequence."""
+"""Maximum rows of a weight that are compared, in one column, at every call."""
 _FASTER = 0.97
 _USUALLY = {torch.bfloat16: 1, torch.float32: 4}
 """From how many rows on they are mostly faster."""
@@ -222,8 +222,14 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = Fa
 
 
 def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
-    """Return the prepacked weights of a model in its present state, if there are any."""
-    return kept_of(model).recall(PREPACKED)
+    """Return the prepacked weights of a model in its present state, if there are any. Those that are no longer the
+    model's, by what torch does not count, are dropped.
+    """
+    packed = kept_of(model).recall(PREPACKED)
+    if packed is not None and not packed.unchanged:
+        drop(model)
+        return None
+    return packed
 
 
 def drop(model: PreTrainedModel) -> None:

@@ -34,7 +34,7 @@ from .info import ModelInfo, UnsupportedModelError, model_info
 from .inspection import arguments_of, bytes_read, context_length, input_device, uncompiled, vocabulary_size
 from .kv_cache import TreeCache, layout_of
 from .parts import parts_of
-from .prepacking import PREPACKED, drop
+from .prepacking import PREPACKED, prepacked_of
 from .tree_layer import Frame, TreeLayer, window_band, window_start
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Target:
         """The model that forward passes call: torch would recompile for every new shape of a tree."""
         self.inputs = TreeInputs(info, self.device, self.dtype)
         """Ids, masks and positions of its forward passes."""
-        self.prepacked = self.kept.recall(PREPACKED)
+        self.prepacked = prepacked_of(model)
         """Prepacked weights, where `prepack` was called before."""
         self.compiled = self.eager is not model
         """Whether it is compiled as a whole by torch.compile."""
@@ -147,16 +147,10 @@ class Target:
 
     def is_current(self) -> bool:
         """Whether the model is as it was when it was made ready."""
-        kept = kept_of(self.model)
-        return kept is self.kept and kept.recall(PREPACKED) is self.prepacked and stands_in(self._attention_names)
-
-    def check_weights(self) -> None:
-        """Let go of packed weights that are no longer the model's; before every sequence, for what torch does not
-        count.
-        """
-        if self.prepacked is not None and not self.prepacked.unchanged:
-            drop(self.model)
-            self.prepacked = None
+        kept, packed = kept_of(self.model), self.prepacked
+        if kept is not self.kept or kept.recall(PREPACKED) is not packed or not stands_in(self._attention_names):
+            return False
+        return packed is None or packed.unchanged
 
     def unmeasured(self) -> Target:
         """Return the model without prepacked weights whose use depends on measurements: it rounds alike in every
