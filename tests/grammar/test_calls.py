@@ -150,6 +150,33 @@ def test_strings_stand_without_quotes(family):
     assert not admits(grammar, call(name="a"))
 
 
+@pytest.mark.parametrize("family", ["qwen_3_coder", "glm_4_7"])
+@pytest.mark.parametrize(
+    ("schema", "admitted", "refused"),
+    [
+        ({"enum": ["a", "b"], "pattern": "^a"}, ["a"], ["b"]),
+        ({"enum": ["a", 1, 2.5], "type": "integer"}, ["1"], ["a", "2.5"]),
+        ({"enum": ["a", 1], "type": "string"}, ["a"], ["1"]),
+        ({"enum": [1, 5, 10], "minimum": 5}, ["5", "10"], ["1"]),
+        ({"enum": ["a", "b"], "anyOf": [{"const": "b"}, {"$ref": "#/$defs/x"}]}, ["b"], ["a"]),
+        ({"anyOf": [{"enum": ["a"]}, {"enum": ["b"], "type": "integer"}]}, ["a"], ["b"]),
+        ({"enum": ["é", {"é": 1}], "type": "object"}, ['{"\\u00e9": 1}'], ["é"]),
+        ({"const": "a", "maxLength": 1}, ["a"], ["b"]),
+    ],
+    ids=str,
+)
+def test_values_beside_other_keywords_satisfy_all_of_them(family, schema, admitted, refused):
+    form = {"qwen_3_coder": _PARAMETER, "glm_4_7": _ARGUMENT}[family]
+    parameters = {"properties": {"at": schema}, "required": ["at"], "$defs": {"x": {"type": "null"}}}
+    grammar, _ = grammar_of(family, functions=[Function("f", parameters, strict=True)], mode="required")
+
+    def call(value):
+        return WRITTEN[family]("f", "{}").replace("</", f"{form.format(value)}</", 1)
+
+    assert [admits(grammar, call(value)) for value in admitted] == [True] * len(admitted)
+    assert [admits(grammar, call(value)) for value in refused] == [False] * len(refused)
+
+
 ROOTS = [
     ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "additionalProperties": False,
       "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"a": 1}', '{}'),
@@ -178,6 +205,10 @@ def test_parameters_are_objects_of_their_schema(parameters, admitted, refused, s
         ("qwen_3", {"type": "string"}, "f: #"),
         ("qwen_3_coder", {"properties": {"a": {"type": "string", "format": "uuid"}}}, "f: #/format"),
         ("glm_4_7", {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "f: #/allOf"),
+        ("glm_4_7", {"properties": {"a": {"type": "integer"}}, "const": {"a": 1}}, "f: #/const"),
+        ("qwen_3_coder", {"properties": {"a": {}}, "enum": [{"a": "x"}]}, "f: #/enum"),
+        ("qwen_3_coder", {"properties": {"a": {"enum": ["x", "y</parameter>"]}}}, "f: #/enum"),
+        ("glm_4_7", {"properties": {"a": {"enum": ["x", " y"]}}}, "f: #/enum"),
     ],
 )
 def test_a_function_is_refused_by_its_name_and_keyword(family, parameters, place):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import ebnf, patterns
-from .compile import OPTIONS, Grammar, compiled_text, supported
+from .compile import OPTIONS, Grammar, compiled_text, schema_grammar, supported
 from .json_values import Schema
 from .schema import UnenforceableError, Unenforced
 
@@ -71,6 +71,12 @@ FAMILIES: dict[str, Family | None] = {
     "harmony": None,
 }
 """By name; the messages of Harmony have a structure of their own (`_Writer.harmony`)."""
+
+
+_OF_WHOLE_ARGUMENTS = (
+    "allOf", "anyOf", "$ref", "enum", "const", "patternProperties", "minProperties", "maxProperties"
+)  # fmt: skip
+"""Keywords that are not about one argument."""
 
 
 class FunctionError(ValueError):
@@ -250,9 +256,9 @@ class _Writer:
         assert family.parameter is not None
         schema = self._schema(function)
         own = schema if isinstance(schema, dict) else {}
-        for combined in ("allOf", "anyOf", "$ref", "patternProperties", "minProperties", "maxProperties"):
-            if combined in own:
-                self._lost(function, combined)
+        for keyword in _OF_WHOLE_ARGUMENTS:
+            if keyword in own:
+                self._lost(function, keyword)
         required = own.get("required", [])
         properties = {**own.get("properties", {})}
         for name in required:
@@ -262,11 +268,12 @@ class _Writer:
             if value is not False:
                 begin, end = (text.format(name=name) for text in family.parameter)
                 argument = self._value(function, value, own.get("$defs", {}), end)
-                parts.append(f"({self._text(begin)} {argument}){'' if name in required else '?'}")
+                if argument is not None:
+                    parts.append(f"({self._text(begin)} {argument}){'' if name in required else '?'}")
         return " ".join(parts)
 
-    def _value(self, function: Function, schema: Schema, definitions: dict[str, Any], end: str) -> str:
-        """A value and the delimiter `end`: a string as it is, anything else as JSON."""
+    def _value(self, function: Function, schema: Schema, definitions: dict[str, Any], end: str) -> str | None:
+        """A value and the delimiter `end`: a string as it is, anything else as JSON; None where no value is left."""
         if schema is True:
             return self._string(function, {}, end)
         assert isinstance(schema, dict)
@@ -275,19 +282,36 @@ class _Writer:
             target = definitions[schema["$ref"].rpartition("/")[2]]
             return self._value(function, target, definitions, end)
         if only == "anyOf" or (only == "allOf" and len(schema["allOf"]) == 1):
-            options = [option for option in schema[only] if option is not False]
-            return self._any(*(self._value(function, option, definitions, end) for option in options))
+            parts = [self._value(function, part, definitions, end) for part in schema[only] if part is not False]
+            options = [option for option in parts if option is not None]
+            return self._any(*options) if options else None
         if "enum" in schema or "const" in schema:
-            values = schema.get("enum", [schema.get("const")])
+            values = self._listed(schema, definitions)
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-            return f"{self._any(*map(json.dumps, texts))} {self._text(end)}"
+            readable = [text for text in texts if text == text.strip() and end.strip() not in text]
+            if len(readable) < len(texts):
+                self._lost(function, "enum" if "enum" in schema else "const")
+            return f"{self._any(*map(json.dumps, readable))} {self._text(end)}" if readable else None
         kinds = schema.get("type", ["string", "null", "boolean", "number", "array", "object"])
         kinds = [kinds] if isinstance(kinds, str) else kinds
-        parts = [self._string(function, schema, end)] if "string" in kinds else []
+        forms = [self._string(function, schema, end)] if "string" in kinds else []
         if others := [kind for kind in kinds if kind != "string"]:
             value = self._json({**schema, "type": others, "$defs": definitions})
-            parts.append(f"{value} {self._text(end)}")
-        return self._any(*parts)
+            forms.append(f"{value} {self._text(end)}")
+        return self._any(*forms)
+
+    def _listed(self, schema: dict[str, Any], definitions: dict[str, Any]) -> list[Any]:
+        """Return the values of `enum` or `const` that the other keywords of a schema admit."""
+        values = schema.get("enum", [schema.get("const")])
+        if len(schema) == 1:
+            return list(values)
+        try:
+            grammar = compiled_text(
+                self._tokenizer, "json_schema", schema_grammar({**schema, "$defs": definitions}), []
+            )
+        except ValueError:  # it admits none
+            return []
+        return [value for value in values if grammar.admits(self._tokenizer, json.dumps(value, ensure_ascii=False))]
 
     def _string(self, function: Function, schema: dict[str, Any], end: str) -> str:
         """A string without quotes, which ends with the first `end`."""

@@ -60,6 +60,13 @@ class Grammar:
     unenforced: list[Unenforced] = field(default_factory=list)
     """Keywords of its schema that outputs are not held to."""
 
+    def admits(self, tokenizer: LLTokenizer, text: str) -> bool:
+        """Whether a text is an output."""
+        tokens, matcher = tokenizer.greedy_tokenize(text), self.pristine.deep_copy()
+        if tokenizer.decode_bytes(tokens) != text.encode():  # the vocabulary cannot write all of it
+            return False
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
 
 def compiled(tokenizer: LLTokenizer, kind: str, form: Any, strict: bool = True) -> Grammar:
     """Compile a form: a `json_schema` (an object, a boolean, or its JSON), a `regex`, or a `grammar` in the syntax of
