@@ -127,7 +127,7 @@ class GenerateCall:
         return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
     def why_not(self, model: PreTrainedModel) -> str | None:
-        """Return why this call of a model, of which the target may be a view, cannot be accelerated, or None."""
+        """Return why this call of `model`, the target's or a view of it, cannot be accelerated, or None."""
         kwargs, config = self.model_kwargs, self.config
         ids = self.input_ids
         if ids.ndim != 2 or not len(ids) or ids.dtype not in (torch.int32, torch.int64):

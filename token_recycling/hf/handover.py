@@ -1,10 +1,10 @@
 """What `generate` does with a whole batch, done for sequences that advance apart: their cache, and where they end.
 
 `CacheHandover` converts between the cache of a call, which `generate` made or the caller passed, and the one that
-decoding uses.
-Decoding keeps the slots of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter sequences on the
-left, so that all end in one slot, and a static cache has all its slots from the start. Before the first step the given
-cache is read; after the last one, if the caller will see it, it is filled as plain decoding would have left it.
+decoding uses. Decoding keeps the slots of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter
+sequences on the left, so that all end in one slot, and a static cache has all its slots from the start. Before the
+first step the given cache is read; after the last one, if the caller will see it, it is filled as plain decoding would
+have left it.
 
 Cost: nothing for one sequence in a dynamic cache, one pass over the cache for a batch, a copy for a static cache.
 
