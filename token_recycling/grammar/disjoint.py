@@ -51,6 +51,16 @@ class Comparison:
             for yours in _properties(theirs, name)
         )
 
+    def types(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str]:
+        """Return the types that values of a schema may have; a number for an integer."""
+        parts = self._conjuncts(schema, resource)
+        kinds = _kinds(parts)
+        for part in parts if depth < 4 else ():
+            options = part.get("anyOf", part.get("oneOf"))
+            if isinstance(options, list):
+                kinds &= {kind for option in options for kind in self.types(option, resource, depth + 1)}
+        return kinds
+
     def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
         """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""
         parts, left, visited = list[dict[str, Any]](), [(schema, resource)], set[str]()

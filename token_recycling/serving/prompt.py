@@ -23,6 +23,8 @@ from jinja2 import TemplateError
 
 from .._util.text_stream import one_line
 from ..grammar.calls import Calls, Function
+from ..grammar.disjoint import Comparison
+from ..grammar.references import References
 from ..model.loading import Loaded
 from .errors import ApiError
 from .output import REASONING
@@ -181,7 +183,30 @@ def response_parser(
         template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
     if template is None:
         return None
+    if template["fields"].get("tool_calls", {}).get("content") == "xml-inline":
+        tools = [_with_types(tool) for tool in tools or ()]
     return partial(tokenizer.get_response_parser, _lenient(template), prefix=prefix, tools=tools)
+
+
+_TYPES = ("integer", "number", "boolean", "null", "object", "array", "string")
+"""In the order in which the parser tries to read an argument that is written without quotes."""
+
+
+def _with_types(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool whose arguments state their types. The parser reads an argument by its type, for which it follows
+    no reference and looks at no `enum`.
+    """
+    function = tool["function"]
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters.get("properties"), dict):
+        return tool
+    comparison, properties = Comparison(parameters, References(parameters)), {**parameters["properties"]}
+    for name, schema in properties.items():
+        types = comparison.types(schema)
+        stated = [kind for kind in _TYPES if kind in types or (kind == "integer" and "number" in types)]
+        if isinstance(schema, dict) and "type" not in schema and len(stated) < len(_TYPES):
+            properties[name] = {"type": stated}
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
 
 
 def _lenient(template: dict[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,37 @@ def test_what_families_write_is_known(family):
     assert response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None) is None
 
 
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"$ref": "#/$defs/point"}, '{"x": 1}', {"x": 1}),
+        ({"anyOf": [{"$ref": "#/$defs/point"}, {"type": "null"}]}, '{"x": 1}', {"x": 1}),
+        ({"anyOf": [{"$ref": "#/$defs/point"}, {"type": "null"}]}, "null", None),
+        ({"$ref": "#/$defs/level"}, "2", 2),
+        ({"enum": [1, 2.5]}, "2.5", 2.5),
+        ({"const": True}, "true", True),
+        ({"allOf": [{"$ref": "#/$defs/level"}], "description": "1 or 2"}, "1", 1),
+        ({"enum": ["1", "true"]}, "1", "1"),
+        ({"type": "string"}, "12", "12"),
+        ({}, "12", "12"),
+    ],
+    ids=str,
+)
+def test_arguments_without_quotes_are_of_the_types_of_their_schemas(schema, written, value):
+    defs = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}, "level": {"enum": [1, 2]}}
+    parameters = {"type": "object", "properties": {"at": schema}, "$defs": defs}
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "<function="
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="qwen3_5")), tokenizer)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+    output = ParsedReader(
+        tokenizer, StopTrimmer(()), response_parser(loaded, torch.empty(1, 0, dtype=torch.long), tools)
+    )
+    call = f"<tool_call>\n<function=look>\n<parameter=at>\n{written}\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    (piece,) = Delta([*output.begin(), *output.feed(call)]).calls
+    assert json.loads(piece.text) == {"at": value}
+
+
 def test_no_tools_are_shown_where_none_may_be_used(server):
     shown = chat(server, tools=TOOLS, max_tokens=1).usage.prompt_tokens
     hidden = chat(server, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens
