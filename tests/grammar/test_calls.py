@@ -162,6 +162,9 @@ def test_strings_stand_without_quotes(family):
         ({"anyOf": [{"enum": ["a"]}, {"enum": ["b"], "type": "integer"}]}, ["a"], ["b"]),
         ({"enum": ["é", {"é": 1}], "type": "object"}, ['{"\\u00e9": 1}'], ["é"]),
         ({"const": "a", "maxLength": 1}, ["a"], ["b"]),
+        ({"type": "string", "minLength": 2}, ["ab", "a b", "éé"], [" a", "a\n", "a", "  "]),
+        ({"type": "string", "pattern": "^.{2}$"}, ["ab"], [" a", "a "]),
+        ({"type": "string", "pattern": "^a*$"}, ["", "aa"], ["b"]),
     ],
     ids=str,
 )

@@ -320,6 +320,8 @@ class _Writer:
                 self._lost(function, keyword)
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         text = f"/(?s:.{{{least},{most}}})/"
+        if least or "pattern" in schema:
+            text += r" & /(\S((?s:.*)\S)?)?/"  # blanks around a string are not read as a part of it
         if "pattern" in schema:
             text += f" & /{_slashed(patterns.searched(schema['pattern']))}/"
         return self._rule(f"{self._terminal(text)} {json.dumps(end)}", "[lazy]")
