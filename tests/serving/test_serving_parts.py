@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import architectures, tiny
+from transformers import GenerationConfig
 
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.api.common import config_of
 from token_recycling.serving.engine import Engine
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
-from token_recycling.serving.output import StopTrimmer
+from token_recycling.serving.output import Output, ScoredToken, StopTrimmer, whole
 from token_recycling.serving.prompt import check_template
 from token_recycling.serving.protocol import Request
 from token_recycling.serving.settings import Settings
@@ -91,6 +92,26 @@ def test_pieces_do_not_wait_longer_than_they_must():
     text = StopTrimmer(["\n\n"])
     assert [text.push(piece) for piece in ("one", "\n", "two\n", "\nthree", "four")] == ["one", "", "\ntwo", "", ""]
     assert text.flush() == ""
+
+
+class Letters:
+    """A tokenizer of letters, two of whose tokens are special."""
+
+    def decode(self, tokens, **_):
+        return "".join("" if token in (0, 5) else chr(ord("a") + token) for token in tokens)
+
+
+@pytest.mark.parametrize("limit", [4, 9])
+@pytest.mark.parametrize(("ends", "last"), [(0, 0), (5, 5), ([0, 5], 0), ([5, 0], 5), (5, 0), (None, 0)], ids=str)
+def test_an_output_ends_with_an_end_of_any_id(ends, last, limit):
+    """Which is not shown, nor scored, and not cut off where it is the last token allowed."""
+    output = Output(Letters(), GenerationConfig(eos_token_id=ends, max_new_tokens=limit))
+    answer = whole([*(output.push([ScoredToken(token, -1.0)]) for token in (7, 8, 9, last)), output.end()])
+    ended = last in (ends if isinstance(ends, list) else [ends])
+    assert answer.of("text") == "hij"
+    assert answer.finish_reason == ("stop" if ended or limit > 4 else "length")
+    assert [scored.token for scored in answer.tokens] == ([7, 8, 9] if ended else [7, 8, 9, last])
+    assert output.tokens == 4
 
 
 def test_without_the_extra_it_is_named(monkeypatch):
