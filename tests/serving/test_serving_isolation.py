@@ -134,6 +134,8 @@ def test_a_key_begins_with_the_base_and_is_kept_beside_it(both, tmp_path):
         drafter = drafters.acquire(name)
         assert (learned(drafter), history(drafter).tokens.tolist()) == (token, held)
     assert (learned(drafters.base), history(drafters.base).tokens.tolist()) == (7, [7, 8])
+    untrained = drafters.make("untrained")
+    assert (learned(untrained) == 7, history(untrained).tokens.tolist()) == (False, [])
     assert (file.read_bytes(), [*tmp_path.iterdir()], len(drafters)) == (written, [file], 3)
 
 
