@@ -17,10 +17,12 @@ import torch
 from support import tiny
 from support.architectures import model_of, named
 from support.batches import batch
+from support.drafters import Garbage
 from support.recurrent_architectures import RECURRENT
 from transformers import (
     DynamicCache,
     GenerationConfig,
+    GenerationMixin,
     PreTrainedModel,
     StaticCache,
     StoppingCriteriaList,
@@ -28,6 +30,7 @@ from transformers import (
 )
 
 import token_recycling as tr
+from token_recycling.trees.templates import chain, static
 
 IDS, OTHERS = tiny.prompt(0, 5).repeat(1, 3), tiny.prompt(3, 4)
 GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
@@ -275,3 +278,56 @@ def compare(report: str, drafter: str, family: str) -> None:
     # Of states alone `generate` makes a cache of its own.
     left = family != "recurrent" and any(part in report for part in LEFT_TO_GENERATE)
     assert (accelerated.acceleration.fallback is not None) == left, accelerated.acceleration.fallback
+
+
+@pytest.mark.parametrize("family", ["llama", "window"])
+@pytest.mark.parametrize("ids", [IDS[:, :1], IDS, BOTH], ids=["one token", "a prompt", "a batch"])
+def test_a_drafted_token_whose_states_are_nan_changes_no_other(ids, family):
+    """As of an overflow in float16 (huggingface/transformers#25311): what is masked is multiplied by zero, which gives
+    NaN in every node of a pass, in that over the prompt too.
+    """
+    model = copy.deepcopy(prototype(family))
+    model.set_output_embeddings(copy.deepcopy(model.get_output_embeddings()))
+    wanted, embeddings = model.generate(ids, **GREEDY), model.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings[[token for token in range(len(embeddings)) if token not in wanted]] = torch.nan
+    for drafter in ("recycling", Garbage(shapes=[chain(2)]), Garbage(shapes=[chain(1), static(6)])):
+        assert_same(tr.generate(model, ids, drafter=drafter, **GREEDY), wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "holder", "name", "make"),
+    [
+        (
+            "phi3",  # which calls the method of its base (huggingface/transformers#43280)
+            GenerationMixin,
+            "prepare_inputs_for_generation",
+            lambda own: lambda self, input_ids, *args, **others: own(self, (input_ids + 1) % 60, *args, **others),
+        ),
+        (
+            "gemma3_text",
+            torch.nn.Embedding,
+            "forward",
+            lambda own: lambda self, ids: own(self, ids) * (1 + 0.1 * (ids.shape[1] == 1)),
+        ),
+    ],
+    ids=["prepare_inputs_for_generation", "forward"],
+)
+def test_a_method_that_is_replaced_in_a_base_between_calls_is_seen(family, holder, name, make, monkeypatch):
+    plain = model_of(named(family))
+    accelerated = tr.accelerate(copy.deepcopy(plain))
+    assert_same(accelerated.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
+    monkeypatch.setattr(holder, name, make(getattr(holder, name)))
+    assert_same(accelerated.generate(BOTH, **GREEDY), plain.generate(BOTH, **GREEDY))
+    assert accelerated.acceleration.fallback is not None
+
+
+@pytest.mark.parametrize("family", ["window", "hybrid"])
+def test_layers_in_another_order_are_left_to_generate(family):
+    """Layers that were removed or moved by hand, as in huggingface/transformers#30508 and peremartra/optipfair#20."""
+    plain, accelerated = copy.deepcopy(prototype(family)), tr.accelerate(copy.deepcopy(prototype(family)))
+    for model in (plain, accelerated):
+        layers = model.base_model.layers
+        layers._modules.update({str(place): layer for place, layer in enumerate([*layers][::-1])})
+    assert_same(outcome(call(), accelerated), outcome(call(), plain))
+    assert "in place 0" in accelerated.acceleration.fallback

@@ -88,8 +88,14 @@ class TreeSteps:
         self._longest = max(draft.depth for draft in drafts) + 1
         paths = torch.cat(longest_path(trees, choices, self._longest), dim=1).to(torch.int32)
         parts = [paths, *packed_candidates(logits, k)] if k else [paths]
+        parts.append(logits[:, 0, :1].float().view(torch.int32))
         numbers = torch.cat([part.reshape(len(logits), -1) for part in parts], dim=1)
         self._numbers = numbers.cpu().numpy()
+
+    @property
+    def first_logits(self) -> np.ndarray:
+        """(b,) float32: the first logit after each root."""
+        return self._numbers[:, -1:].view(np.float32)[:, 0]
 
     def step(self, row: int, append: Append) -> Step:
         """The step of one sequence."""
@@ -100,7 +106,7 @@ class TreeSteps:
             raise RuntimeError("probabilities to sample from must be finite, got inf or nan in the target's scores")
         own, candidates = len(draft), None
         if self._k:
-            candidates = as_candidates(self._numbers[row, end:], len(logits), self._k, own)
+            candidates = as_candidates(self._numbers[row, end:-1], len(logits), self._k, own)
         return step_of(draft, logits[:own], path, tokens, append, row, candidates)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from .._util.device import lasting
@@ -154,9 +155,15 @@ class Batch:
         sequences = [request.sequence.on_host for request in self.requests]  # a later pass needs their lengths alone
         verified = self.runner.forward(drafts, sequences, active, self._states)
         clock.lap("forward")
-        accepted: list[list[int]] = [[] for _ in drafts]
+        nodes, accepted = max(map(len, drafts)), [list[int]() for _ in drafts]
         try:
-            self._steps = self._accept(drafts, verified, active, accepted)
+            at_once = self._judge_at_once(drafts, verified, active)
+            if _spoiled(drafts, verified, at_once, active):
+                verified = self.runner.undo(verified)
+                drafts = [Draft.chain(draft.tokens[:1]) for draft in drafts]
+                verified = self.runner.forward(drafts, sequences, active, self._states)
+                at_once = self._judge_at_once(drafts, verified, active)
+            self._steps = self._accept(drafts, verified, at_once, active, accepted)
             clock.lap("verify")
         finally:  # should a processor or criterion raise, the cache is that of plain decoding up to there
             if not alone:  # the first token waits for no copies
@@ -164,7 +171,7 @@ class Batch:
         clock.lap("update cache")
         self._prompt_states = [*verified.prompt_states]
         seconds = 0.0 if clock.reads_prompt else clock.pass_seconds
-        self.pacer.took(max(map(len, drafts)), seconds, 1 + max(verified.lengths))
+        self.pacer.took(nodes, seconds, 1 + max(verified.lengths))
         clock.reads_prompt = False
         return self._steps
 
@@ -188,13 +195,18 @@ class Batch:
             drafts.append(draft)
         return drafts
 
-    def _accept(self, drafts: list[Draft], verified: Pass, active: list[int], accepted: list[list[int]]) -> list[Step]:
+    def _accept(
+        self,
+        drafts: list[Draft],
+        verified: Pass,
+        at_once: TreeSteps | None,
+        active: list[int],
+        accepted: list[list[int]],
+    ) -> list[Step]:
         """Return the steps of the sequences in `active`, without those that failed. `accepted[row]` gets the accepted
         nodes of each sequence, also as far as they are known should this raise.
         """
         steps: list[Step] = []
-        on_cpu = verified.logits.device.type == "cpu"
-        at_once = None if on_cpu else self._judge_at_once(drafts, verified, active)
         for row in active:
             request, draft = self.requests[row], drafts[row]
             if request.error is not None:
@@ -219,9 +231,11 @@ class Batch:
 
     def _judge_at_once(self, drafts: list[Draft], verified: Pass, active: list[int]) -> TreeSteps | None:
         """Choose the token after every node and accept, without waiting for the device until the end: on an accelerator
-        a read costs more than choosing at every node. None where tokens must be chosen node by node.
+        a read costs more than choosing at every node. None on a CPU, and where tokens must be chosen node by node.
         """
         logits, requests = verified.logits, self.requests
+        if logits.device.type == "cpu":
+            return None
         if any(drafts[row].sampled_from or not requests[row].selector.at_every_node for row in active):
             return None
         from ..trees.packed import send
@@ -361,6 +375,17 @@ def decode(
                     batch.learn()
             if not run.keeps_all:
                 batch.leave_ended()
+
+
+def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:
+    """Whether a drafted token has made the logits of another node NaN, so that the pass must be made without drafts: a
+    node attends to the slots of all others with a weight of zero, and zero times NaN or infinity, as of an overflow in
+    float16, is NaN. The first logit after the root shows it, since hidden states are NaN as a whole.
+    """
+    if all(len(drafts[row]) == 1 for row in active):
+        return False
+    first = verified.logits[:, 0, 0].float().cpu().numpy() if at_once is None else at_once.first_logits
+    return bool(np.isnan(first[active]).any())
 
 
 def rows_left(requests: list[Request], finished: Collection[Request]) -> list[int]:

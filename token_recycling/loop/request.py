@@ -182,7 +182,8 @@ class TokenSelector:
         self.at_every_node = self.greedy or (not one_by_one and all(map(holds_at_nodes, processors)))
         """Whether the choice can be made at all nodes of a tree at once."""
         self._left: list[Callable[[], None]] = []
-        """For each length of the path that `every_node` sampled: sets the generator to its state after so many tokens.
+        """For each number of tokens of the path that `every_node` sampled, 0 first: sets the generator to its state
+        after so many.
         """
 
     def __call__(self, logits: torch.Tensor) -> int:
@@ -213,18 +214,20 @@ class TokenSelector:
             return scores.argmax(dim=-1)
         probabilities = torch.softmax(scores, dim=-1)
         # As `torch.multinomial` samples one token; nodes of one depth, of which one at most is visited, share numbers.
-        noise, self._left = torch.empty_like(probabilities[: deepest + 1]), []
+        noise = torch.empty_like(probabilities[: deepest + 1])
+        self.sampled(0)  # of a pass that is made again
+        states = [random_state(logits.device, self.generator)]
         for row in noise:
             row.exponential_(generator=self.generator)
-            state = random_state(logits.device, self.generator)
-            self._left.append(partial(set_random_state, logits.device, self.generator, state))
+            states.append(random_state(logits.device, self.generator))
+        self._left = [partial(set_random_state, logits.device, self.generator, state) for state in states]
         choices = (probabilities / noise.index_select(0, tree.depths[0])).argmax(dim=-1)
         return choices.where(probabilities.isfinite().all(dim=-1), IMPOSSIBLE)
 
     def sampled(self, tokens: int) -> None:
         """Give back the random numbers behind the `tokens` that were emitted of the path that `every_node` sampled."""
         if self._left:
-            self._left[tokens - 1]()
+            self._left[tokens]()
         self._left = []
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:

@@ -179,6 +179,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
     quantised, sharing = _quantisation(model)
     reason = (
         _why_not_cache(name, config, cached)
+        or _why_not_order(name, cached, parts)
         or _why_not_states(model, recurrent, parts)
         or _why_not_parts(name, config, cached, key_bias, parts, arguments)
     )
@@ -244,6 +245,22 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
         return f"{name} has layers that keep neither one slot per token nor a state: {', '.join(others)}"
     if getattr(config, "ple_layer_ids", None):
         return f"{name} has n-gram embeddings, whose convolution would read the nodes of a draft as one sequence"
+    return None
+
+
+def _why_not_order(name: str, cached: Sequence[Any], parts: Sequence[torch.nn.Module]) -> str | None:
+    """Why layers may not be what the configuration says, or None: masks go by the place of a layer, and its cache by
+    the number that it was made with.
+    """
+    if len({(type(layer), window_of(layer)) for layer in cached}) < 2:
+        return None
+    for layers in parts:
+        for place, layer in enumerate(layers if isinstance(layers, torch.nn.ModuleList) else ()):
+            numbers = {vars(part)["layer_idx"] for part in layer.modules() if "layer_idx" in vars(part)} - {None}
+            if numbers and place not in numbers:
+                return (
+                    f"{name} has layers of several types, and number {min(numbers)} in place {place}; number them anew"
+                )
     return None
 
 

@@ -179,6 +179,11 @@ class TreeCache:
         if self.states is not None:
             self.states.counter.length = max(lengths)
 
+    def wipe(self, lengths: Sequence[int]) -> None:
+        """Write zeros to all slots behind the first `lengths[row]` of each sequence: what is masked must be numbers."""
+        for layer in self.filled:
+            layer.wipe(lengths)
+
     def crop(self, slots: int) -> None:
         """Forget all slots from number `slots` on."""
         for layer in self.filled:

@@ -125,7 +125,7 @@ def first_pass(
     if at_once:
         return logits
     cached = cache.length
-    cache.drop_unseen(len(sequence) - 1)
+    cache.drop_unseen(cached)  # from where the pass may be made again
     return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]
 
 

@@ -82,6 +82,11 @@ class Runner(Protocol):
     def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
         """Keep the slots of the accepted nodes of the last pass, for each sequence; the others are free again."""
 
+    def undo(self, result: Pass) -> Pass:
+        """Forget what the last pass wrote; slots behind the sequences hold zeros then. Return it with the numbers of
+        tokens that are cached now: a prompt that it read is not.
+        """
+
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
         """Add the sequence of another runner, with `cached` tokens in slots, behind `sequences` others."""
 
@@ -112,6 +117,8 @@ class EagerRunner:
         self.target, self.cache, self._reading, self.prepared = target, cache, reading, prepared
         self._first = True
         """Whether the next pass is the batch's first one."""
+        self._before: int | None = None
+        """Tokens that were cached before the last pass, where it read the rest of a prompt."""
 
     def describe(self) -> str:
         return "eager"
@@ -164,8 +171,10 @@ class EagerRunner:
         active: Collection[int],
     ) -> Pass:
         target, cache = self.target, self.cache
-        first, self._first = self._first, False
+        first, self._first, before = self._first, False, cache.length
+        self._before = None
         if first and (logits := self._first_logits(drafts, sequences)) is not None:
+            self._before = before
             return Pass(lengths, cache.length - logits.shape[1], logits)
         if target.inputs.fixed_shapes and cache.takes_frames:
             from ..trees.packed import send
@@ -193,6 +202,13 @@ class EagerRunner:
 
     def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
         self.cache.keep(result.starts, result.lengths, accepted)
+
+    def undo(self, result: Pass) -> Pass:
+        self._first = self._before is not None
+        lengths = result.lengths if self._before is None else [self._before]
+        self.cache.keep(result.starts, lengths, [()] * len(lengths))
+        self.cache.wipe(lengths)
+        return result._replace(lengths=lengths)
 
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
         self.cache.join(other.cache)

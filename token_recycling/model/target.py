@@ -328,7 +328,8 @@ class TreeInputs:
                 mask = {kind: (mask if reach == Reach() else near)[kind] for kind, reach in layers.items()}
             else:
                 mask = near
-        return PassInputs(trees.tokens.clamp(min=0), mask, trees.positions, frame)
+        tokens = trees.tokens.where(trees.tokens >= 0, trees.tokens[:, :1])
+        return PassInputs(tokens, mask, trees.positions, frame)
 
     def of_prompt(self, unread: torch.Tensor, draft: Draft, cached: int) -> PassInputs:
         """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `cached` slots of the cache,
@@ -355,7 +356,7 @@ class TreeInputs:
 
     def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int) -> PassInputs:
         device, n = self._device, max(map(len, drafts))
-        ids = torch.zeros(len(drafts), n, dtype=torch.long, device=device)
+        ids = torch.tensor([int(draft.tokens[0]) for draft in drafts], device=device)[:, None].repeat(1, n)
         positions = torch.tensor(lengths, device=device)[:, None].repeat(1, n)
         visible = (torch.arange(cached + n, device=device) < positions[:, :1])[:, None].repeat(1, n, 1)
         for row, draft in enumerate(drafts):

@@ -271,6 +271,12 @@ class TreeLayer(DynamicLayer):
         self.length = max(lengths)
         self.columns = max(map(sub, lengths, self.starts))
 
+    def wipe(self, lengths: Sequence[int]) -> None:
+        """Write zeros behind the first `lengths[row]` slots of each sequence."""
+        for buffer in self.buffers:
+            for row, slots in enumerate(buffer.unbind(1)):
+                slots[:, :, lengths[row] - self.starts[row] if row < len(lengths) else 0 :] = 0
+
     def _drop(self, lengths: Sequence[int]) -> None:
         """Drop the slots before the window of each sequence, which has the first `lengths[row]` ones."""
         for row, (length, start, before) in enumerate(zip(lengths, self._starts(lengths), self.starts, strict=True)):
@@ -467,6 +473,12 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         super().settle(lengths)
         if self.indexer_keys is not None:
             self.indexer_keys = self.indexer_keys[:, : self.length]
+
+    def wipe(self, lengths: Sequence[int]) -> None:
+        super().wipe(lengths)
+        if self.indexer_keys is not None:
+            for row, length in enumerate(lengths):
+                self.indexer_keys[row, length:] = 0
 
     def cut(self, slots: int) -> None:
         super().cut(slots)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from support import architectures, tiny
-from support.drafters import NAMES, example
+from support.drafters import NAMES, Garbage, example
 from support.oracle import Oracle
 from support.runs import decoded, plain
 from transformers import DynamicCache, StoppingCriteria
@@ -48,6 +48,16 @@ def test_a_seed_gives_the_tokens_of_generate(name, model, tmp_path, recorded):
             ours = tiny.seeded(tr.generate, model, ids, drafter=drafter, fast=True, stats=stats, **how)[0]
         assert torch.equal(ours, wanted)
     assert stats.accepted
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_drafted_token_whose_states_are_nan_changes_no_other(rows, recorded):
+    model, ids = tiny.llama(), torch.cat([tiny.prompt(seed, 5) for seed in range(rows)])
+    arguments = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    wanted, embeddings = model.generate(ids, **arguments), model.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings[[token for token in range(len(embeddings)) if token not in wanted]] = torch.nan
+    assert torch.equal(tr.generate(model, ids, drafter=Garbage(), fast=True, **arguments), wanted)
 
 
 def test_buckets_and_bands_are_crossed():

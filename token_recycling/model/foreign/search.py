@@ -37,8 +37,6 @@ from .origin import home_of, is_foreign, is_of, is_own, name_of, package_of
 
 FAMILIES = "transformers.models."
 """Where the modules of families are."""
-_METHODS_AROUND = ("__call__", "generate", *methods_of_the_loop())
-"""Methods that stand between `generate` and the forward pass."""
 _PREPARES_INPUTS = "_for_generation"
 """How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
 _IMPORTED = frozenset(
@@ -53,10 +51,11 @@ _CACHES: list[Any] = [
     *(cls for cls in vars(cache_utils).values() if isinstance(cls, type) and cls.__module__ == cache_utils.__name__),
 ]
 _LIBRARIES: list[Any] = [
+    *(torch.nn.Module, PreTrainedModel, GenerationMixin),
     *(torch, torch.nn.functional, torch.Tensor, activations, masking_utils, modeling_rope_utils, pytorch_utils, moe),
     *(sdpa_attention, *_CACHES),
 ]
-"""Modules and classes whose functions a forward pass calls."""
+"""Modules and classes whose functions `generate` or a forward pass calls."""
 _ADAPTERS = frozenset({"peft"})
 _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions by which a token is chosen, which no trial compares."""
@@ -125,15 +124,14 @@ def replaceable_code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], c
     """Return code that runs in a model and may be replaced between calls: when any of it is another one, the model is
     searched again. `classes`: the classes of its `parts`.
     """
-    code: list[Any] = [getattr(classes[0], name, None) for name in _METHODS_AROUND]
-    code += filter(is_foreign, global_hooks())
+    code: list[Any] = [*filter(is_foreign, global_hooks())]
     code += [piece.code for piece in replaced_in_libraries()]
     code += foreign_modes()
     code += attention_functions(model)
-    distinct = set(classes)
-    forwards = [getattr(cls, "forward", None) for cls in distinct]  # code that was compiled ahead has none
-    code += [forward for forward in forwards if isinstance(forward, FunctionType)]
-    of_families = [cls for cls in distinct if cls.__module__.startswith(FAMILIES)]
+    # With all that they derive from: a method may call that of its base.
+    bases = dict.fromkeys(base for cls in dict.fromkeys(classes) for base in cls.__mro__)
+    code += [vars(cls).get("forward") for cls in bases]
+    of_families = [cls for cls in bases if cls.__module__.startswith(FAMILIES)]
     for holder in (*of_families, *{sys.modules[cls.__module__] for cls in of_families}):
         code += [function for function in vars(holder).values() if type(function) is FunctionType]
     for part in with_hooks(parts):
@@ -174,7 +172,7 @@ def _replaced_in(holder: Any) -> Iterator[Foreign]:
 def _replaced_methods(cls: type) -> Iterator[Foreign]:
     """Methods of a class of transformers or torch, and of those that it derives from, of another package."""
     for base in cls.__mro__:
-        if is_own(base.__module__):
+        if is_own(base.__module__) and base not in _LIBRARIES:
             for name, function in list(vars(base).items()):
                 if isinstance(function, FunctionType) and is_foreign(function):
                     what = f"the method {name} of {cls.__qualname__}, replaced by {name_of(function)}"

@@ -289,6 +289,9 @@ class GraphRunner:
     def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
         self._eager.keep(result, accepted)
 
+    def undo(self, result: Pass) -> Pass:
+        return self._eager.undo(result)
+
     def join(self, other: EagerRunner, sequences: int, cached: int) -> None:
         if self._given is None:
             self._eager.join(other, sequences, cached)
