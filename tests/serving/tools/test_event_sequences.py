@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import re
 
-import anthropic
 import openai
 import pytest
-from anthropic.types import RawMessageStreamEvent
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
@@ -40,7 +38,7 @@ TEXTS = {
     "calls": f"{call(1)}{call(2)}",
     "all": f"<think>well</think>One.{call(1)}Two.{call(2, 'else')}",
 }
-RESPONSE_EVENT, MESSAGE_EVENT = TypeAdapter(ResponseStreamEvent), TypeAdapter(RawMessageStreamEvent)
+RESPONSE_EVENT = TypeAdapter(ResponseStreamEvent)
 MESSAGES = [{"role": "user", "content": "a"}]
 ANTHROPIC = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
 
@@ -382,7 +380,12 @@ def messages_body(limit):
 
 
 @pytest.fixture(scope="module")
-def claude(server):
+def anthropic():
+    return pytest.importorskip("anthropic")
+
+
+@pytest.fixture(scope="module")
+def claude(server, anthropic):
     """Anthropic's client of the server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
@@ -394,7 +397,8 @@ def count_tokens(server):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_events_of_a_message(server, claude, says, tokenizer, name):
+def test_events_of_a_message(server, anthropic, claude, says, tokenizer, name):
+    message_event = TypeAdapter(anthropic.types.RawMessageStreamEvent)
     text, kinds = TEXTS[name], {"text": "text", "reasoning": "thinking", "call": "tool_use"}
     says(text)
     reasons = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
@@ -403,7 +407,7 @@ def test_events_of_a_message(server, claude, says, tokenizer, name):
         parts, reason = parts_of(shown), ending(text, shown)
         assert once(event["type"] for event in events) == of_messages(parts)
         for event in events:
-            MESSAGE_EVENT.validate_python(event)
+            message_event.validate_python(event)
         blocks = [event for event in events if event["type"] == "content_block_start"]
         assert [event["content_block"]["type"] for event in blocks] == [kinds[kind] for kind, _ in parts]
         for kind in ("content_block_start", "content_block_stop"):
@@ -432,7 +436,7 @@ def test_events_of_a_message(server, claude, says, tokenizer, name):
 
 
 @pytest.mark.parametrize("after", [0, 3, 14])
-def test_an_error_ends_a_message(server, claude, says, failing, after):
+def test_an_error_ends_a_message(server, anthropic, claude, says, failing, after):
     says(TEXTS["all"])
     failing(after)
     first, *events, last = events_of(server, "/v1/messages", messages_body(40))
