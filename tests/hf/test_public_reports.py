@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support import tiny
 from support.architectures import model_of, named
 from support.batches import batch
@@ -96,6 +97,23 @@ def settings(model: PreTrainedModel) -> Any:
     given = GenerationConfig(**GREEDY, eos_token_id=ENDS, repetition_penalty=1.2)
     before = copy.deepcopy(given)
     return [model.generate(IDS, given), model.generate(IDS, given, max_new_tokens=3), given == before]
+
+
+def partly_merged(model: PreTrainedModel) -> Any:
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    torch.manual_seed(3)
+    adapted = get_peft_model(model, config, "a").eval()
+    adapted.add_adapter("b", config)
+    outputs = []
+    for active in (["a"], ["a", "b"]):
+        adapted.base_model.set_adapter(active)
+        outputs.append(adapted.generate(input_ids=IDS, **GREEDY))
+    adapted.merge_adapter(adapter_names=["a"])
+    outputs.append(adapted.generate(input_ids=IDS, **GREEDY))
+    adapted.unmerge_adapter()
+    with adapted.disable_adapter():
+        outputs.append(adapted.generate(input_ids=IDS, **GREEDY))
+    return [*outputs, adapted.generate(input_ids=IDS, **GREEDY)]
 
 
 def pickled(model: PreTrainedModel) -> Any:
@@ -192,6 +210,7 @@ REPORTS: dict[str, Report] = {
     "pytorch/pytorch#119162 a default dtype of 16 bits": within(lambda: default_dtype(torch.bfloat16), **SAMPLED),
     "pytorch/pytorch#175953 a default device": within(lambda: torch.device("meta"), **SAMPLED),
     "unslothai/unsloth#2434 training after inference mode": training_after,
+    "huggingface/peft#3756 one of two active adapters merged": partly_merged,
     "hao-ai-lab/LookaheadDecoding#62 a longer output": call(max_new_tokens=60),
 }
 """The calls by report."""
