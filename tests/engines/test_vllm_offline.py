@@ -37,9 +37,10 @@ def folder(model, tmp_path_factory):
 def llm(folder):
     """Prompts come in pieces: a step takes 64 tokens of all requests together."""
     options = {"token_cost": 0, "matrix": str(folder / "engine.matrix")}
+    llm = engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("token_recycling.engines.engine.SAVED_EVERY", 3_600)
-        yield engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
+        yield llm
 
 
 def test_one_text_is_that_of_transformers(llm, model):
