@@ -226,7 +226,7 @@ def test_metrics_count_what_usage_says(model):
 def test_what_cannot_be_accelerated_says_so(model, monkeypatch):
     with serving(model, tiny.tokenizer()) as server:
         why_not = "token_recycling.hf.call.GenerateCall.why_not"
-        monkeypatch.setattr(why_not, lambda call, model, target: "expected better weather")
+        monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
         said = server.complete().usage.model_extra["speculation"]
         assert not said["accelerated"]
         assert said["not_accelerated_because"] == "expected better weather"
