@@ -30,7 +30,7 @@ from .bytecode import operations_in
 from .origin import home_of, is_of, is_own, name_of
 from .search import Foreign
 
-_GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance"})
+_GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer"})
 """Packages whose processors hold a grammar and nothing of a model."""
 _LIBRARIES = frozenset({"torch", "transformers", "accelerate"})
 """Packages whose functions forward passes and `generate` call."""
