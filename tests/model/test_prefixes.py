@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.architectures import model_of, named
 from support.recurrent_architectures import RECURRENT
-from support.releases import skip_before
+from support.releases import needs
 
 from token_recycling.model import prefixes
 from token_recycling.model.prefill import prefill
@@ -20,7 +20,7 @@ from token_recycling.model.support import ready
 FAMILIES = [
     named("llama", ""),
     named("deepseek_v32", "8 keys a query"),
-    *(case for case in RECURRENT if case.family in ("qwen3_5_text", "mamba")),
+    *(pytest.param(case, marks=needs(5, 14)) for case in RECURRENT if case.family in ("qwen3_5_text", "mamba")),
 ]
 
 
@@ -48,8 +48,6 @@ def after(target, text, cache=None):
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 def test_a_text_goes_on_from_what_is_kept_as_from_its_own_cache(case):
-    if case in RECURRENT:
-        skip_before(5, 14)
     target = ready(model_of(case))
     kept = PrefixCache(target, 10**8)
     text = torch.randint(0, target.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
