@@ -32,18 +32,31 @@ def top_candidates(
     their probabilities: (n, k) int32 and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id
     comes first.
     """
-    if not isinstance(logits, np.ndarray) and logits.device.type != "cpu":
-        return _top_on_device(logits, k, rows)
+    if not isinstance(logits, np.ndarray):
+        import torch
+
+        if logits.device.type != "cpu":
+            return _top_on_device(logits, k, rows)
+        logits = logits.detach()
+        if logits.dtype == torch.float32:
+            logits = logits.numpy()
     rows = np.arange(len(logits)) if rows is None else rows
     ids, probabilities = np.empty((len(rows), k), np.int32), np.empty((len(rows), k), np.float32)
     work = _Workspace.empty(logits.shape[1], k)
-    if isinstance(logits, np.ndarray) or str(logits.dtype) == "torch.float32":
+    if isinstance(logits, np.ndarray):
         _top(np.ascontiguousarray(logits, np.float32), rows, ids, probabilities, work)
         return ids, probabilities
     for place, row in enumerate(rows.tolist()):  # no more is converted than is read, and while it is in the cache
         converted = logits[row : row + 1].float().numpy()
         _top(converted, _FIRST, ids[place : place + 1], probabilities[place : place + 1], work)
     return ids, probabilities
+
+
+def most_probable(logits: torch.Tensor) -> int:
+    """The token of the largest of logits (vocabulary,), the lowest id of equal ones. On a CPU numpy takes a tenth of
+    torch's time.
+    """
+    return int(logits.float().numpy().argmax() if logits.device.type == "cpu" else logits.argmax())
 
 
 def _top_on_device(logits: torch.Tensor, k: int, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

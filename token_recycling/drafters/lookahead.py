@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .._util.topk import most_probable
 from ..model.target import Target
 from ..trees.draft import Context, Draft, DraftBuilder, Step
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
@@ -104,9 +105,9 @@ class LookaheadSequence(SequenceDrafter):
 
 
 def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
-    """Return the argmax of the logits at each of `nodes`; on a CPU numpy takes a tenth of torch's time."""
+    """Return the argmax of the logits at each of `nodes`; on an accelerator in one operation."""
     if logits.device.type == "cpu":
-        return [int(logits[node].float().numpy().argmax()) for node in nodes]
+        return [most_probable(logits[node]) for node in nodes]
     return logits[nodes].argmax(dim=-1).tolist()
 
 

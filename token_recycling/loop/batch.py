@@ -350,7 +350,7 @@ def decode(
     run, fixed, stats = run or Run(), requests[0].traits.begins_anew, requests[0].stats
     turn = target.turns()
     with backend.captured(target, cache, fixed) as captured, ExitStack() as ending:
-        kind = EagerRunner.kind if captured is None else captured.kind
+        kind = kind_of_passes(captured)
         target = target.unmeasured() if fixed else target
         longest = max(request.sequence.length for request in requests)
         pacer, clock = Pacer.of(target, len(requests), longest, kind, fixed), Clock(stats, target.device)
@@ -375,6 +375,11 @@ def decode(
                     batch.learn()
             if not run.keeps_all:
                 batch.leave_ended()
+
+
+def kind_of_passes(captured: CapturedPasses | None) -> str:
+    """Return the name under which the costs of passes are kept: of captured ones, else of eager ones."""
+    return EagerRunner.kind if captured is None else captured.kind
 
 
 def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:

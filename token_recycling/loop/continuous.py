@@ -27,10 +27,9 @@ from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache
 from ..model.pass_times import pass_times
 from ..model.prefill import Reading, piece_of
-from ..model.runner import EagerRunner
 from ..model.target import Target
 from ..trees.draft import Step
-from .batch import Batch
+from .batch import Batch, kind_of_passes
 from .pacer import Pacer
 from .request import Request
 from .stats import Clock
@@ -126,11 +125,6 @@ class RunningBatch:
         """All requests: running ones, then those whose prompts are being prefilled."""
         return [*self._callbacks, *(joining.request for joining in self._joining)]
 
-    @property
-    def _kind(self) -> str:
-        """The name under which the costs of its passes are kept."""
-        return EagerRunner.kind if self._captured is None else self._captured.kind
-
     def join(
         self,
         request: Request,
@@ -160,7 +154,7 @@ class RunningBatch:
                 )
         if not self.requests:
             self._captured = self._run.enter_context(self._backend.captured(self.target))
-            self._pacer = Pacer.of(self.target, 1, 1, self._kind)
+            self._pacer = Pacer.of(self.target, 1, 1, kind_of_passes(self._captured))
         request.isolated = True
         batch = Batch(self.target, [request], self._pacer, cache, clock, streamed=streamed, reading=reading)
         self._joining.append(_Joining(batch, on_step))
@@ -294,7 +288,7 @@ class RunningBatch:
         if not self._callbacks:
             self._batch = None
             if finished:  # idle: time to save
-                pass_times(self.target, self._kind).keep()
+                pass_times(self.target, kind_of_passes(self._captured)).keep()
         elif finished and self._batch is not None:
             self._batch.leave(finished)
         return finished

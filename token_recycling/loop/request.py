@@ -21,6 +21,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from .._util.device import derived_generator, random_state, set_random_state
+from .._util.topk import most_probable
 from ..drafters._base import Drafter, DrafterTraits
 from ..model.foreign import name_of
 from ..model.target import Target
@@ -189,8 +190,7 @@ class TokenSelector:
     def __call__(self, logits: torch.Tensor) -> int:
         """The next token after the sequence so far, from logits (vocabulary,)."""
         if self.greedy:
-            on_cpu = logits.device.type == "cpu"
-            return int(logits.float().numpy().argmax() if on_cpu else logits.argmax())  # there numpy is much faster
+            return most_probable(logits)
         if self.sample:
             return int(torch.multinomial(self.distribution(logits), num_samples=1, generator=self.generator))
         return int(self.scored(logits).argmax(dim=-1))
