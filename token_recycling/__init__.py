@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .drafters._base import Drafter, DrafterTraits, SequenceDrafter
     from .drafters._registry import drafter_names, make_drafter
     from .engines.vllm import VLLM
-    from .hf.accelerate import Acceleration, accelerate, accelerated, decelerate, generate
+    from .hf.accelerate import accelerate, accelerated, decelerate, generate
+    from .hf.acceleration import Acceleration
     from .hf.constrain import constrain
     from .hf.conversation import Conversation
     from .hf.stream import stream
@@ -72,7 +73,8 @@ _MODULES = {
     "drafters._base": ("Drafter", "DrafterTraits", "SequenceDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),
     "engines.vllm": ("VLLM",),
-    "hf.accelerate": ("Acceleration", "accelerate", "accelerated", "decelerate", "generate"),
+    "hf.accelerate": ("accelerate", "accelerated", "decelerate", "generate"),
+    "hf.acceleration": ("Acceleration",),
     "hf.constrain": ("constrain",),
     "hf.conversation": ("Conversation",),
     "hf.stream": ("stream",),

@@ -8,8 +8,8 @@ from support import tiny
 from support.on_device import CAPTURED, medium
 
 import token_recycling as tr
-from token_recycling.model.graphs import passes_of
 from token_recycling.model.graphs.passes import Shape
+from token_recycling.model.graphs.support import passes_of
 from token_recycling.model.target import Target
 from token_recycling.trees.packed import send
 

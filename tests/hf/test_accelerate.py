@@ -281,7 +281,8 @@ def test_calls_of_a_model_that_is_no_longer_supported_are_left_to_generate(model
 
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model)
-    monkeypatch.setattr("token_recycling.hf.accelerate.ready", refuse)
+    for module in ("accelerate", "acceleration"):
+        monkeypatch.setattr(f"token_recycling.hf.{module}.ready", refuse)
     assert torch.equal(model.generate(IDS, **GREEDY), wanted)
     assert model.acceleration.fallback == "another model by now"
     with pytest.raises(tr.UnsupportedModelError, match="another model by now"):

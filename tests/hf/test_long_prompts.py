@@ -18,7 +18,7 @@ from support.oracle import Oracle
 from transformers import DynamicCache, MistralForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
-from token_recycling.hf.accelerate import Acceleration, view
+from token_recycling.hf.acceleration import Acceleration, view
 from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model import prefill

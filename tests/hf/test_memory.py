@@ -45,7 +45,7 @@ def model():
 
 def most_rows(model, ids, drafter):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "foreign_modes", list)  # `Rows` may decide by what it has seen
+        patch.setattr(search, "code_around", lambda model: [])  # `Rows` may decide by what it has seen
         with Rows() as rows, tr.accelerated(model, drafter) as acceleration:
             model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=4, do_sample=False)
     assert acceleration.fallback is None

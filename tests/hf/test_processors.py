@@ -26,7 +26,7 @@ from transformers import (
 from transformers.generation import logits_process
 
 import token_recycling as tr
-from token_recycling.model.foreign import origin
+from token_recycling.model import origin
 
 VOCABULARY = architectures.VOCABULARY
 ENDS = list(range(0, VOCABULARY, 16))

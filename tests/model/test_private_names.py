@@ -14,7 +14,7 @@ from token_recycling.model.compat import PRIVATE
 
 PACKAGE = Path(__file__).parents[2] / "token_recycling"
 HOME = PACKAGE / "model" / "compat.py"
-ELSEWHERE = {("hf/accelerate.py", "_sample")}
+ELSEWHERE = {("hf/acceleration.py", "_sample")}
 """The method that overrides transformers'."""
 KEYS = {"_name_or_path", "_from_model_config"}
 """Keys of configuration files."""

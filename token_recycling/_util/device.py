@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from .locks import CAPTURING
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _UNKNOWN = 8 * 2**30
@@ -32,13 +35,11 @@ def synchronize(device: torch.device) -> None:
             torch.accelerator.synchronize(device)
 
 
-@contextlib.contextmanager
-def lasting() -> Iterator[None]:
-    """Tensors that are made within may be written in place later, in inference mode or outside of it: one call may be
+def lasting(function: F) -> F:
+    """Let tensors that a function makes be written in place later, in inference mode or outside of it: one call may be
     within it and the next not.
     """
-    with torch.inference_mode(False), torch.no_grad():  # the former alone would switch gradients on
-        yield
+    return torch.inference_mode(False)(torch.no_grad()(function))  # the former alone would switch gradients on
 
 
 def random_state(device: torch.device, generator: torch.Generator | None) -> torch.Tensor:

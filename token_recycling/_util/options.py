@@ -13,9 +13,11 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+SWITCH: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
+"""Values of an option `auto`, `on` or `off`."""
 
 
 def option(default: Any, help: str, min: float | None = None, **shown: Any) -> Any:

@@ -6,9 +6,10 @@ tokens are accelerated. `run_call` then decodes it in our loop.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -41,13 +42,13 @@ from ..loop.processors import Scope, scope
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
-from ..model.compat import CACHE, cache_argument, is_callers
-from ..model.foreign import code_beside, is_foreign, is_own, name_of
-from ..model.kv_cache import dtypes, layout_of, rows, slots
+from ..model.compat import CACHE, CALLERS
+from ..model.foreign.search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
+from ..model.kv_cache import TreeCache, dtypes, layout_of, rows, slots
+from ..model.origin import code_beside, is_foreign, is_own, name_of
 from ..model.prefill import Reading
-from ..model.support import CodeInModel
 from ..model.target import Target
-from .handover import BatchStopping, CacheHandover, fill_up, why_not_handover
+from .handover import BatchStopping, fill_up, give_back, take_over, why_not_handover
 
 _KNOWN_INPUTS = {
     "attention_mask",
@@ -63,6 +64,8 @@ _MARKS = {"mm_token_type_ids", "token_type_ids"}
 """Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
 _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 """Criteria that decide about each sequence alone."""
+_FOREIGN = "foreign code"
+"""Under which the result of the search for it is kept."""
 
 
 class GenerateCall:
@@ -82,9 +85,9 @@ class GenerateCall:
         """The model, as it was examined for this call."""
         self.input_ids, self.processors, self.criteria, self.config = input_ids, processors, criteria, config
         self.model_kwargs, self.streamer = model_kwargs, streamer
-        self.cache: Cache = model_kwargs.get(cache_argument(model_kwargs) or CACHE)
+        self.cache: Cache = model_kwargs.get(target.cache_argument)
         """The key/value cache, empty or with a prefix of the sequence."""
-        self._cache_is_callers = is_callers(self.cache)
+        self._cache_is_callers = getattr(self.cache, CALLERS, False)
         self.cache_is_seen = bool(config.return_dict_in_generate or self._cache_is_callers)
         """Whether the caller has the cache, or will get it."""
         self.reading: Reading | None = getattr(streamer, "reading_prompt", None)
@@ -93,8 +96,6 @@ class GenerateCall:
         """
         self.beside = code_beside((*processors, *criteria, streamer))
         """Code of users and other libraries that is called between forward passes."""
-        self.code = CodeInModel(target)
-        """Foreign code in the model."""
         self.streams_tokens = streamer is not None and any(code is streamer for code in self.beside)
         """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take
         one at a time, and share with a criterion or processor what it saw. Others are given all tokens of a step.
@@ -161,7 +162,7 @@ class GenerateCall:
             (None if alone and not any(self.paddings) else info.why_not_batch)
             or (None if alone else self._why_not_batch())
             or self._why_not_lists()
-            or self.code.why_not(len(ids), self.beside, self.cache if self._cache_is_callers else None)
+            or why_not_code(self.target, len(ids), self.beside, self.cache if self._cache_is_callers else None)
         )
 
     @cached_property
@@ -170,7 +171,7 @@ class GenerateCall:
         and still empty.
         """
         by_default = type(self.cache) is DynamicCache and not self.cache.offloading and not self._cache_is_callers
-        return by_default and not slots(self.cache) and layout_of(self.cache) == self.target.cache_layout
+        return by_default and layout_of(self.cache) == self.target.cache_layout
 
     def _why_not_cache(self) -> str | None:
         """Return why a call with this cache cannot be accelerated, or None."""
@@ -263,6 +264,42 @@ class GenerateCall:
         return None if ids is None else int(torch.as_tensor(ids).flatten()[0])
 
 
+def why_not_code(target: Target, batch: int, beside: Sequence[Any], cache: Cache | None) -> str | None:
+    """Return why the foreign code in a model (`model.foreign`) prevents accelerating a call with `batch` sequences, or
+    None; with code `beside` the model (`code_beside`), and in the caller's own `cache`, if the call has one. Trials are
+    kept; what the code reaches, which others may change between calls, is searched in every call.
+    """
+    pieces, reason = target.kept.get(_FOREIGN, partial(_search, target), of="code")
+    if reason is None and cache is not None:
+        reason = why_not_patched(cache)
+    if reason is None and pieces:
+        from ..model import trial
+        from ..model.foreign.plain import reaches
+
+        reason = trial.why_not(target, pieces, reaches(target.model, pieces), batch)
+    if reason is None and beside:
+        from ..model.foreign import bystanders
+
+        reason = bystanders.why_not(target.model, pieces, beside, cache)
+    return reason
+
+
+def mixes_sequences(target: Target) -> bool:
+    """Whether foreign code may look at all sequences of a batch, so that none may join or leave it."""
+    pieces, _ = target.kept.get(_FOREIGN, partial(_search, target), of="code")
+    if not pieces:
+        return False
+    from ..model import trial
+    from ..model.foreign.plain import reaches
+
+    return trial.mixes_sequences(target, pieces, reaches(target.model, pieces))
+
+
+def _search(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
+    """Return the foreign code in a model that trials must prove, and why none could."""
+    return foreign_code(target.model, target.info.quantised), why_not_plain_loop(target.model)
+
+
 def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
@@ -304,11 +341,14 @@ def run_call(
     if type(call.cache) is StaticCache or target.compiled:
         _say_what_is_bypassed(call)
     sequences, selectors = beginnings(call, generator)
-    handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = None
     if call.joint_criteria:
         stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    cache, cached, whole = handover.cache, handover.lengths, False
+    if call.cache_is_new:
+        cache, cached = TreeCache(call.cache), [0] * len(sequences)
+    else:
+        cache, cached = take_over(call.cache, call.paddings, target.config)
+    whole = False
     prefixes = None
     may_begin_elsewhere = len(sequences) == 1 and call.cache_is_new and not call.cache_is_seen
     if hints.prefixes is not None and not drafter.traits.begins_anew and may_begin_elsewhere:
@@ -328,7 +368,7 @@ def run_call(
         streamed=call.streamer is not None,
         reading=call.reading and reading,
         after_pass=None if stopping is None else stopping.apply,
-        keeps_all=call.cache_is_seen or (len(sequences) > 1 and call.code.mixes_sequences()),
+        keeps_all=call.cache_is_seen or (len(sequences) > 1 and mixes_sequences(target)),
         returns_cache=call.cache_is_seen or prefixes is not None,
     )
     passes = decode(target, requests, cache, run, backend)
@@ -352,8 +392,8 @@ def run_call(
     stats.tokens -= 0 if stopping is None else stopping.withdrawn
     for sequence, selector in zip(sequences, selectors, strict=True):
         selector.forget(sequence.columns - call.input_ids.shape[1])
-    if call.cache_is_seen and prefixes is None:
-        _give_back(handover, call, sequences, selectors)
+    if call.cache_is_seen:
+        _give_back(cache, call, sequences, selectors)
     padding = 0 if len(sequences) == 1 else call.padding_token
     ids = [sequence.padded[0] for sequence in sequences]
     stacked = torch.stack(ids) if padding is None else pad_sequence(ids, batch_first=True, padding_value=padding)
@@ -380,17 +420,14 @@ def _say_what_is_bypassed(call: GenerateCall) -> None:
 
 
 def _give_back(
-    handover: CacheHandover,
-    call: GenerateCall,
-    sequences: list[TokenSequence],
-    selectors: list[TokenSelector],
+    cache: TreeCache, call: GenerateCall, sequences: list[TokenSequence], selectors: list[TokenSelector]
 ) -> None:
     """Leave in the call's cache what plain decoding would, the padding of shorter sequences included."""
     columns = {sequence.columns for sequence in sequences}
     if len(columns) > 1:
         assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
-        fill_up(call.target, sequences, selectors, handover.cache, call.padding_token)
-    handover.give_back(max(columns))
+        fill_up(call.target, sequences, selectors, cache, call.padding_token)
+    give_back(cache, call.cache, call.paddings, max(columns))
 
 
 def beginnings(

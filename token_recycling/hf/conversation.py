@@ -25,7 +25,7 @@ from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
 from ..model.support import ready
-from .accelerate import Acceleration, view
+from .acceleration import Acceleration, view
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import slots
 from ..model.support import ready
-from .accelerate import Acceleration, view
-from .call import GenerateCall, Output, beginnings, run_call
+from .acceleration import Acceleration, view
+from .call import GenerateCall, Output, beginnings, mixes_sequences, run_call
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class DecodingThread:
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-        alone = drafter.traits.begins_anew or call.target is not self.target or call.code.mixes_sequences()
+        alone = drafter.traits.begins_anew or call.target is not self.target or mixes_sequences(call.target)
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache) or alone:
             return run_call(call, drafter, stats, backend, hints, generator)
         (sequence,), (selector,) = beginnings(call, generator)

@@ -1,10 +1,9 @@
 """What `generate` does with a whole batch, done for sequences that advance apart: their cache, and where they end.
 
-`CacheHandover` converts between the cache of a call, which `generate` made or the caller passed, and the one that
-decoding uses. Decoding keeps the slots of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter
-sequences on the left, so that all end in one slot, and a static cache has all its slots from the start. Before the
-first step the given cache is read; after the last one, if the caller will see it, it is filled as plain decoding would
-have left it.
+`take_over` and `give_back` convert between the cache of a call and the one that decoding uses. Decoding keeps the slots
+of every sequence from slot 0 on, in a `DynamicCache`. `generate` pads shorter sequences on the left, so that all end in
+one slot, and a static cache has all its slots from the start. Before the first step a cache that is not new is read;
+after the last one, if the caller will see it, it is filled as plain decoding would have left it.
 
 Cost: nothing for one sequence in a dynamic cache, one pass over the cache for a batch, a copy for a static cache.
 
@@ -15,6 +14,8 @@ withdrawn.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -69,28 +70,26 @@ def _why_not_static(cache: StaticCache, slots: int, border: Border | None) -> st
     return None
 
 
-class CacheHandover:
-    """Hands a cache over to decoding and back."""
+def take_over(given: Cache, paddings: Sequence[int], config: PretrainedConfig) -> tuple[TreeCache, list[int]]:
+    """Return the cache that decoding works in, with the slots of every sequence from slot 0 on, and how many it holds
+    of each. `paddings[row]`: how many columns before each sequence are padding; `config`: that of the text decoder.
+    """
+    cache = TreeCache(given) if type(given) is DynamicCache else _read(given, config)
+    cached = cache.length
+    lengths = [max(0, cached - padding) for padding in paddings]
+    if cached and any(paddings):
+        cache.shift([-min(padding, cached) for padding in paddings], lengths)
+    return cache, lengths
 
-    def __init__(self, given: Cache, paddings: list[int], config: PretrainedConfig) -> None:
-        """`paddings[row]`: how many columns before each sequence are padding; `config`: that of the text decoder."""
-        self.given, self.paddings = given, paddings
-        self.cache = TreeCache(given) if type(given) is DynamicCache else _read(given, config)
-        """The cache that decoding works in: the slots of every sequence from slot 0 on."""
-        cached = self.cache.length
-        self.lengths = [max(0, cached - padding) for padding in paddings]
-        """Number of slots that it holds of each sequence."""
-        if cached and any(paddings):
-            self.cache.shift([-min(padding, cached) for padding in paddings], self.lengths)
 
-    def give_back(self, columns: int) -> None:
-        """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
-        if any(self.paddings) or len(self.paddings) > 1:
-            self.cache.shift(self.paddings, [columns - 1] * len(self.paddings))
-        if self.cache.cache is not self.given:
-            _write(self.cache, self.given)
-        if self.cache.states is not None:
-            self.cache.states.stop_counting(self.given)
+def give_back(cache: TreeCache, given: Cache, paddings: Sequence[int], columns: int) -> None:
+    """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
+    if any(paddings) or len(paddings) > 1:
+        cache.shift(paddings, [columns - 1] * len(paddings))
+    if cache.cache is not given:
+        _write(cache, given)
+    if cache.states is not None:
+        cache.states.stop_counting(given)
 
 
 def fill_up(

@@ -17,12 +17,13 @@ from ..loop.batch import Run, check_cached, decode, requests_of
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import Backend, Fast
-from ..model.foreign import code_beside
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache, rows, slots, why_not_cache
+from ..model.origin import code_beside
 from ..model.prefill import checked_prompt
-from ..model.support import CodeInModel, ready
+from ..model.support import ready
 from ..trees.draft import Step
+from .call import why_not_code
 
 
 def stream(
@@ -59,11 +60,11 @@ def stream(
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
     given = target.new_cache().cache if past_key_values is None else past_key_values
-    code, beside = CodeInModel(target), code_beside([*(logits_processor or []), *(stopping_criteria or [])])
+    beside = code_beside([*(logits_processor or []), *(stopping_criteria or [])])
     reason = (
         why_not_cache(given)
         or target.info.why_not_read_on(slots(given), len(prompt))
-        or code.why_not(1, beside, past_key_values)
+        or why_not_code(target, 1, beside, past_key_values)
     )
     if reason is not None:
         raise UnsupportedModelError(reason)

@@ -23,7 +23,7 @@ from ..model.target import Target
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.suffix_index import SuffixIndex
-from .accelerate import Acceleration, view
+from .acceleration import Acceleration, view
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

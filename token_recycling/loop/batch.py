@@ -97,7 +97,7 @@ class Batch:
         self.runner: Runner = self._eager
         """Owns the slots of the sequences, in the order of the requests."""
 
-    @lasting()
+    @lasting
     def read(self, most: int | None = None) -> None:
         """Read all of each sequence but its last token; of a single sequence at most `most` tokens more."""
         sequences = [request.sequence.tokens for request in self.requests]
@@ -112,7 +112,7 @@ class Batch:
         for request, sequence in zip(self.requests, sequences, strict=True):
             request.cached = len(sequence) - 1
 
-    @lasting()
+    @lasting
     def begin(self, captured: CapturedPasses | None = None) -> None:
         """Prepare the first step; passes behind the prompts are eager unless they are `captured`. Raises ValueError for
         a cache that holds all of a sequence.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.generation import logits_process as processors
 
-from ..model.foreign import is_foreign
+from ..model.origin import is_foreign
 
 if TYPE_CHECKING:
     from ..trees.packed import PackedTrees

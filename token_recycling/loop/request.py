@@ -23,7 +23,7 @@ from transformers.generation.stopping_criteria import (
 from .._util.device import derived_generator, random_state, set_random_state
 from .._util.topk import most_probable
 from ..drafters._base import Drafter, DrafterTraits
-from ..model.foreign import name_of
+from ..model.origin import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
 from .accept import IMPOSSIBLE

@@ -1,14 +1,14 @@
-"""Whether the forward passes of calls are captured: the code for that is loaded where they are."""
+"""Whether the forward passes of calls are captured: the code for that (`graphs`) is loaded where they are."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from .kv_cache import TreeCache
-from .runner import States
+from .runner import NoFastPathError, States
 from .target import Target
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 Fast = bool | Literal["auto"]
 """Whether passes are captured: see `Backend.fast`."""
-FAST: dict[str, Fast] = {"auto": "auto", "on": True, "off": False}
-"""Values of the command-line option."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +37,63 @@ class Backend:
         """Whether passes of this model are captured, where that is possible."""
         return target.device.type == "cuda" if self.fast == "auto" else bool(self.fast)
 
+    @contextmanager
     def captured(
         self, target: Target, cache: TreeCache | None = None, reproducible: bool = False
-    ) -> AbstractContextManager[CapturedPasses | None]:
-        """Return the captured passes of a run while the context lasts, None where its passes are eager: of a run in
-        `cache`, or where sequences join and leave in none; `reproducible` if equal calls must give equal outputs.
-        Raises NoFastPathError.
+    ) -> Iterator[CapturedPasses | None]:
+        """Give a run the captured passes of a model while the context lasts, None where its passes are eager: a run in
+        `cache`, or one in none, where sequences join and leave; `reproducible` if equal calls must give equal outputs.
+        Where passes cannot be captured, raise NoFastPathError, or fall back, with one warning for each reason.
         """
-        if not self.captures(target):
-            return nullcontext()
-        return self._graphs.captured(
-            target, cache, reproducible, self.suspends, falls_back=self.falls_back or self.fast == "auto"
-        )
+        passes = self._taken(target, cache, reproducible) if self.captures(target) else None
+        try:
+            yield passes
+        finally:
+            if passes is not None:
+                passes.give_back()
+
+    def _taken(self, target: Target, cache: TreeCache | None, reproducible: bool) -> CapturedPasses | None:
+        """Take the passes for a run. A model has slots for one: where this does not fall back, that of another thread
+        is waited for, unless it suspends.
+        """
+        from .graphs.support import passes_or_reason, why_not
+
+        passes = why_not(cache, reproducible) or passes_or_reason(target)
+        if self.falls_back or self.fast == "auto":
+            if isinstance(passes, str):
+                target.kept.say_once(f"forward passes are not captured as CUDA graphs: {passes}")
+                return None
+            return passes if passes.take(self.suspends) else None
+        while not isinstance(passes, str) and not passes.take(self.suspends):
+            if passes.wait():
+                passes = passes_or_reason(target)  # meanwhile the model may have changed
+            else:
+                passes = (
+                    "this thread has another call of the model under way, or a stream of it has not ended; close it"
+                )
+        if isinstance(passes, str):
+            raise NoFastPathError(f"fast=True: {passes}")
+        return passes
 
     def capture_common(
         self, target: Target, states: States | None = None, sequences: int = 1, reproducible: bool = False
     ) -> None:
-        """Capture now what most passes need, so that no call waits for it: see `graphs.capture_common`."""
-        if self.captures(target):
-            self._graphs.capture_common(target, self.fast is True, states, sequences, reproducible)
+        """Capture now, with a progress bar, the common shapes of passes over up to `sequences` sequences, those that
+        read hidden `states` if drafters need some, so that no call waits for them. Where captured passes do not hold
+        for the model, raise NoFastPathError with `fast=True`; else the first call says so.
+        """
+        if not self.captures(target):
+            return
+        from .graphs.support import passes_of, passes_or_reason
 
-    @property
-    def _graphs(self) -> ModuleType:
-        from . import graphs
-
-        return graphs
+        passes = passes_of(target) if self.fast is True else passes_or_reason(target)
+        if isinstance(passes, str) or reproducible or not passes.take():
+            return
+        try:
+            numbers = () if states is None else tuple(states(target.config.num_hidden_layers))
+            passes.capture_common(target, sequences, numbers)
+        finally:
+            passes.give_back()
 
 
 EAGER = Backend()

@@ -11,7 +11,7 @@ tells the user which release has the feature.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from operator import attrgetter
 from types import FunctionType
@@ -123,17 +123,14 @@ def left_by_crop(asked: int, slots: int) -> int:
 
 MARKS_NO_CACHES = _TRANSFORMERS < (5, 17)
 """Whether `generate` leaves unsaid which cache is its caller's."""
+CALLERS = "_is_user_defined"
+"""The attribute of a cache that is true for one that the caller of `generate` gave."""
 
 
 def mark_callers(cache: Any) -> None:
     """Mark the cache that a caller gives to `generate`, as transformers does itself since 5.17."""
-    if isinstance(cache, Cache) and _TRANSFORMERS < (5, 17):
-        cache._is_user_defined = True
-
-
-def is_callers(cache: Any) -> bool:
-    """Whether a cache is that of the caller of `generate`."""
-    return getattr(cache, "_is_user_defined", False)
+    if isinstance(cache, Cache) and MARKS_NO_CACHES:
+        setattr(cache, CALLERS, True)
 
 
 _ANOTHER_MODEL_BEFORE = {"doge": (5, 18)}
@@ -185,9 +182,8 @@ def chosen_experts(model: PreTrainedModel) -> dict[str, str | None] | None:
     return model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else None
 
 
-def attention_name(config: PretrainedConfig) -> str:
-    """Return the attention implementation that a configuration names."""
-    return config._attn_implementation
+attention_name: Callable[[PretrainedConfig], str] = attrgetter("_attn_implementation")
+"""Return the attention implementation that a configuration names."""
 
 
 def _attribute_of(add: Callable[[torch.nn.Module], Any]) -> str:
@@ -199,32 +195,18 @@ def _attribute_of(add: Callable[[torch.nn.Module], Any]) -> str:
 
 CHILDREN = _attribute_of(lambda module: module.add_module("child", torch.nn.Module()))
 PARAMETERS = _attribute_of(lambda module: module.register_parameter("weight", torch.nn.Parameter(torch.zeros(0))))
-_HOOKS_AFTER = _attribute_of(lambda module: module.register_forward_hook(lambda *_: None))
-_HOOKS_BEFORE = _attribute_of(lambda module: module.register_forward_pre_hook(lambda *_: None))
+HOOKS_AFTER = _attribute_of(lambda module: module.register_forward_hook(lambda *_: None))
+HOOKS_BEFORE = _attribute_of(lambda module: module.register_forward_pre_hook(lambda *_: None))
 
 
 def forward_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
     """Hooks before and after a module's forward pass."""
-    for name in (_HOOKS_AFTER, _HOOKS_BEFORE):
+    for name in (HOOKS_AFTER, HOOKS_BEFORE):
         yield from list(vars(module)[name].values())
-
-
-def with_hooks(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return the modules that have forward hooks."""
-    after, before = _HOOKS_AFTER, _HOOKS_BEFORE
-    return [module for module in modules if (own := module.__dict__)[after] or own[before]]
 
 
 version = attrgetter("_version")
 """Count operations that have written to a tensor; raises RuntimeError for one of inference mode."""
-
-
-def times_written(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Count operations that have written to each tensor; those of inference mode count none."""
-    try:
-        return [*map(version, tensors)]
-    except RuntimeError:
-        return [0 if tensor.is_inference() else version(tensor) for tensor in tensors]
 
 
 def packed_types() -> set[torch.dtype]:
@@ -248,6 +230,5 @@ def packed_product() -> Callable[..., torch.Tensor]:
     return torch.ops.mkldnn._linear_pointwise.default
 
 
-def modes() -> list[Any]:
-    """Modes of torch that are on in this thread."""
-    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+MODES: tuple[Callable[[], Sequence[Any]], ...] = (_get_current_function_mode_stack, _get_current_dispatch_mode_stack)
+"""Return the modes of torch that are on in this thread, of each kind."""

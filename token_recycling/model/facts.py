@@ -2,17 +2,12 @@
 
 A self-test, learned costs and captured passes are made once and used by every call. They are kept in this process next
 to the model, not in it, so that it is saved, copied and pickled as before; facts that hold for later processes are kept
-on disk, where a damaged file is replaced by the next one written.
-
-A model is the same as long as its `Fingerprint` is: `form` while parts, weights and configuration are the same ones,
-`numbers` while nothing was written to the weights, `code` while the same foreign code runs in it (`foreign`). Every
-call compares them once: 0.4 ms for 423 modules. Writing through a tensor's `.data` is not counted by torch. A
-fingerprint keeps nothing alive: objects count by their numbers, and one that is gone is no longer the same.
+on disk, where a damaged file is replaced by the next one written. A model is the same as long as its fingerprint is
+(`parts.Fingerprint`), which every call compares once.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import logging
@@ -29,9 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .._util.device import lasting
 from .._util.files import cache_folder, replacing
-from .compat import PARAMETERS, times_written
-from .foreign import is_foreign, is_own, replaceable_code
-from .parts import CALLED_INSTEAD, Identities, address_of, is_graph, own_class, parts_of
+from .parts import Fingerprint
 
 logger = logging.getLogger("token_recycling")
 
@@ -39,97 +32,26 @@ T = TypeVar("T")
 Dependency = Literal["form", "numbers", "code"]
 """What of a model a result depends on; see `Kept`."""
 
-_WRAPPERS = frozenset({"builtins", "functools"})
-"""Where the types of functions, methods and partials are."""
-
-
-# The model as it is
-
-
-class Fingerprint:
-    """What facts about a model depend on, at one time."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        parts = parts_of(model)
-        attributes = [part.__dict__ for part in parts]
-        weights: list[torch.Tensor] = [
-            weight for own in attributes for weight in own.get(PARAMETERS, {}).values() if weight is not None
-        ]
-        try:  # the usual case in one go, since every call looks
-            places = [weight.data_ptr() for weight in weights]
-        except RuntimeError:  # wrapped tensors have no memory of their own
-            places = [address_of(weight) for weight in weights]
-        written = times_written(weights)
-        away: list[Any] = []
-        if 0 in places:
-            # Weights that are offloaded between passes are other tensors after each: of them the form counts.
-            away = [(weight.shape, weight.dtype) for weight in weights if weight.is_meta]
-            written = [count for count, weight in zip(written, weights, strict=True) if not weight.is_meta]
-            weights = [weight for weight in weights if not weight.is_meta]
-        classes: list[Any] = [*map(type, parts)]
-        classes[0] = own_class(model)
-        forwards = [own["forward"] for own in attributes if "forward" in own]
-        forwards = [
-            forward
-            for forward in forwards
-            if not is_own(type(forward).__module__) or type(forward).__module__ in _WRAPPERS
-        ]
-        self._ids = Identities(weights), Identities(parts[1:])
-        self.form: list[Any] = [
-            *self._ids,
-            classes,
-            places,
-            away,
-            "forward" in attributes[0],
-            [name in own for name in CALLED_INSTEAD for own in attributes],
-            [*map(is_graph, forwards)].count(True),
-            getattr(model, "is_quantized", False),
-            _values_of(getattr(model, "config", None)),
-        ]
-        self.numbers = written
-        code = [*replaceable_code(model, parts, classes), *filter(is_foreign, forwards)]
-        self._code_ids = Identities(code)
-        self.code: list[Any] = [self._code_ids, [part.training for part in parts], [*map(len, attributes)]]
-
-    def watch(self) -> Fingerprint:
-        """Keep this one to be compared with later ones."""
-        for ids in (*self._ids, self._code_ids):
-            ids.watch()
-        self.form[-1] = copy.deepcopy(self.form[-1])  # lists in it may be changed
-        return self
-
-
-def _values_of(config: Any) -> dict[str, Any]:
-    """Return all values of a configuration and of nested ones, whose `==` fails where layers differ in size."""
-    return {
-        name: _values_of(value) if isinstance(value, PretrainedConfig) else value
-        for name, value in (vars(config) if config is not None else {}).items()
-    }
-
-
 # In this process
 
 
 class Kept:
-    """Results about a model, for as long as it is as it was: by what of its `Fingerprint` they depend on. Those of its
+    """Results about a model, for as long as it is as it was: by what of its fingerprint they depend on. Those of its
     "code" depend on its numbers too, and those of its "numbers" on its form.
     """
 
     def __init__(self, fingerprint: Fingerprint, of_form: dict[Hashable, Any], lock: threading.RLock) -> None:
         """`of_form`: results that are there already; `lock`: the model's, in whatever state."""
         self.fingerprint, self.lock = fingerprint.watch(), lock
-        self._code = fingerprint.code
-        """The code in the model when it was compared last."""
         self._results: dict[str, dict[Hashable, Any]] = {"form": of_form, "numbers": {}, "code": {}}
 
     @property
     def of_form(self) -> dict[Hashable, Any]:
         return self._results["form"]
 
-    def compare_code(self, fingerprint: Fingerprint) -> None:
-        """Forget what depends on the code in the model, if that is another one."""
-        if self._code != fingerprint.code:
-            self._code, self._results["code"] = fingerprint.watch().code, {}
+    def forget_code(self, fingerprint: Fingerprint) -> None:
+        """Forget what depends on the code in the model, which is that of another fingerprint now."""
+        self.fingerprint.code, self._results["code"] = fingerprint.watch().code, {}
 
     def recall(self, what: Hashable, of: Dependency = "numbers") -> Any | None:
         """Return what `get` has made before, or None."""
@@ -143,8 +65,7 @@ class Kept:
         if what not in results:
             with self.lock:
                 if what not in results:
-                    with lasting():
-                        results[what] = make()
+                    results[what] = _made(make)
         return results[what]
 
     def forget(self, what: Hashable) -> None:
@@ -155,6 +76,11 @@ class Kept:
     def say_once(self, message: str) -> None:
         """Log a warning about the model, the first time only."""
         self.get(("said", message), lambda: logger.warning(message), of="form")
+
+
+@lasting
+def _made(make: Callable[[], T]) -> T:
+    return make()
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
@@ -168,7 +94,8 @@ def kept_of(model: PreTrainedModel) -> Kept:
     now = Fingerprint(model)
     same_form = before is not None and before.fingerprint.form == now.form
     if before is not None and same_form and before.fingerprint.numbers == now.numbers:
-        before.compare_code(now)
+        if before.fingerprint.code != now.code:
+            before.forget_code(now)
         return before
     with _looking:
         if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile

@@ -46,9 +46,9 @@ from .compat import (
     why_not_here,
 )
 from .facts import Kept, kept_of
-from .foreign.origin import is_own
 from .inspection import arguments_of, keeps_state
 from .kv_cache import attends_to_blocks, can_be_taken, window_of
+from .origin import is_own
 from .parts import is_compiled, parts_of
 
 MASKED_ATTENTION = ("sdpa", "eager")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .foreign import is_foreign
+from .origin import is_foreign
 from .parts import compiled_calls, device_map_hooks, is_compiled, is_graph, own_class
 
 _SAMPLED = 64

@@ -64,7 +64,7 @@ _OTHERS = (
 class TreeCache:
     """Slots and states of sequences, in the layers of a cache of transformers."""
 
-    @lasting()
+    @lasting
     def __init__(self, cache: Cache) -> None:
         """Put tree layers in the place of the cache's own, with their slots. What a sliding layer has dropped stays
         dropped. Afterwards the cache works wherever it did before.
@@ -81,9 +81,16 @@ class TreeCache:
                 replacement = OffloadedTreeLayer
             if replacement is not None:
                 cache.layers[index] = own = replacement(layer.sliding_window if layer.is_sliding else 0)
-                own.take_over(layer)
-        self.states = _states_of(cache)
+                if layer.is_initialized:
+                    own.take_over(layer)
+        self.states: RecurrentStates | None = None
         """Recurrent states, of a model that has some."""
+        if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
+            from .recurrence import RecurrentStates
+
+            self.states = RecurrentStates(cache)
+        self.windowed = next((layer for layer in self.layers if layer.window), None)
+        """The first layer that drops slots, as all such layers of a cache do alike; None if there is none."""
 
     @property
     def layers(self) -> list[TreeLayer]:
@@ -94,11 +101,6 @@ class TreeCache:
     def filled(self) -> list[TreeLayer]:
         """The layers that hold slots, or did."""
         return [layer for layer in self.cache.layers if isinstance(layer, TreeLayer) and layer.buffers]
-
-    @property
-    def windowed(self) -> TreeLayer | None:
-        """The first layer that drops slots, as all such layers of a cache do alike; None if there is none."""
-        return next((layer for layer in self.layers if layer.window), None)
 
     @property
     def length(self) -> int:
@@ -113,8 +115,7 @@ class TreeCache:
     @property
     def starts(self) -> list[int]:
         """By sequence, the slots that layers with a window have dropped; empty where none drops any."""
-        layer = self.windowed
-        return [] if layer is None else layer.starts
+        return [] if self.windowed is None else self.windowed.starts
 
     @property
     def takes_frames(self) -> bool:
@@ -151,8 +152,7 @@ class TreeCache:
 
     # After a pass
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
+    @lasting
     def keep(self, roots: int | Sequence[int], lengths: Sequence[int], accepted: Accepted) -> None:
         """Keep the slots of the `accepted` nodes (ascending) of each sequence, which move to the end of its
         `lengths[row]` slots; all others behind those are dropped. Node i is in slot `roots` + i, behind the slots of
@@ -212,6 +212,7 @@ class TreeCache:
         """Let no layer of an empty cache drop slots, whatever its window."""
         for layer in self.layers:
             layer.window = 0
+        self.windowed = None
 
     # Sequences that come and go
 
@@ -225,7 +226,7 @@ class TreeCache:
             if states:
                 layer.append(states)
 
-    @lasting()
+    @lasting
     def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
         """Move each sequence by `distances[row]` slots, to the right if positive, filled with zeros; afterwards it has
         `lengths[row]`.
@@ -233,7 +234,7 @@ class TreeCache:
         for layer in self.filled:
             layer.shift(distances, lengths)
 
-    @lasting()
+    @lasting
     def join(self, other: TreeCache) -> None:
         """Append the sequence of another cache of the same model. Slots that a sequence does not have hold zeros, as
         what is masked must still be numbers. An error leaves both caches as they were.
@@ -246,7 +247,7 @@ class TreeCache:
             own.update(joined)
         self._admit(rows, lengths)
 
-    @lasting()
+    @lasting
     def take(self, other: TreeCache, first: int, lengths: Sequence[int]) -> None:
         """Hold, from the sequence `first` on, the first `lengths[row]` slots of each sequence of another cache of the
         same model, whatever was there.
@@ -265,7 +266,7 @@ class TreeCache:
         for layer in self.filled:
             layer.admit(first, lengths)
 
-    @lasting()
+    @lasting
     def select(self, rows: Sequence[int], slots: int) -> None:
         """Keep these sequences alone, in this order, with `slots` slots; a sequence may only move to the row of one
         that goes.
@@ -280,14 +281,6 @@ class TreeCache:
 def _replacement_of(layer: Any) -> type[TreeLayer] | None:
     """Return what takes the place of a layer of transformers; None for another one."""
     return _REPLACEMENTS.get(type(layer)) or (BlockTreeLayer if attends_to_blocks(layer) else None)
-
-
-def _states_of(cache: Cache) -> RecurrentStates | None:
-    if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
-        return None
-    from .recurrence import RecurrentStates
-
-    return RecurrentStates(cache)
 
 
 def _wait_for_copies(cache: Cache) -> None:
@@ -362,9 +355,14 @@ def window_of(layer: Any) -> int:
     return layer.sliding_window if getattr(layer, "is_sliding", False) else 0
 
 
-def layout_of(cache: Cache) -> list[tuple[type, int]]:
-    """Return what a cache is made of: the class of each layer, and its sliding window, 0 if it has none."""
-    return [(type(layer), getattr(layer, "sliding_window", 0)) for layer in cache.layers]
+def layout_of(cache: Cache) -> list[tuple[type, int, bool]]:
+    """Return what a cache is made of: the class of each layer, its sliding window, 0 if it has none, and whether it
+    was written to, if it says so.
+    """
+    return [
+        (type(layer), getattr(layer, "sliding_window", 0), getattr(layer, "is_initialized", False))
+        for layer in cache.layers
+    ]
 
 
 def counts_tokens(cache: Cache) -> bool:

@@ -1,4 +1,9 @@
-"""The parts of a model as they stand: modules, hooks, attributes, compiled calls; and comparing them with later ones.
+"""A model as it stands, and whether it is still the same: its modules, hooks and compiled calls, the code around it,
+and the `Fingerprint` of all of them.
+
+Every call compares a fingerprint once: 0.4 ms for 423 modules. Libraries and scripts replace functions of torch and
+transformers, to quantise or to measure, and modes of torch stand before all operations: code of this kind belongs to no
+model, so that no module shows it. Whether any function of the libraries was replaced takes 50 microseconds of that.
 
 Nothing here runs a model or judges it.
 """
@@ -6,17 +11,32 @@ Nothing here runs a model or judges it.
 from __future__ import annotations
 
 import contextlib
+import copy
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from transformers import PretrainedConfig
+from transformers import (
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+    activations,
+    cache_utils,
+    masking_utils,
+    modeling_rope_utils,
+    pytorch_utils,
+)
+from transformers.integrations import moe, sdpa_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .compat import CHILDREN, forward_hooks
+from .compat import CHILDREN, HOOKS_AFTER, HOOKS_BEFORE, MODES, PARAMETERS, attention_name, forward_hooks, version
+from .origin import home_of, is_foreign, is_own, package_of
 
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has."""
@@ -27,6 +47,27 @@ _OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.
 _CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 """Types of values that are described by themselves."""
+FAMILIES = "transformers.models."
+"""Where the modules of families are."""
+CACHES: list[Any] = [
+    cache_utils,
+    *(cls for cls in vars(cache_utils).values() if isinstance(cls, type) and cls.__module__ == cache_utils.__name__),
+]
+LIBRARIES: list[Any] = [
+    *(torch.nn.Module, PreTrainedModel, GenerationMixin),
+    *(torch, torch.nn.functional, torch.Tensor, activations, masking_utils, modeling_rope_utils, pytorch_utils, moe),
+    *(sdpa_attention, *CACHES),
+]
+"""Modules and classes whose functions `generate` or a forward pass calls."""
+_IMPORTED = frozenset(
+    {
+        *("numpy", "einops", "kernels", "flash_attn", "causal_conv1d", "mamba_ssm", "huggingface_hub"),
+        *("safetensors", "typing_extensions"),
+    }
+)
+"""Packages that modules of torch and transformers import functions of."""
+_WRAPPERS = frozenset({"builtins", "functools"})
+"""Where the types of functions, methods and partials are."""
 
 
 # Modules
@@ -91,6 +132,14 @@ def device_map_hooks(module: torch.nn.Module) -> Iterator[Any]:
             yield from getattr(hook, "hooks", (hook,))
 
 
+def foreign_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
+    """Foreign code among the hooks of a module, those of device maps included."""
+    yield from filter(is_foreign, hooks_of(module))
+    for hook in device_map_hooks(module):
+        if not is_own(type(hook).__module__):
+            yield hook
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether calls of a module go to a graph that torch.compile made."""
     return is_graph(module.forward) or bool(compiled_calls(module))
@@ -109,6 +158,54 @@ def is_graph(function: Any) -> bool:
     return hasattr(inner, "get_compiler_config") and str(home).startswith("torch.")
 
 
+# Code around a model
+
+
+_last_looked_at: tuple[list[list[Any]], tuple[tuple[Any, str, Any], ...]] = [], ()
+"""The functions of the libraries as they were then, and those that were replaced."""
+
+
+def replaced_in_libraries() -> tuple[tuple[Any, str, Any], ...]:
+    """Return the functions of torch and transformers that other packages have replaced, or added: the module or class
+    that has it, its name there, and itself.
+    """
+    global _last_looked_at
+    functions = [[*vars(holder).values()] for holder in LIBRARIES]
+    try:
+        is_as_before = functions == _last_looked_at[0]
+    except Exception:  # what is set there may fail to compare
+        is_as_before = False
+    if not is_as_before:
+        _last_looked_at = functions, tuple(piece for holder in LIBRARIES for piece in replaced_in(holder))
+    return _last_looked_at[1]
+
+
+def replaced_in(holder: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Functions of a module or class of torch or transformers that another package has put there, as above."""
+    for name, function in list(vars(holder).items()):
+        if not callable(function) or isinstance(function, (type, ModuleType)):
+            continue
+        if is_foreign(function) and package_of(home_of(function)) not in _IMPORTED:
+            yield holder, name, function
+
+
+def code_around(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Return code around a model that is of none of its modules, each with its description, which lacks its name:
+    foreign hooks around all modules, foreign modes of torch in this thread, and the functions that are registered with
+    transformers for its attention and its masks, below our own stand-ins.
+    """
+    code = [("the global forward hook {}", hook) for hook in global_hooks() if is_foreign(hook)]
+    modes = [mode for stack in MODES for mode in stack()]
+    code += [("the mode of torch {}", mode) for mode in modes if not is_own(type(mode).__module__)]
+    config = getattr(model, "config", None)
+    if isinstance(config, PretrainedConfig):
+        for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+            function = interface.get(attention_name(config))
+            if function is not None:
+                code.append(("the attention function {}, registered by name", getattr(function, "before", function)))
+    return code
+
+
 # Comparing
 
 
@@ -118,6 +215,11 @@ def address_of(weight: torch.Tensor) -> int:
         return weight.data_ptr()
     except RuntimeError:  # a tensor that wraps others has no memory of its own
         return 0
+
+
+def times_written(tensor: torch.Tensor) -> int:
+    """Count operations that have written to a tensor; 0 for one of inference mode, which counts none."""
+    return 0 if tensor.is_inference() else version(tensor)
 
 
 class Identities:
@@ -152,6 +254,88 @@ class Identities:
 
     def _note(self, gone: object) -> None:
         self._one_is_gone = True
+
+
+class Fingerprint:
+    """What facts about a model depend on, at one time: `form` is equal while parts, weights and configuration are the
+    same ones, `numbers` while nothing was written to the weights, `code` while the same foreign code runs in the model.
+    Writing through a tensor's `.data` is not counted by torch. Nothing is kept alive: objects count by their numbers,
+    and one that is gone is no longer the same.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        parts = parts_of(model)
+        attributes = [part.__dict__ for part in parts]
+        weights: list[torch.Tensor] = [
+            weight for own in attributes for weight in own.get(PARAMETERS, {}).values() if weight is not None
+        ]
+        try:  # the usual case in one go, since every call looks
+            addresses, written = [weight.data_ptr() for weight in weights], [*map(version, weights)]
+        except RuntimeError:
+            addresses, written = [*map(address_of, weights)], [*map(times_written, weights)]
+        away: list[Any] = []
+        if 0 in addresses:
+            # Weights that are offloaded between passes are other tensors after each: of them the form counts.
+            away = [(weight.shape, weight.dtype) for weight in weights if weight.is_meta]
+            written = [count for count, weight in zip(written, weights, strict=True) if not weight.is_meta]
+            weights = [weight for weight in weights if not weight.is_meta]
+        classes: list[Any] = [*map(type, parts)]
+        classes[0] = own_class(model)
+        forwards = [own["forward"] for own in attributes if "forward" in own]
+        forwards = [
+            forward
+            for forward in forwards
+            if not is_own(type(forward).__module__) or type(forward).__module__ in _WRAPPERS
+        ]
+        code = [*_code(model, parts, classes), *filter(is_foreign, forwards)]
+        self._identities = Identities(weights), Identities(parts[1:]), Identities(code)
+        self.form: list[Any] = [
+            *self._identities[:2],
+            classes,
+            addresses,
+            away,
+            "forward" in attributes[0],
+            [name in own for name in CALLED_INSTEAD for own in attributes],
+            [*map(is_graph, forwards)].count(True),
+            getattr(model, "is_quantized", False),
+            _values_of(getattr(model, "config", None)),
+        ]
+        self.numbers = written
+        self.code = [self._identities[2], [part.training for part in parts], [*map(len, attributes)]]
+
+    def watch(self) -> Fingerprint:
+        """Keep this one to be compared with later ones."""
+        for identities in self._identities:
+            identities.watch()
+        self.form[-1] = copy.deepcopy(self.form[-1])  # lists in it may be changed
+        return self
+
+
+def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Sequence[Any]) -> list[Any]:
+    """Return code that runs in a model and may be replaced between calls: when any of it is another one, the model is
+    searched again (`foreign.search`). `classes`: those of its `parts`.
+    """
+    code = [item for _, item in code_around(model)]
+    code += [function for _, _, function in replaced_in_libraries()]
+    # With all that they derive from: a method may call that of its base.
+    bases = dict.fromkeys(base for cls in dict.fromkeys(classes) for base in cls.__mro__)
+    code += [vars(cls).get("forward") for cls in bases]
+    of_families = [cls for cls in bases if cls.__module__.startswith(FAMILIES)]
+    for holder in (*of_families, *{sys.modules[cls.__module__] for cls in of_families}):
+        code += [function for function in vars(holder).values() if type(function) is FunctionType]
+    for part in parts:
+        own = part.__dict__
+        if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:
+            code += foreign_hooks(part)
+    return code
+
+
+def _values_of(config: Any) -> dict[str, Any]:
+    """Return all values of a configuration and of nested ones, whose `==` fails where layers differ in size."""
+    return {
+        name: _values_of(value) if isinstance(value, PretrainedConfig) else value
+        for name, value in (vars(config) if config is not None else {}).items()
+    }
 
 
 def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] | None = None) -> None:

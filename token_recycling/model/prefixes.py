@@ -74,7 +74,7 @@ class PrefixCache:
         """Return the part of the cache that belongs to one API key."""
         return Prefixes(self, key)
 
-    @lasting()
+    @lasting
     def take(self, ids: torch.Tensor, key: str) -> tuple[TreeCache, int]:
         """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         with self._lock:
@@ -100,7 +100,7 @@ class PrefixCache:
         across = border is not None and not border.repeats and len(ids) > border.at
         return ([], 0) if across or support.why_not_read_on(n, len(ids)) else (path, n)
 
-    @lasting()
+    @lasting
     def keep(self, ids: torch.Tensor, cache: TreeCache, key: str, row: int = 0) -> None:
         """Keep what a cache holds of `ids` (length,), all of them, as text number `row`. What was used least recently
         makes room; what is larger than the limit is not kept.

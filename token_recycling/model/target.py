@@ -95,7 +95,7 @@ class Target:
         self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
         """The configuration of the text decoder."""
         self.cache_layout = layout_of(DynamicCache(config=self.config))
-        """What its own cache is made of."""
+        """What its own cache is made of, before anything is read."""
         self._attention_names = stand_in(self.config, info.attention, info.named_attention)
         """Names of the attention functions that ours stand in for."""
         self.eager = uncompiled(model)
@@ -120,7 +120,8 @@ class Target:
         self._takes_positions = "position_ids" in self.arguments
         self._takes_mask = info.key_bias is None and ("attention_mask" in self.arguments or not info.recurrent)
         """Whether masks of trees are an argument of its forward."""
-        self._cache = cache_argument(self.arguments) or CACHE
+        self.cache_argument = cache_argument(self.arguments) or CACHE
+        """The argument of its forward that takes the cache."""
         self.leaves_logits_out = "logits_to_keep" in self.arguments
         """Whether it can compute the logits of the last tokens only."""
         self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
@@ -199,7 +200,7 @@ class Target:
         info, mask, windowed = self.info, inputs.mask, cache.windowed
         if mask is not None and inputs.frame is None and windowed is not None and any(windowed.starts):
             mask = within_windows(mask, info.layers, windowed)
-        arguments = {**self._options, self._cache: cache.cache, "input_ids": inputs.tokens}
+        arguments = {**self._options, self.cache_argument: cache.cache, "input_ids": inputs.tokens}
         if self._takes_mask:
             arguments["attention_mask"] = mask
         if self._takes_positions:
@@ -236,7 +237,7 @@ class Target:
         """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
         `last` ones alone as in `forward`. The first `padding[row]` tokens of all that was read so are of no sequence.
         """
-        tokens, more = tokens.to(self.device), {**self._options, self._cache: cache.cache}
+        tokens, more = tokens.to(self.device), {**self._options, self.cache_argument: cache.cache}
         if last and self.leaves_logits_out:
             more["logits_to_keep"] = last
         places = torch.arange(cache.length + tokens.shape[1], device=self.device).expand(len(tokens), -1)

@@ -128,17 +128,14 @@ class TreeLayer(DynamicLayer):
         parts, _, heads, _, size = like.shape
         return like.new_zeros(parts, rows, heads, columns, size)
 
+    @lasting
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Make buffers for keys and values like these (batch, heads, n, size)."""
         self.device, self.dtype = key_states.device, key_states.dtype
         like = [states[None] for states in (key_states, value_states)]
         if like[0].shape == like[1].shape:
             like = [like[0].expand(2, -1, -1, -1, -1)]
-        self._make_like(like, len(key_states))
-
-    @lasting()
-    def _make_like(self, like: Sequence[torch.Tensor], rows: int) -> None:
-        reserved, columns = self.reserved
+        rows, (reserved, columns) = len(key_states), self.reserved
         self.buffers = [self._empty(buffer, max(rows, reserved), columns) for buffer in like]
         self.rows, self.starts = rows, [0] * rows
         self.is_initialized = True
@@ -163,7 +160,7 @@ class TreeLayer(DynamicLayer):
             rows, columns = self.reserved
             self.reserved = rows, max(columns, capacity(length))
 
-    @lasting()
+    @lasting
     def _grow(self, rows: int, columns: int) -> None:
         """Replace the buffers with larger ones, one after the other; so the capacity is that of the last one."""
         for index, buffer in enumerate(self.buffers):
@@ -173,7 +170,7 @@ class TreeLayer(DynamicLayer):
 
     def take_over(self, layer: Any) -> None:
         """Hold the slots of a layer of transformers, as far as it has not dropped them; this one is empty."""
-        if layer.is_initialized and layer.keys is not None:
+        if layer.keys is not None:
             self.load(layer.keys, layer.values, layer.cumulative_length - layer.keys.shape[2] if self.window else 0)
             self.device = layer.device  # the states of an offloaded layer lie elsewhere
 
@@ -311,8 +308,8 @@ class TreeLayer(DynamicLayer):
         starts = self._starts(lengths)
         columns = max(map(sub, lengths, starts))
         if not self.buffers:
-            self.device, self.dtype = other.device, other.dtype
-            self._make_like(other.buffers, 0)
+            self.lazy_initialization(other.keys[:0], other.values[:0])
+            self.device = other.device  # which is not where the slots of an offloaded layer lie
         used = max(columns, self.columns) if first else columns
         self.reserve(first + len(lengths), used)
         for own, given in zip(self.buffers, other.buffers, strict=True):
@@ -440,7 +437,7 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         if layer.indexer_keys is not None:
             self.update_indexer(layer.indexer_keys)
 
-    @lasting()
+    @lasting
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """As in transformers."""
         return super().update_indexer(indexer_key_states)

@@ -29,8 +29,8 @@ from .._util.device import lasting
 from ..trees.draft import Draft, branch, star
 from ..trees.templates import parse_paths
 from .compat import LOOP, plain_loop
-from .foreign import Foreign, listed
 from .foreign.plain import Numbers, Reach, form_of, numbers_in
+from .foreign.search import Foreign, listed
 from .parts import own_class
 from .prefill import first_pass
 from .self_test import leaf_paths, random_tokens, tree_logits
@@ -90,13 +90,13 @@ def _tried(
     results: dict[Hashable, T] = kept.get("trials", dict, of="form")
     form = what, target.dtype, form_of(foreign, searched, numbers)
     if form not in results:
-        with kept.lock, lasting():  # one thread tries it while others of the model wait
+        with kept.lock:  # one thread tries it while others of the model wait
             if form not in results:
                 if len(results) >= _MOST_TRIALS:
                     results.clear()
                 lengths = [(notes, len(notes)) for reach in searched for notes in reach.notes]
                 try:
-                    results[form] = trial()
+                    results[form] = lasting(trial)()
                 finally:
                     for notes, length in lengths:
                         del notes[length:]

@@ -23,14 +23,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from .._util.options import SWITCH
 from ..drafters._base import PREDICTED, Drafter
 from ..grammar.schema import Unenforced
-from ..hf.accelerate import ANOTHER_LOOP, Acceleration, view
+from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
 from ..hf.call import GenerateCall
 from ..hf.decoding_thread import DecodingThread
 from ..loop.hints import Hints
 from ..loop.stats import Stats
-from ..model.backend import FAST, Backend
+from ..model.backend import Backend
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.support import ready
@@ -211,7 +212,7 @@ class Engine:
         self.prefixes = PrefixCache(self.target, limit)
         self.pool = DrafterPool(loaded, settings, self.metrics.count_save)
         self.slots = batch_slots(self.target, self.pool.base, settings, limit)
-        self._backend = Backend(FAST[settings.fast], falls_back=True)
+        self._backend = Backend(SWITCH[settings.fast], falls_back=True)
         self.batch = DecodingThread(loaded.model, self._backend) if self.slots.size > 1 else None
         """Decodes all sequences in one batch; None where one is decoded at a time."""
         traits = self.pool.base.traits

@@ -15,7 +15,7 @@ def recorded(monkeypatch):
 @pytest.fixture
 def card_of_torch(monkeypatch):
     """A card that is played, and attention that is watched on it, are no code that may change a forward pass."""
-    for name in ("foreign_modes", "replaced_in_libraries"):
-        monkeypatch.setattr(f"token_recycling.model.foreign.search.{name}", tuple)
+    monkeypatch.setattr("token_recycling.model.foreign.search.code_around", lambda model: [])
+    monkeypatch.setattr("token_recycling.model.foreign.search.replaced_in_libraries", tuple)
     seeded = call.seeded_generators  # torch has none for a device like this
     monkeypatch.setattr(call, "seeded_generators", lambda count, device, own: seeded(count, torch.device("cpu"), own))

@@ -11,9 +11,8 @@ from support.runs import decoded, plain
 from transformers import DynamicCache, StoppingCriteria
 
 import token_recycling as tr
-from token_recycling.model.graphs import passes_of
 from token_recycling.model.graphs.passes import CapturedPasses
-from token_recycling.model.graphs.support import passes_or_reason
+from token_recycling.model.graphs.support import passes_of, passes_or_reason
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.target import Target
 

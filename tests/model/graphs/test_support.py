@@ -9,7 +9,7 @@ from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
 from token_recycling.model.backend import Backend
-from token_recycling.model.graphs import passes_of
+from token_recycling.model.graphs.support import passes_of
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.runner import NoFastPathError
@@ -85,7 +85,7 @@ def test_batches_penalties_and_scores_are_those_of_generate(model, sequences, ar
 
 
 def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
-    monkeypatch.setattr("token_recycling.model.graphs.captured", None)
+    monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", None)
     tr.accelerate(model, "plain").generate(tiny.prompt(0, 5), max_new_tokens=3)
     assert model.acceleration.stats.path == "eager"
 
@@ -94,7 +94,7 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
     """On a card that is played: the model says that it is there."""
     target = Target(model)
     passes = passes_of(target)
-    monkeypatch.setattr("token_recycling.model.graphs.passes_or_reason", lambda _: passes)
+    monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", lambda _: passes)
     played = SimpleNamespace(device=torch.device("cuda"), kept=target.kept)
     with Backend("auto").captured(played, target.new_cache()) as found:
         assert found is passes

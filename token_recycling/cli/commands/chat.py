@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from ..._util.options import SWITCH
 from .. import console, running
 from ..options import DecodingOptions, ModelOptions, SamplingOptions
 
@@ -35,11 +36,16 @@ def chat(
     choosing = sampling.arguments()
     drafter, loaded = running.drafter_and_model(decoding.drafter, model, sampling.reproducible)
     from ...hf.conversation import Conversation
-    from ...model.backend import FAST
 
-    arguments = {"fast": FAST[decoding.fast], "max_new_tokens": decoding.max_new_tokens, "do_sample": False, **choosing}
+    arguments = {"max_new_tokens": decoding.max_new_tokens, "do_sample": False, **choosing}
     conversation = Conversation(
-        loaded.model, loaded.tokenizer, drafter, system=system, prepack=model.prepack, **arguments
+        loaded.model,
+        loaded.tokenizer,
+        drafter,
+        system=system,
+        fast=SWITCH[decoding.fast],
+        prepack=model.prepack,
+        **arguments,
     )
     on_terminal, failed = is_terminal(), False
     if on_terminal:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..._util.options import SWITCH
 from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
@@ -39,13 +40,12 @@ def compare(
     running.encoded(loaded, questions, chat)  # what the model cannot continue is refused before anything is decoded
 
     from ..._util.text_stream import decoded, pieces
-    from ...model.backend import FAST
     from .. import comparison
 
     through_template = loading.uses_chat(loaded, chat)
     with console.working("warming up"):
         measured = comparison.Comparison(
-            loaded, drafter, questions, max_new_tokens, through_template, fast=FAST[decoding.fast]
+            loaded, drafter, questions, max_new_tokens, through_template, fast=SWITCH[decoding.fast]
         )
     if measured.no_lookup is not None:
         console.note(f"transformers' prompt lookup fails with this model: {measured.no_lookup}")

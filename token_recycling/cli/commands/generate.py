@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..._util.options import SWITCH
 from ..._util.prompts import read_prompts
 from ...model import loading
 from .. import console, running
@@ -48,7 +49,6 @@ def generate(
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
     from ...hf.accelerate import accelerated
-    from ...model.backend import FAST
     from ...recycling.matrix_file import fingerprint
 
     text = IncrementalText(loaded.tokenizer)
@@ -61,7 +61,7 @@ def generate(
 
     recorder = StepRecorder(show)
     interrupted = False
-    with waiting, accelerated(loaded.model, drafter, fast=FAST[decoding.fast]) as acceleration:
+    with waiting, accelerated(loaded.model, drafter, fast=SWITCH[decoding.fast]) as acceleration:
         waiting.enter_context(console.working(f"reading the prompt, {ids.shape[1]} tokens"))
         acceleration.stats.synchronize = stats or as_json
         try:

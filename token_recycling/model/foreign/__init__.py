@@ -5,7 +5,7 @@ Verifying a tree is exact if every row of a forward pass is computed alike, what
 a user or another library brings may not: a steering hook may change the last row alone, an overridden
 `prepare_inputs_for_generation` may change the tokens, a processor may write to a weight between two passes.
 
-**What is foreign** (`origin`): code of any package but transformers, torch, accelerate, this one and Python's own
+**What is foreign** (`model.origin`): code of any package but transformers, torch, accelerate, this one and Python's own
 library. `search` lists it: hooks, modules of other classes, methods and functions that were replaced in an object, a
 class, a family's module or a library, attention that is registered by name, modes of torch. A model without foreign
 code costs nothing but the search, once for each of its forms (`facts`).
@@ -25,23 +25,5 @@ for each form of the code: its functions and the values that they read.
 fewer here, behind a cache that holds drafts. Code that could reach the model, its weights or that cache is left to
 `generate`; so is all code beside a model that runs foreign code, with which it could share state.
 
-**Who decides**: `support.CodeInModel`, which a call asks. Each refusal names the code, where it is and why.
+**Who decides**: `hf.call.why_not_code`, in each call. Each refusal names the code, where it is and why.
 """
-
-from .origin import code_beside, home_of, is_foreign, is_of, is_own, name_of
-from .search import Foreign, foreign_code, listed, replaceable_code, why_not_patched, why_not_plain_loop
-
-__all__ = [
-    "Foreign",
-    "code_beside",
-    "foreign_code",
-    "home_of",
-    "is_foreign",
-    "is_of",
-    "is_own",
-    "listed",
-    "name_of",
-    "replaceable_code",
-    "why_not_patched",
-    "why_not_plain_loop",
-]

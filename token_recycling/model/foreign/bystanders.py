@@ -25,9 +25,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
+from ..origin import home_of, is_of, is_own, name_of
 from ..parts import parts_of
 from .bytecode import operations_in
-from .origin import home_of, is_of, is_own, name_of
 from .search import Foreign
 
 _GRAMMARS = frozenset({"xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer"})

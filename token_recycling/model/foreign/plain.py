@@ -25,11 +25,20 @@ from torch.overrides import get_overridable_functions
 from transformers import PretrainedConfig, modeling_outputs
 from transformers.utils import ModelOutput
 
-from ..compat import times_written
-from ..parts import ATTRIBUTES_OF_TORCH, address_of, describe, own_attributes, own_class, parts_of
+from ..origin import is_own, package_of
+from ..parts import (
+    ATTRIBUTES_OF_TORCH,
+    FAMILIES,
+    address_of,
+    describe,
+    foreign_hooks,
+    own_attributes,
+    own_class,
+    parts_of,
+    times_written,
+)
 from .bytecode import Operations, operations_in
-from .origin import is_own, package_of
-from .search import FAMILIES, Foreign, foreign_hooks
+from .search import Foreign
 
 _LIBRARIES = frozenset(
     {
@@ -423,13 +432,13 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numb
                     value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(),
                 )
             else:
-                values += (id(value), address_of(value), value.shape, *times_written([value]))
+                values += (id(value), address_of(value), value.shape, times_written(value))
     return tuple(values), tuple(map(id, objects))
 
 
 def _only_number(tensor: torch.Tensor, numbers: Numbers) -> float | None:
     """Return the number that a weight is full of, or None; looked up again where it is small or was written to."""
-    form = id(tensor), address_of(tensor), *times_written([tensor])
+    form = id(tensor), address_of(tensor), times_written(tensor)
     if form not in numbers or tensor.numel() <= _SMALL:
         numbers[form] = None
         if tensor.numel() and not tensor.is_complex() and not tensor.is_meta:

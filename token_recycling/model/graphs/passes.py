@@ -59,7 +59,7 @@ class CapturedPasses:
     kind = "captured"
     """The name under which the costs of these passes are kept."""
 
-    @lasting()
+    @lasting
     def __init__(self, target: Target) -> None:
         self.device = target.device
         self.state: list[Any] | None = None
@@ -117,7 +117,7 @@ class CapturedPasses:
             cache.keep_all()
         return cache
 
-    @lasting()
+    @lasting
     def begin(self, target: Target, cache: TreeCache, lengths: Sequence[int], longest: int) -> None:
         """Hold the sequences of a cache, whose prompts have `lengths` tokens and which may grow up to `longest`, from
         now on. They are copied if the cache holds something; else their prompts are read into these slots, and there is
@@ -130,7 +130,7 @@ class CapturedPasses:
         if cache.length:
             self.slots.take(cache, 0, lengths)
 
-    @lasting()
+    @lasting
     def reserve(self, sequences: int, slots: int, nodes: int = _COMMON_ROWS[-1]) -> None:
         """Have capacity for so many sequences and slots, those of the sequences kept. Where memory does not suffice for
         graphs as well, passes are no longer captured.
@@ -152,7 +152,7 @@ class CapturedPasses:
         self.reserve(sequences + 1, cached if cached <= self.capacity else 2 * max(cached, self.capacity))
         self.slots.take(other, sequences, [cached])
 
-    @lasting()
+    @lasting
     def forward(
         self, target: Target, drafts: Sequence[Draft], lengths: Sequence[int], states: tuple[int, ...] = ()
     ) -> Pass:

@@ -10,11 +10,12 @@ from transformers import PreTrainedModel
 
 from ...trees.draft import Draft
 from ...trees.templates import parse_paths
-from ..compat import modes
+from ..compat import MODES
 from ..info import ModelInfo
 from ..kv_cache import TreeCache
 from ..parts import device_map_hooks, hooks_of, is_compiled, is_graph
 from ..prefill import prefill
+from ..runner import NoFastPathError
 from ..target import Target
 from .passes import CapturedPasses
 from .state import state_of
@@ -91,13 +92,21 @@ def passes_or_reason(target: Target) -> CapturedPasses | str:
     return reason or target.kept.get("captured passes", _Captures).of(target)
 
 
+def passes_of(target: Target) -> CapturedPasses:
+    """Return the captured passes of a model; raises NoFastPathError where they do not hold for it."""
+    passes = passes_or_reason(target)
+    if isinstance(passes, str):
+        raise NoFastPathError(f"fast=True: {passes}")
+    return passes
+
+
 def _by_surroundings(device: torch.device) -> str | None:
     """Return why this thread's modes of torch prevent captures, or None."""
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         return f"autocast to {dtype} is on; load the model in that dtype"
     default = torch.get_default_device()  # is a mode as well, which chooses no operation of a pass
-    others = [type(mode).__name__ for mode in modes() if getattr(mode, "device", None) != default]
+    others = [type(mode).__name__ for stack in MODES for mode in stack() if getattr(mode, "device", None) != default]
     return f"modes of torch are on: {', '.join(others)}" if others else None
 
 

@@ -1,0 +1,232 @@
+"""An accelerated model: an instance of a subclass of its own class, made at run time.
+
+`model.generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the
+model's class. The subclass overrides this method alone, so that the signature and docstring of `generate` are the
+model's own. A call that cannot be accelerated without risk goes to transformers' own method, with a warning that says
+why; calls that transformers decodes in another way (beam search, assisted generation, continuous batching,
+`custom_generate`) never come here.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from .._util.locks import Lock
+from ..drafters._base import Drafter
+from ..loop.hints import NO_HINTS, Hints
+from ..loop.stats import Stats
+from ..model.backend import EAGER, Backend
+from ..model.compat import MARKS_NO_CACHES, mark_callers
+from ..model.info import UnsupportedModelError
+from ..model.support import ready
+from ..model.target import Target
+from .call import GenerateCall, run_call
+
+logger = logging.getLogger("token_recycling")
+
+ANOTHER_LOOP = (
+    "transformers decodes the call in another way: beam search, assisted generation (a draft model or prompt lookup), "
+    "or custom_generate"
+)
+
+
+@dataclass
+class Acceleration:
+    """State that `accelerate` adds to a model, as `model.acceleration`."""
+
+    drafter: Drafter
+    """Drafts, and learns from call to call."""
+    backend: Backend = EAGER
+    """Captured or eager steps."""
+    target: Target | None = None
+    """The model that decodes, as it was when it was last called."""
+    original: PreTrainedModel | None = None
+    """The model that decodes where the accelerated object is a view of it; None where it is the model itself."""
+    stats: Stats = field(default_factory=Stats)
+    """Statistics of the call of `_sample` that ended last, in any thread; empty if it was left to transformers."""
+    total: Stats = field(default_factory=Stats)
+    """Statistics of all calls."""
+    fallback: str | None = None
+    """Why the call that ended last was left to transformers, or None if it was accelerated."""
+    reached: bool = False
+    """Whether a call came to be decoded, rather than refused as it was prepared."""
+    decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
+    """Decodes a call."""
+    hints: Hints = NO_HINTS
+    """Hints for the sequences of all calls."""
+    owns_prepacked: bool = False
+    """Whether `accelerate` prepacked the weights, which `decelerate` then drops."""
+
+    _warned: set[str] = field(default_factory=set, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickled models examine theirs again."""
+        return {**vars(self), "target": None, "original": None}
+
+    def examine(self, model: PreTrainedModel) -> Target:
+        """Return the target of a model's calls, examined again if it has changed since the last one; raises
+        UnsupportedModelError.
+        """
+        target, original = self.target, model if self.original is None else self.original
+        if target is None or target.model is not original or not target.is_current():
+            self.target = target = ready(original)
+        return target
+
+    def say(self, reason: str) -> None:
+        """Warn that a call is left to transformers, once for every reason."""
+        with self._lock:
+            if reason not in self._warned:
+                logger.warning("not accelerated: %s; transformers' own decoding is used", reason)
+                self._warned.add(reason)
+
+    def ended(self, stats: Stats, fallback: str | None) -> None:
+        """Record the statistics of a call, or why it was left to transformers."""
+        with self._lock:
+            self.stats, self.fallback = stats, fallback
+            self.total += stats
+
+
+class _Accelerated(PreTrainedModel):
+    """Mixed in before the model's class by `accelerate`."""
+
+    acceleration: Acceleration
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a model that is not accelerated, of the original class: `from_pretrained` of this one, and calls."""
+        return _original_class(cls)(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle and copy under the name of the model's original class."""
+        _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
+        return _unfilled, (_original_class(type(self)),), *state
+
+    def _sample(
+        self,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: BaseStreamer | None = None,
+        **model_kwargs: Any,
+    ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
+        acceleration = self.acceleration
+        acceleration.reached = True
+        stats = Stats(synchronize=acceleration.stats.synchronize)
+        try:
+            target = acceleration.examine(self)
+            call = GenerateCall(
+                target, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
+            )
+            reason = call.why_not(self)
+        except UnsupportedModelError as error:
+            reason = str(error)
+        if synced_gpus:
+            reason = "synced_gpus=True is unsupported: several processes would decode one sequence"
+        if reason is not None:
+            acceleration.say(reason)
+        try:
+            if reason is None:
+                return acceleration.decode(call, acceleration.drafter, stats, acceleration.backend, acceleration.hints)
+            return super()._sample(
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                synced_gpus=synced_gpus,
+                streamer=streamer,
+                **model_kwargs,
+            )
+        finally:
+            acceleration.ended(stats, reason)
+
+
+def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `generate` that marks its caller's cache, for a release of transformers that does not."""
+
+    @functools.wraps(generate)
+    def marking(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mark_callers(kwargs.get("past_key_values"))
+        return generate(self, *args, **kwargs)
+
+    return marking
+
+
+_classes: dict[type, type[_Accelerated]] = {}
+
+
+def _accelerated_class(original: Any) -> type[_Accelerated]:
+    """Return the accelerated subclass of a model class, made once, under the name of the original."""
+    if original not in _classes:
+        names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names["plain_class"] = original
+        if MARKS_NO_CACHES:
+            names["generate"] = _marking(original.generate)
+        _classes[original] = type(original.__name__, (_Accelerated, original), names)
+    return _classes[original]
+
+
+_originals: dict[type, type] = {}
+"""Classes that other libraries derived from accelerated ones, without these; see `_original_class`."""
+
+
+def _original_class(cls: type) -> type:
+    """Return a class without the accelerated one among its bases. Where another library has derived a class of its own
+    from it since, such as FSDP2 or a parametrization, that class is made again without, once.
+    """
+    if not issubclass(cls, _Accelerated):
+        return cls
+    if _Accelerated in cls.__bases__:
+        return cls.__bases__[1]
+    if cls not in _originals:
+        bases = tuple(map(_original_class, cls.__bases__))
+        contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        metaclass: Any = type(cls)
+        _originals[cls] = metaclass(cls.__name__, bases, contents)
+    return _originals[cls]
+
+
+def _unfilled(original: type) -> _Accelerated:
+    """Allocate for unpickling; state follows."""
+    return object.__new__(_accelerated_class(original))
+
+
+def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None:
+    """Change the model's class to the accelerated subclass, in place."""
+    if not is_accelerated(model):
+        model.__class__ = _accelerated_class(type(model))
+    model.acceleration = acceleration
+    if "generate" in vars(model):  # which is called in place of ours
+        acceleration.fallback = (
+            "the model object has a generate() of its own, which is called in place of the accelerated one"
+        )
+        acceleration.say(acceleration.fallback)
+
+
+def make_plain(model: PreTrainedModel) -> None:
+    """Change the model's class back to the original, in place."""
+    model.__class__ = _original_class(type(model))
+    del model.acceleration
+
+
+def is_accelerated(model: PreTrainedModel) -> bool:
+    """Whether the object is of an accelerated class."""
+    return isinstance(model, _Accelerated)
+
+
+def view(model: PreTrainedModel, acceleration: Acceleration) -> PreTrainedModel:
+    """Return an accelerated object with the same modules and weights; the model itself is unchanged."""
+    view, acceleration.original = copy.copy(model), model
+    make_accelerated(view, acceleration)
+    return view
