@@ -9,7 +9,7 @@ import contextlib
 import copy
 import pickle
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -312,6 +312,33 @@ def test_a_drafted_token_whose_states_are_nan_changes_no_other(ids, family):
         embeddings[[token for token in range(len(embeddings)) if token not in wanted]] = torch.nan
     for drafter in ("recycling", Garbage(shapes=[chain(2)]), Garbage(shapes=[chain(1), static(6)])):
         assert_same(tr.generate(model, ids, drafter=drafter, **GREEDY), wanted)
+
+
+@pytest.mark.parametrize("family", ["llama", "window"])
+def test_shorter_rows_are_filled_with_tokens_of_their_own(family):
+    """Not with token 0, whose embedding may never have been set: what is masked is multiplied by zero, and NaN stays.
+    Two turns on one cache, whose rows end apart.
+    """
+    model = copy.deepcopy(prototype(family))
+    model.set_output_embeddings(copy.deepcopy(model.get_output_embeddings()))
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = torch.nan
+    ids = torch.cat([BOTH, IDS.roll(5, 1)])
+    mask = torch.ones_like(ids)
+    for row, padding in enumerate([6, 0, 11]):
+        ids[row, :padding], mask[row, :padding] = 7, 0
+
+    def two_turns(generate: Callable[..., Any], **how: Any) -> list[Any]:
+        how |= {**GREEDY, "pad_token_id": 7, "eos_token_id": ENDS, "suppress_tokens": [0]}
+        cache = DynamicCache(config=model.config)
+        first = generate(ids, attention_mask=mask, past_key_values=cache, **how)
+        both = torch.cat([first, OTHERS.expand(3, -1)], 1)
+        seen = torch.nn.functional.pad(mask, (0, both.shape[1] - mask.shape[1]), value=1)
+        return [first, generate(both, attention_mask=seen, past_key_values=cache, **how)]
+
+    wanted = two_turns(model.generate)
+    for drafter in ("recycling", Garbage(shapes=[chain(1), static(6)])):
+        assert_same(two_turns(partial(tr.generate, model), drafter=drafter), wanted)
 
 
 @pytest.mark.parametrize(

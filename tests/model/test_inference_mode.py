@@ -45,7 +45,7 @@ def test_passes_of_one_cache(case, order):
         target.forward(target.inputs.of([Draft(tokens, tree.parents)], [11], 11), cache)
         cache.keep(11, [11], [[0, 2, 3]])
     with inside(order[2]):
-        ((_, logits),) = extend(target, [more], [14], cache)
+        ((_, logits),) = extend(target, [more], [14], cache, [more[:1]])
     wanted = model(input_ids=torch.cat([text, torch.tensor([6, 7]), more])[None]).logits[:, -3:]
     torch.testing.assert_close(logits.clone(), wanted, atol=1e-4, rtol=1e-4)
 

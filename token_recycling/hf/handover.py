@@ -100,7 +100,8 @@ def fill_up(
     rest = [sequence.tokens.new_full((columns - sequence.columns,), padding) for sequence in sequences]
     # Padding follows the last token; the last padding token gets no slot.
     fed = [torch.cat([sequence.tokens[-1:], padded])[:-1] for sequence, padded in zip(sequences, rest, strict=True)]
-    for pieces, logits in extend(target, fed, [sequence.length - 1 for sequence in sequences], cache):
+    lengths, roots = [sequence.length - 1 for sequence in sequences], [sequence.tokens[-1:] for sequence in sequences]
+    for pieces, logits in extend(target, fed, lengths, cache, roots):
         for row, piece in enumerate(pieces):
             for node in range(len(piece)):
                 selectors[row].scored(logits[row, node])

@@ -50,7 +50,7 @@ def prefill(
     """Put each of `sequences` (length,) without its last token into the cache, as far as it is not there.
 
     The first `cached[row]` tokens of each sequence are cached; by default as many as the cache has. Shorter sequences
-    are padded on the right. `reading` is called before each piece.
+    are padded on the right, with a token of their own. `reading` is called before each piece.
     """
     cache.expect(max(map(len, sequences)))
     slots, border = cache.length, model.info.border
@@ -60,10 +60,13 @@ def prefill(
     cached = cached or [slots] * len(sequences)
     missing = [sequence[there:-1].to(model.device) for sequence, there in zip(sequences, cached, strict=True)]
     if set(cached) != {slots}:
-        for _ in extend(model, missing, cached, cache):
+        for _ in extend(model, missing, cached, cache, [sequence[:1] for sequence in sequences]):
             pass
         return
-    tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
+    longest = max(map(len, missing))
+    tokens = torch.stack(
+        [_padded(row, (0, longest - len(row)), sequence) for row, sequence in zip(missing, sequences, strict=True)]
+    )
     size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(sequences))
     shortest = min(map(len, sequences)) - 1
     for piece in _pieces(model, cache, tokens.shape[1], size, reading):
@@ -93,7 +96,10 @@ def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCa
     cached = cache.length
     padding = [longest - len(sequence) for sequence in sequences]
     tokens = torch.stack(
-        [pad(sequence.to(model.device), (before, 0)) for sequence, before in zip(sequences, padding, strict=True)]
+        [
+            _padded(sequence.to(model.device), (before, 0), sequence)
+            for sequence, before in zip(sequences, padding, strict=True)
+        ]
     )
     cache.drop_unseen(longest)
     logits = model.read(tokens[:, cached:], cache, last=1, padding=padding)
@@ -130,18 +136,24 @@ def first_pass(
 
 
 def extend(
-    model: Target, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: TreeCache
+    model: Target,
+    tokens: Sequence[torch.Tensor],
+    lengths: Sequence[int],
+    cache: TreeCache,
+    roots: Sequence[torch.Tensor],
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
     """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each sequence and overwrite what follows.
     Yield, piece by piece, the tokens of every sequence and the logits (batch, n, vocabulary) after each; pieces of
-    shorter sequences are shorter or empty.
+    shorter sequences are shorter or empty. A row without a piece is given `roots[row]` (1,), a token of its own, whose
+    logits are not used.
     """
     lengths = list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
         pieces = [sequence[start : start + size].to(model.device) for sequence in tokens]
         slots = cache.length
-        logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
+        drafts = [Draft.chain(piece if len(piece) else root) for piece, root in zip(pieces, roots, strict=True)]
+        logits = model.forward(model.inputs.of(drafts, lengths, slots), cache)
         cache.keep(slots, lengths, [range(len(piece)) for piece in pieces])
         lengths = [length + len(piece) for length, piece in zip(lengths, pieces, strict=True)]
         yield pieces, logits
@@ -175,9 +187,11 @@ def _read_at_once(model: Target, sequence: torch.Tensor, cache: TreeCache) -> No
     cache.crop(len(sequence) - 1)
 
 
-def _chain(tokens: torch.Tensor) -> Draft:
-    """A chain of tokens; for none, a dummy whose logits are not used."""
-    return Draft.chain(tokens if len(tokens) else tokens.new_zeros(1))
+def _padded(row: torch.Tensor, columns: tuple[int, int], sequence: torch.Tensor) -> torch.Tensor:
+    """Pad a row of tokens (n,) on the left and right with a token of its `sequence`: what is masked must be numbers,
+    and no other token is known to have some.
+    """
+    return pad(row, columns, value=int(sequence[0]))
 
 
 def checked_prompt(input_ids: torch.Tensor, model: Target) -> torch.Tensor:
