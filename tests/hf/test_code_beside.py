@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,11 +160,12 @@ def test_modes_of_torch(mode):
 
 
 @pytest.mark.parametrize("of", ["cache", "layer"])
-def test_a_cache_with_a_function_of_its_own(of):
+@pytest.mark.parametrize("wrapper", [lambda function: function, partial], ids=["function", "partial"])
+def test_a_cache_with_a_function_of_its_own(of, wrapper):
     def call(model):
         cache = DynamicCache(config=model.config)
         thing = cache if of == "cache" else cache.layers[0]
-        thing.update = on_input(thing.update, coarse)
+        thing.update = wrapper(on_input(thing.update, coarse))
         return model.generate(IDS, past_key_values=cache, **GREEDY)
 
     compare(call, "set as update of a Dynamic")

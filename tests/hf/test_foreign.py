@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -105,6 +106,11 @@ def by_position(module, inputs, kwargs, output):
     return output + VECTOR * (kwargs["position_ids"] % 2)[..., None]
 
 
+@contextlib.contextmanager
+def unchanged():
+    yield
+
+
 class Counter:
     def __init__(self) -> None:
         self.calls = 0
@@ -184,6 +190,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "mean of the pass": (hooked(lambda: mean, "model.layers.0.self_attn.q_proj"), "mean"),
     "trigger": (hooked(lambda: trigger, "model.embed_tokens"), "trigger"),
     "partial": (hooked(lambda: functools.partial(last)), "last"),
+    "within a context of Python": (hooked(lambda: unchanged()(last)), "last"),
     "alternating": (hooked(lambda: Counter().alternate), "alternate"),
     "alternating by an iterator": (hooked(counted), "counted"),
     "the first pass": (hooked(lambda: Counter().first), "first"),
@@ -596,6 +603,47 @@ def test_methods_that_are_replaced_in_the_familys_class(monkeypatch, changed):
     assert not torch.equal(wanted, plain)
     assert torch.equal(model.generate(IDS, **GREEDY), wanted)
     assert (model.acceleration.fallback is None) == (changed == "all")
+
+
+class Bound:
+    """A descriptor that binds a function, as wrapt's in the place of methods that are traced."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self if module is None else types.MethodType(self.function, module)
+
+
+WRAPPERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "a descriptor": Bound,
+    "a partial method": functools.partialmethod,
+    "a property": lambda function: property(lambda module: functools.partial(function, module)),
+    "a static method": lambda function: staticmethod(lambda *inputs: function(None, *inputs)),
+    "a cache": functools.lru_cache(maxsize=0),
+    "a generic function": functools.singledispatch,
+    "a context": lambda function: unchanged()(function),
+}
+"""What may stand in a class's place of a function without being one, or being one of Python's own library."""
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_methods_that_are_replaced_by_what_is_no_function_of_a_user(monkeypatch, wrapper):
+    model = tr.accelerate(llama())
+    plain = model.generate(IDS, **GREEDY)
+    kind = type(model.model.norm)
+    own = model.model.norm.forward if wrapper == "a static method" else kind.forward
+
+    def changed(module, states):
+        return last(None, None, own(states) if module is None else own(module, states))
+
+    wanted = []
+    for _ in range(2):  # by another one of the same kind, too
+        monkeypatch.setattr(kind, "forward", WRAPPERS[wrapper](changed))
+        wanted.append(llama().generate(IDS, **GREEDY))
+        assert torch.equal(model.generate(IDS, **GREEDY), wanted[-1])
+        assert "forward of LlamaRMSNorm" in model.acceleration.fallback
+    assert not torch.equal(wanted[0], plain)
 
 
 def trials(monkeypatch) -> list[Any]:

@@ -6,7 +6,7 @@ import functools
 import operator
 import sys
 from collections.abc import Collection, Iterable
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 _OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
@@ -25,19 +25,22 @@ def is_own(module: str | None) -> bool:
 
 
 def home_of(function: Any) -> str | None:
-    """Return the name of the module that a function, method, partial or callable object is written in; None for one of
-    a compiled language. A wrapper is written where its own code is, whatever it wraps; wrappers of torch do not count.
-    A class that names a library as its home is written where its methods are.
+    """Return the name of the module that a function, method, property or callable object is written in; None for one of
+    a compiled language. A wrapper is written where its own code is, whatever it wraps; but of wrappers of Python, torch
+    and transformers what they wrap counts. A class that names a library as its home is written where its methods are.
     """
     cls = type(function)
     if cls is FunctionType:
         home = str(function.__globals__.get("__name__"))
         wrapped = function.__dict__.get("__wrapped__")  # as by torch.compile, or torch.no_grad
-        return home_of(wrapped) if wrapped is not None and home.startswith("torch.") else home
-    if cls is MethodType:
+        return home_of(wrapped) if wrapped is not None and is_own(home) else home
+    if cls in (MethodType, staticmethod, classmethod):
         return home_of(function.__func__)
-    if isinstance(function, functools.partial):
-        return home_of(function.func)
+    if cls is property:
+        homes = [home_of(accessor) for accessor in (function.fget, function.fset) if accessor is not None]
+        return next((home for home in homes if not is_own(home)), None)
+    if cls.__module__ == "functools":  # partial, partialmethod, cached_property, what lru_cache makes
+        return home_of(_within(function))
     if not isinstance(function, type) and cls.__module__ == "builtins":
         return getattr(function, "__module__", None)
     written = function if isinstance(function, type) else cls
@@ -78,11 +81,24 @@ def is_foreign(function: Any) -> bool:
     return not is_own(home_of(function))
 
 
+def is_code(value: Any) -> bool:
+    """Whether what a class or module holds under a name runs where the name is used: a function, in whatever wrapper, a
+    property, or an object that is callable or a descriptor; but no class or module.
+    """
+    return not isinstance(value, (type, ModuleType)) and (callable(value) or hasattr(type(value), "__get__"))
+
+
+def _within(wrapper: Any) -> Any:
+    """Return the function within an object of functools."""
+    return getattr(wrapper, "func", getattr(wrapper, "__wrapped__", None))
+
+
 def name_of(function: Any) -> str:
     """Return the qualified name of a function or callable object and the module that it is written in."""
     inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    while type(inner).__module__ == "functools":
+        inner = _within(inner)
+    inner = inner.fget if isinstance(inner, property) else inner
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{name} ({home_of(function)})"
 

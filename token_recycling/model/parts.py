@@ -15,7 +15,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .compat import CHILDREN, HOOKS_AFTER, HOOKS_BEFORE, MODES, PARAMETERS, attention_name, forward_hooks, version
-from .origin import home_of, is_foreign, is_own, package_of
+from .origin import home_of, is_code, is_foreign, is_own, package_of
 
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has."""
@@ -183,9 +183,7 @@ def replaced_in_libraries() -> tuple[tuple[Any, str, Any], ...]:
 def replaced_in(holder: Any) -> Iterator[tuple[Any, str, Any]]:
     """Functions of a module or class of torch or transformers that another package has put there, as above."""
     for name, function in list(vars(holder).items()):
-        if not callable(function) or isinstance(function, (type, ModuleType)):
-            continue
-        if is_foreign(function) and package_of(home_of(function)) not in _IMPORTED:
+        if is_code(function) and is_foreign(function) and package_of(home_of(function)) not in _IMPORTED:
             yield holder, name, function
 
 
@@ -322,7 +320,7 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
     code += [vars(cls).get("forward") for cls in bases]
     of_families = [cls for cls in bases if cls.__module__.startswith(FAMILIES)]
     for holder in (*of_families, *{sys.modules[cls.__module__] for cls in of_families}):
-        code += [function for function in vars(holder).values() if type(function) is FunctionType]
+        code += vars(holder).values()  # whatever else is among them seldom changes
     for part in parts:
         own = part.__dict__
         if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:

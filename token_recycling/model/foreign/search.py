@@ -10,14 +10,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..compat import LOOP, methods_of_the_loop
-from ..origin import is_foreign, is_of, is_own, name_of
+from ..origin import is_code, is_foreign, is_of, is_own, name_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
     CACHES,
@@ -114,7 +113,7 @@ def _replaced_methods(cls: type) -> Iterator[Foreign]:
     for base in cls.__mro__:
         if is_own(base.__module__) and base not in LIBRARIES:
             for name, function in list(vars(base).items()):
-                if isinstance(function, FunctionType) and is_foreign(function):
+                if is_code(function) and is_foreign(function):
                     what = f"the method {name} of {cls.__qualname__}, replaced by {name_of(function)}"
                     yield Foreign(what, function, cls, name)
 
@@ -175,7 +174,7 @@ def why_not_patched(cache: Any) -> str | None:
     """Return which function is set on the object of a cache, of which decoding keeps the slots alone, or None."""
     for holder in (cache, *cache.layers):
         for name, value in list(vars(holder).items()):
-            if isinstance(value, (FunctionType, MethodType)) and is_foreign(value):
+            if is_code(value) and is_foreign(value):
                 set_as = f"set as {name} of a {type(holder).__name__}"
                 return f"accelerated calls do without the function {name_of(value)}, {set_as}"
     return None
