@@ -130,7 +130,7 @@ def _write(cache: TreeCache, static: Cache) -> None:
         if layer.keys is None:
             continue
         start = layer.starts[0]  # zeros stand for slots that a window has dropped
-        states = [states[:, :, max(0, cached - start) :].to(layer.device) for states in (layer.keys, layer.values)]
+        states = [states[:, :, max(0, cached - start) :].to(layer.device) for states in layer.states()]
         static.update(*(pad(slots, (0, 0, max(0, start - cached), 0)) for slots in states), index)
         indexer_keys = getattr(layer, "indexer_keys", None)
         if indexer_keys is not None:

@@ -106,11 +106,25 @@ class TreeLayer(DynamicLayer):
         super().__init__()
         self.device: torch.device
 
+    def states(self) -> list[torch.Tensor]:
+        """Return views of the keys and values (batch, heads, columns, size) of all slots that there are."""
+        parts = self.buffers[0][0], self.buffers[-1][-1]
+        return [part[: self.rows, :, : self.columns] for part in parts]
+
+    def _shown(self, part: int) -> torch.Tensor | None:
+        """Return keys or values as a layer of transformers has them, which keeps no slot that the next token does not
+        see.
+        """
+        if not self.buffers:
+            return None
+        states = self.states()[part]
+        return states[:, :, -self.window + 1 :] if self.window > 1 else states
+
     def _keys(self) -> torch.Tensor | None:
-        return self.buffers[0][0, : self.rows, :, : self.columns] if self.buffers else None
+        return self._shown(0)
 
     def _values(self) -> torch.Tensor | None:
-        return self.buffers[-1][-1, : self.rows, :, : self.columns] if self.buffers else None
+        return self._shown(1)
 
     def _no_states(self, states: None) -> None:
         """The constructor of transformers sets None."""
@@ -212,8 +226,9 @@ class TreeLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, surplus: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append states and return all slots, the first `surplus` of which are not kept after this pass."""
-        keys = torch.cat([self.keys.to(key_states.device), key_states], dim=2)
-        values = torch.cat([self.values.to(value_states.device), value_states], dim=2)
+        before = self.states()
+        keys = torch.cat([before[0].to(key_states.device), key_states], dim=2)
+        values = torch.cat([before[1].to(value_states.device), value_states], dim=2)
         rows, columns = len(keys), keys.shape[2] - surplus
         self.starts = [first + surplus for first in self.starts]
         self.columns = 0  # nothing is copied into larger buffers
@@ -252,7 +267,7 @@ class TreeLayer(DynamicLayer):
             return
         first = max(self.starts, default=0)
         if self.window and first > max(0, slots - self.window + 1) and slots < self.length:
-            raise ValueError(
+            raise RuntimeError(  # as of transformers' own, which cannot go back at all
                 f"the cache can go back by up to {_MARGIN} tokens, got {self.length - slots}: layers with a window of "
                 f"{self.window} tokens have dropped earlier ones; begin with an empty cache"
             )
