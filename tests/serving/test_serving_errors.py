@@ -123,6 +123,7 @@ CYCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$re
 CALL = {"type": "tool_use", "id": "t", "name": "a", "input": {}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
+CITED = {"type": "document", "source": {"type": "text", "data": "a"}, "citations": {"enabled": True}}
 FORMAT = {"type": "json_schema", "name": "a"}
 STRICT = {"name": "a", "strict": True, "parameters": {"uniqueItems": True}}
 SO, CHOSEN = "structured_outputs", "tool_choice.allowed_tools.tools"
@@ -153,9 +154,14 @@ REFUSED = [
     ),
     (C, {"prompt": [5, "a"]}, "prompt.1", 'must be an integer, got "a"'),
     (R, {"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
+    (R, {"input": [{"type": "compaction", "encrypted_content": "x"}, {"content": "a"}]}, "input", "compaction"),
+    (R, {"input": [{"type": "additional_tools", "tools": []}, {"content": "a"}]}, "input", "send them as tools"),
     (A, {"messages": []}, "messages", "[]"),
     (A, {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0", "id"),
     (A, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0", "image"),
+    (A, {"messages": [{"role": "user", "content": [CITED]}]}, "messages.0.content.0", "citations"),
+    (A, {"thread": {"type": "create"}}, "thread", "send all messages"),
+    (A, {"compaction": {"type": "summarize"}}, "compaction", "summary"),
     (A, {"max_tokens": None}, "max_tokens", ""),
     (S, {"messages": MESSAGES}, "prompt", "messages"),
     # What is no JSON, or too deep for it
@@ -180,6 +186,7 @@ REFUSED = [
     (C, {"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "1024"),
     (C, {"logprobs": 6}, "logprobs", "6"),
     (H, {"top_logprobs": 2}, "top_logprobs", "logprobs"),
+    (R, {"include": ["message.output_text.logprobs"]}, "include", "logprobs of /v1/chat/completions"),
     # Numbers and ends
     (C, {"n": 0}, "n", "0"),
     (C, {"n": 129}, "n", "128"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from token_recycling.serving import protocol
 from token_recycling.serving.api.messages import MessagesRequest
 
 MESSAGES = [{"role": "user", "content": "import os"}]
@@ -69,6 +70,18 @@ def test_what_claude_code_sends_is_a_chat():
 def test_tools_are_chosen_as_anthropic_defines_it(choice, mode):
     body = {**ASKED, "tools": [{"name": "a", "input_schema": {}}], "tool_choice": choice}
     assert MessagesRequest.model_validate(body).as_chat().tool_mode == mode
+
+
+def test_what_a_chat_cannot_say_of_tools_is_ignored_with_a_warning(caplog, monkeypatch):
+    monkeypatch.setattr(protocol.warn_ignored, "_subjects", set())
+    used = {"type": "tool_use", "id": "t1", "name": "a", "input": {}}
+    failed = {"type": "tool_result", "tool_use_id": "t1", "content": "no such file", "is_error": True}
+    tool = {"name": "a", "input_schema": {}, "input_examples": [{"at": 1}], "defer_loading": True, "type": "custom"}
+    messages = [*MESSAGES, {"role": "assistant", "content": [used]}, {"role": "user", "content": [failed]}]
+    body = MessagesRequest.model_validate({**ASKED, "messages": messages, "tools": [tool]})
+    (shown,) = body.as_chat().shown_tools
+    assert shown["function"] == {"name": "a", "parameters": {}, "input_examples": [{"at": 1}]}
+    assert sorted(record.args[0] for record in caplog.records) == ["defer_loading", "is_error"]
 
 
 def test_a_schema_may_be_asked_for():

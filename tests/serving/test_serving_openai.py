@@ -85,6 +85,8 @@ def test_an_effort_is_for_templates_that_read_it(server, model):
         ([{"role": "developer", "content": "Be brief."}], "system: Be brief.\n"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "user: ab\n"),
         ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}], "assistant: No.\n"),
+        ([{"role": "assistant", "content": None, "refusal": "No."}], "assistant: No.\n"),
+        ([{"role": "assistant", "content": "Yes.", "refusal": None}], "assistant: Yes.\n"),
     ],
 )
 def test_messages_as_they_come_are_rendered(tokenizer, messages, shown):

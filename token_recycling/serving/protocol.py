@@ -180,13 +180,19 @@ class Message(BaseModel, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _newest(cls, data: Any) -> Any:
-        """Return the call of a function, which OpenAI's API had before tools, as that of a tool, and its result too."""
+        """Return the call of a function, which OpenAI's API had before tools, as that of a tool, and its result too; a
+        refusal as the content that it stands for.
+        """
         if not isinstance(data, dict):
             return data
-        called = data.get("function_call")
-        calls = {} if called is None else {"tool_calls": [{"type": "function", "function": called}]}
-        role = {"role": "tool"} if data.get("role") == "function" else {}
-        return {name: value for name, value in data.items() if name != "function_call"} | calls | role
+        newest = {name: value for name, value in data.items() if name not in ("function_call", "refusal")}
+        if (called := data.get("function_call")) is not None:
+            newest["tool_calls"] = [{"type": "function", "function": called}]
+        if data.get("role") == "function":
+            newest["role"] = "tool"
+        if data.get("refusal") and not data.get("content"):
+            newest["content"] = data["refusal"]
+        return newest
 
 
 FunctionName = Annotated[str, StringConstraints(min_length=1, pattern=r'^[^"\\\x00-\x1f]*$')]
@@ -486,6 +492,8 @@ REFUSED: Unsupported = {
     "prompt_logprobs": ("use echo and logprobs of /v1/completions", ()),
     "skip_special_tokens": ("leave it out", (True,)),
     "return_full_text": ("use echo of /v1/completions", (False,)),
+    "moderation": ("leave it out: nothing is moderated", ()),
+    "web_search_options": ("leave it out: nothing is searched", ()),
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag",
          "json_schema", "regex", "grammar", "ebnf", "format"),

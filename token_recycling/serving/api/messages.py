@@ -18,6 +18,7 @@ from ..output import Delta, Kind, Piece
 from ..protocol import (
     REFUSED,
     ChatRequest,
+    Fields,
     FormatOptions,
     Function,
     FunctionName,
@@ -30,6 +31,7 @@ from ..protocol import (
     chat_of,
     joined,
     only_of_type,
+    warn_ignored,
 )
 from .chat import chat_generation, prompt_of
 from .common import Event, Parts
@@ -54,9 +56,13 @@ class TextBlock(BaseModel, extra="ignore"):
     title: str | None = None
     context: str | None = None
     content: str | list[TextBlock] | None = None
+    citations: dict[str, Any] | list[Any] | None = None
+    """Of a document, whether the output should cite it; of text, what it cites."""
 
     @model_validator(mode="after")
     def _text_only(self) -> TextBlock:
+        if isinstance(self.citations, dict) and self.citations.get("enabled"):
+            raise ValueError("citations are not supported: leave them out")
         if self.type == "text":
             if self.text is None:
                 raise ValueError("text is missing")
@@ -96,6 +102,7 @@ class Block(TextBlock, extra="ignore"):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
+    is_error: bool | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> Block:
@@ -104,6 +111,8 @@ class Block(TextBlock, extra="ignore"):
             raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
         if missing := [name for name in needed or () if getattr(self, name) is None]:
             raise ValueError(f"{missing[0]} is missing")
+        if self.is_error:  # chat templates know no such results
+            warn_ignored("is_error")
         return self
 
 
@@ -132,17 +141,24 @@ class Turn(BaseModel, extra="ignore"):
         return [*results, *([own] if text or calls or not results else [])]
 
 
-class MessagesTool(BaseModel, extra="ignore"):
+class MessagesTool(Fields):
     """A function as Anthropic's API states it."""
 
     name: FunctionName
     description: str | None = None
+    type: str | None = None
     input_schema: dict[str, Any] | None = None
+    input_examples: list[dict[str, Any]] | None = None
     strict: bool | None = None
 
     def as_chat(self) -> Tool:
         """Return the tool of a chat."""
-        stated = {"description": self.description, "parameters": self.input_schema, "strict": self.strict}
+        stated = {
+            "description": self.description,
+            "parameters": self.input_schema,
+            "input_examples": self.input_examples,
+            "strict": self.strict,
+        }
         fields = {name: value for name, value in stated.items() if value is not None}
         return Tool(function=Function.model_validate({"name": self.name, **fields}))
 
@@ -175,6 +191,8 @@ class TokenCountRequest(TemplatedRequest):
         "n": ("send several requests", (1,)),
         "mcp_servers": ("leave it out", ([],)),
         "container": ("leave it out", ()),
+        "thread": ("nothing is stored: send all messages", ()),
+        "compaction": ("send the messages with a prompt that asks for a summary", ()),
     }
 
     def as_chat(self, format_field: str = "", **more: Any) -> ChatRequest:

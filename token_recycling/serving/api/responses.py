@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, WrapValidator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WrapValidator, model_validator
 from pydantic_core import PydanticOmit
 
 from ..engine import Engine, Job
@@ -62,11 +62,22 @@ class Item(BaseModel):
         return self
 
 
+_REFUSED_ITEMS = {
+    "item_reference": "nothing is stored; send the item",
+    "compaction": "what it stands for is encrypted; send the items",
+    "additional_tools": "send them as tools",
+}
+"""Items without which the model would answer another conversation, and the remedy."""
+_LOGPROBS = "message.output_text.logprobs"
+_CHAT = "use logprobs of /v1/chat/completions"
+
+
 def _known_item(item: Any) -> Any:
     """Skip reasoning, and, with a warning, items of tools that are not functions."""
     kind = tag_of(item, "message")
-    if kind == "item_reference":
-        raise ApiError(400, "item_reference is not supported: nothing is stored; send the item", "unsupported", "input")
+    if kind in _REFUSED_ITEMS:
+        message = f"an input item of type {kind} is not supported: {_REFUSED_ITEMS[kind]}"
+        raise ApiError(400, message, "unsupported", "input")
     if kind in _ITEM_TYPES:
         return item
     if kind != "reasoning":
@@ -82,6 +93,12 @@ def _some_item(items: Any, handler: Callable[[Any], list[Item]]) -> list[Item]:
     if not supported:
         raise ValueError(f"must have an item of type {', '.join(_ITEM_TYPES)}, got {shown(items)}")
     return supported
+
+
+def _without_logprobs(included: list[str]) -> list[str]:
+    if _LOGPROBS in included:
+        raise ValueError(f"{_LOGPROBS} is not supported: {_CHAT}")
+    return included
 
 
 class ReasoningOptions(Fields):
@@ -104,6 +121,9 @@ class ResponsesRequest(TemplatedRequest):
     tool_choice: ToolChoice | None = Field(None, description="As in a chat.")
     reasoning: ReasoningOptions | None = Field(None, description="`effort`: the same as `reasoning_effort` of a chat.")
     text: FormatOptions | None = Field(None, description="`format`: the same as `response_format` of a chat.")
+    include: Annotated[list[str], AfterValidator(_without_logprobs)] | None = Field(
+        None, description="Ignored: outputs of tools that the server does not run, and encrypted reasoning."
+    )
 
     unsupported: ClassVar[Unsupported] = {
         **REFUSED,
@@ -111,6 +131,7 @@ class ResponsesRequest(TemplatedRequest):
         "n": ("send several requests", (1,)),
         **dict.fromkeys(("previous_response_id", "conversation", "prompt"), ("send all of it as input", ("",))),
         "background": ("leave it out", (False,)),
+        "top_logprobs": (_CHAT, (0,)),
     }
 
     def as_chat(self) -> ChatRequest:
