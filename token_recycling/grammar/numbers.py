@@ -7,26 +7,30 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 
+_LARGEST = 2**63 - 1024
+"""The largest float64 that is an int64, as which llguidance reads whole bounds; it has no least one."""
 INTEGERS = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(2**63), 2**63 - 1),
+    "int64": (-_LARGEST, _LARGEST),
+    "uint64": (0, _LARGEST),
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
 }
-"""The least and the largest number of formats of integers (OpenAPI)."""
+"""The least and the largest number of formats of integers (OpenAPI's registry), as far as llguidance can tell."""
 _MAX_REMAINDERS = 10_000
 _LEAST_STEP = 1e-9
 """How much farther from zero than a whole exclusive bound a number must be."""
 
 
 def rounded(value: float, upward: bool) -> float:
-    """Return a bound that float64 can express, no weaker than `value`."""
+    """Return a bound that float64 can express, no weaker than `value`, and a whole one as an integer: llguidance reads
+    the float next to 2**63 as that.
+    """
     nearest = float(value)
-    if isinstance(value, float) or nearest == value:
-        return value
     if upward and nearest < value:
         nearest = math.nextafter(nearest, math.inf)
     elif not upward and nearest > value:
         nearest = math.nextafter(nearest, -math.inf)
-    return nearest
+    return int(nearest) if nearest.is_integer() and abs(nearest) < 2**63 else nearest
 
 
 def inclusive(bounds: dict[str, float]) -> dict[str, float]:

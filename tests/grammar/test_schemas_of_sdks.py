@@ -1,0 +1,185 @@
+"""Strict schemas as the libraries of clients write them: outputs are valid by `jsonschema`, or the schema is refused.
+
+Of pydantic, openai-python's `to_strict_json_schema`, zod-to-json-schema and zod 4, OpenAPI's generators and people.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import ipaddress
+import json
+import random
+import uuid
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jsonschema
+import pytest
+from openai.lib._pydantic import to_strict_json_schema
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+from support.byte_grammars import admits, byte_tokenizer, random_output
+
+from token_recycling.grammar.compile import compiled
+
+TOKENIZER = byte_tokenizer()
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: Annotated[int, Field(ge=0, le=9)]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    bark: Annotated[str, StringConstraints(max_length=2)] | None = None
+
+
+class Owner(BaseModel):
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+    tags: Annotated[list[Literal["a", 1, True, None]], Field(max_length=2)] = []
+
+
+class Expression(BaseModel):
+    op: Literal["+", "-"]
+    left: Expression | int
+    right: Expression | None = None
+
+
+class Color(enum.Enum):
+    RED = "red"
+    TWO = 2
+    NONE = None
+
+
+class Point(NamedTuple):
+    x: int
+    y: bool = False
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    key: str = Field("x", alias='naïve "key"', max_length=3, examples=["y"], title="Key")
+    color: Color
+    point: Point
+    pair: tuple[Literal["a"], Annotated[int, Field(multiple_of=5, gt=-10, lt=20)]]
+
+
+class Places(BaseModel):
+    at: datetime.date
+    id: uuid.UUID
+    host: ipaddress.IPv4Address
+    zip: Annotated[str, StringConstraints(pattern=r"^\d{5}(-\d{4})?$")]
+
+
+class Maps(BaseModel):
+    counts: dict[Literal["x", "y"], int]
+    more: Annotated[dict[str, list[bool | None]], Field(max_length=1)] = {}
+
+
+MODELS: list[type[BaseModel]] = [Owner, Expression, Closed, Places, Maps]
+A, B, TEXT, INTEGER = {"const": "a"}, {"const": "b"}, {"type": "string", "maxLength": 2}, {"type": "integer"}
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+def closed(properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    needed = [*properties] if required is None else required
+    return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False, **more}
+
+
+LIST = {"oneOf": [{"type": "null"}, closed({"head": INTEGER, "tail": {"$ref": "#/$defs/list"}})]}
+ANY = [{"type": name} for name in ("null", "boolean", "number")]
+ANY += [{"type": "array", "items": {"$ref": "#/$defs/any"}, "maxItems": 2}]
+ANY += [{"type": "object", "additionalProperties": {"$ref": "#/$defs/any"}, "maxProperties": 1}]
+WRITTEN: dict[str, Any] = {
+    "named": {"$ref": "#/definitions/s", "definitions": {"s": closed({"a": INTEGER})}, "$schema": DRAFT_7},
+    "itself": {"$schema": DRAFT_7, **closed({"name": TEXT, "more": {"type": "array", "items": {"$ref": "#"}}})},
+    "by its path": closed({"a": closed({"x": TEXT}), "b": {"$ref": "#/properties/a"}}),
+    "literals": {"anyOf": [{"type": "string", **A}, {"type": "number", "const": 1}, {"const": True}, {"type": "null"}]},
+    "mixed enum": {"type": ["string", "number", "null"], "enum": ["a", 1, None]},
+    "enum of another type": {"type": "string", "enum": ["a", 1, None]},
+    "union": {"anyOf": [closed({"t": A, "n": INTEGER}), closed({"t": B, "s": TEXT})]},
+    "discriminated": {"oneOf": [closed({"t": A, "n": INTEGER}), closed({"t": B, "s": TEXT})]},
+    "mapped": {
+        "oneOf": [{"$ref": "#/components/A"}, {"$ref": "#/components/B"}],
+        "discriminator": {"propertyName": "t", "mapping": {"a": "#/components/A"}},
+        "components": {"A": closed({"t": {"enum": ["a"]}}), "B": closed({"t": {"enum": ["b"]}})},
+    },
+    "record": {"type": "object", "propertyNames": {"pattern": "^[a-c]$"}, "additionalProperties": INTEGER},
+    "record of an enum": {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": INTEGER, "required": ["a"]},
+    "intersection": {"allOf": [{"properties": {"a": TEXT}, "required": ["a"]}, {"required": ["b"]}], "type": "object"},
+    "tuple": {"type": "array", "minItems": 2, "maxItems": 2, "items": [TEXT, INTEGER], "$schema": DRAFT_7},
+    "tuple with a rest": {"items": [TEXT], "additionalItems": INTEGER, "type": "array", "$schema": DRAFT_7},
+    "tuple of 2020": {"type": "array", "prefixItems": [TEXT, INTEGER], "items": {"type": "boolean"}, "minItems": 1},
+    "safe integer": {"type": "integer", "minimum": 1 - 2**53, "maximum": 2**53 - 1},
+    "above zero": {"type": "number", "exclusiveMinimum": 0},
+    "template": {"type": "string", "pattern": "^\\$\\d+\\.\\d{2}$"},
+    "base64": {"type": "string", "contentEncoding": "base64", "pattern": "^(?:[0-9A-Z+/]{4})*(?:[0-9A-Z+/]{2}==)?$"},
+    "nullable": closed({"a": {**TEXT, "nullable": True}, "b": {"enum": ["x", None], "nullable": True}}),
+    "OpenAPI": closed({"id": {**INTEGER, "format": "int64", "readOnly": True}, "b": {**INTEGER, "format": "uint8"}}),
+    "ordered": {"type": "object", "properties": {"a": TEXT, "b": A}, "propertyOrdering": ["b", "a"], "required": ["a"]},
+    "dependent": closed({"card": INTEGER, "to": TEXT}, [], dependentRequired={"card": ["to"]}),
+    "not both": closed({"a": INTEGER, "b": INTEGER}, [], **{"not": {"required": ["a", "b"]}}),
+    "const object": {"const": {"type": "x", "list": [1, 2.5, None, {"ключ": "é"}]}},
+    "patterns": {"patternProperties": {"^s": TEXT, "^i": INTEGER}, "additionalProperties": False, "maxProperties": 2},
+    "beside a reference": {"$defs": {"n": {**INTEGER, "minimum": 0}}, "items": {"$ref": "#/$defs/n", "maximum": 3}},
+    "wrapped": closed(
+        {"e": {"allOf": [{"$ref": "#/$defs/E"}], "default": "a"}}, **{"$defs": {"E": {"enum": ["a", 1]}}}
+    ),
+    "any JSON": {"$defs": {"any": {"anyOf": ANY}}, "$ref": "#/$defs/any"},
+    "linked list": closed({"l": {"$ref": "#/$defs/list"}}, **{"$defs": {"list": LIST}}),
+    "types": {"type": ["object", "array", "null"], "properties": {"a": INTEGER}, "items": A, "maxItems": 2},
+    "schemas that are booleans": closed({"a": True, "b": False}, ["a"]),
+    "a format or none": {"type": "string", "anyOf": [{"format": "date"}, {"const": ""}]},
+    "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a set": (TypeAdapter(set[int]).json_schema(), "#/uniqueItems"),
+    "a file": (TypeAdapter(bytes).json_schema(), "#/format"),
+    "an e-mail of zod": ({"type": "string", "pattern": "^(?!\\.)[a-z]+@[a-z]+$"}, "#/pattern"),
+    "a condition": ({"if": {"properties": {"a": A}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
+    "no constant": ({"type": "string", "not": A}, "#/not"),
+    "an item of": ({"type": "array", "contains": A}, "#/contains"),
+    "Google's types": ({"type": "STRING"}, "#/type"),
+    "a dynamic reference": ({"properties": {"a": {"$recursiveRef": "#"}}, "type": "object"}, "#/properties/a"),
+}
+SCHEMAS = {
+    **WRITTEN,
+    **{model.__name__: model.model_json_schema() for model in MODELS},
+    **{f"{model.__name__} by openai": to_strict_json_schema(model) for model in MODELS},
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_outputs_are_valid(name):
+    schema = SCHEMAS[name]
+    kind = jsonschema.Draft7Validator if schema.get("$schema") == DRAFT_7 else jsonschema.Draft202012Validator
+    validator, draw = kind(schema, format_checker=kind.FORMAT_CHECKER), random.Random(name)
+    grammar = compiled(TOKENIZER, "json_schema", schema)
+    outputs = [output for _ in range(20) if (output := random_output(grammar, draw, 400)) is not None]
+    assert outputs
+    assert [output for output in outputs if not validator.is_valid(json.loads(output))] == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_enforced_is_named(name):
+    schema, place = REFUSED[name]
+    with pytest.raises(ValueError, match=place):
+        compiled(TOKENIZER, "json_schema", schema)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("sign", ["", "u"])
+def test_integers_of_a_format_are_within_its_bounds(sign, bits):
+    """Of 64 bits, as far as llguidance can tell."""
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", "format": f"{sign}int{bits}"})
+    least, most = (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    nearly = [min(most, 2**63 - 1024), max(least, 1024 - 2**63), 0]
+    assert [admits(grammar, str(number)) for number in nearly] == [True] * 3
+    assert [admits(grammar, str(number)) for number in (most + 1, least - 1)] == [False] * 2
+
+
+def test_a_bound_next_to_64_bits_is_held():
+    for bound in (2.0**63 - 1024, 2**63 - 2):
+        grammar = compiled(TOKENIZER, "json_schema", {"type": "integer", "minimum": -bound, "maximum": bound})
+        assert admits(grammar, str(2**63 - 1024)), bound
+        assert not any(admits(grammar, str(number)) for number in (2**63 - 1, 1 - 2**63)), bound
