@@ -83,6 +83,7 @@ class Recycling(Drafter, Options):
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
+        self._size = str(self.template or size_in_words(self.tree))
         self._making = Lock()
 
     def warm_up(self, device: torch.device) -> None:
@@ -141,7 +142,7 @@ class Recycling(Drafter, Options):
             "warmed": self.warmed,
         }
         parts += [name for name, value in sources.items() if value]
-        return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"
+        return f"recycling: tree {self._size}; {', '.join(parts)}"
 
 
 class RecyclingSequence(SequenceDrafter):

@@ -60,6 +60,7 @@ def accelerate(
     )
     prepack_weights(model, prepack, fixed=reproducible)
     make_accelerated(model, acceleration)
+    acceleration.examine(model)
     return model
 
 

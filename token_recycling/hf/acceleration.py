@@ -67,8 +67,13 @@ class Acceleration:
     owns_prepacked: bool = False
     """Whether `accelerate` prepacked the weights, which `decelerate` then drops."""
 
+    _passes: Backend = field(default=EAGER, init=False, repr=False)
+    """Makes the forward passes of the target: `backend`, or EAGER where that does not capture them."""
     _warned: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._passes = self.backend
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickled models examine theirs again."""
@@ -81,6 +86,7 @@ class Acceleration:
         target, original = self.target, model if self.original is None else self.original
         if target is None or target.model is not original or not target.is_current():
             self.target = target = ready(original)
+            self._passes = self.backend if self.backend.captures(target) else EAGER
         return target
 
     def say(self, reason: str) -> None:
@@ -138,7 +144,7 @@ class _Accelerated(PreTrainedModel):
             acceleration.say(reason)
         try:
             if reason is None:
-                return acceleration.decode(call, acceleration.drafter, stats, acceleration.backend, acceleration.hints)
+                return acceleration.decode(call, acceleration.drafter, stats, acceleration._passes, acceleration.hints)
             return super()._sample(
                 input_ids,
                 logits_processor=logits_processor,

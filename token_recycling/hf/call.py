@@ -42,7 +42,7 @@ from ..loop.processors import Scope, scope
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
-from ..model.compat import CACHE, CALLERS
+from ..model.compat import CACHE, CALLERS, cache_argument
 from ..model.foreign.search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
 from ..model.kv_cache import TreeCache, dtypes, layout_of, rows, slots
 from ..model.origin import code_beside, is_foreign, is_own, name_of
@@ -87,6 +87,8 @@ class GenerateCall:
         self.model_kwargs, self.streamer = model_kwargs, streamer
         self.cache: Cache = model_kwargs.get(target.cache_argument)
         """The key/value cache, empty or with a prefix of the sequence."""
+        if self.cache is None and (older_name := cache_argument(model_kwargs)) is not None:
+            self.cache = model_kwargs[older_name]
         self._cache_is_callers = getattr(self.cache, CALLERS, False)
         self.cache_is_seen = bool(config.return_dict_in_generate or self._cache_is_callers)
         """Whether the caller has the cache, or will get it."""

@@ -349,7 +349,8 @@ def decode(
     """
     run, fixed, stats = run or Run(), requests[0].traits.begins_anew, requests[0].stats
     turn = target.turns()
-    with backend.captured(target, cache, fixed) as captured, ExitStack() as ending:
+    with ExitStack() as ending:
+        captured = None if backend is EAGER else ending.enter_context(backend.captured(target, cache, fixed))
         kind = kind_of_passes(captured)
         target = target.unmeasured() if fixed else target
         longest = max(request.sequence.length for request in requests)

@@ -78,12 +78,11 @@ COPYING = np.dtype(
 """State of one sequence."""
 
 
-def begin(copying: np.ndarray, prompt: int, prediction: int = 0) -> None:
-    """Start a sequence, (1,) of `COPYING`, with a prompt and a prediction of so many tokens; copying starts at the
+def predict(copying: np.ndarray, prompt: int, prediction: int) -> None:
+    """Set the lengths of the prompt and of the prediction of a new sequence, (1,) of `COPYING`; copying starts at the
     beginning of the index.
     """
-    copying[:] = np.zeros(1, COPYING)
-    copying["place"], copying["prompt"], copying["prediction"] = 0 if prediction else ABSENT, prompt, prediction
+    copying["place"], copying["prompt"], copying["prediction"] = 0, prompt, prediction
 
 
 def predicted(copying: np.ndarray) -> int:

@@ -117,8 +117,7 @@ class Recycler:
         self._read = 0
         """Tokens in the index."""
         self._index = SuffixIndex()
-        self._sequence = new_sequence(nodes, 1 if chains else CHILDREN, corrected, learns)
-        copying.begin(self._copying, len(prompt))
+        self._sequence = new_sequence(len(prompt), nodes, 1 if chains else CHILDREN, corrected, learns)
         self._template = np.zeros(0 if template is None else len(template), TEMPLATE_NODE)
         if template is not None:
             self._template["parent"], self._template["rank"] = template.parents, template.ranks
@@ -135,7 +134,7 @@ class Recycler:
         if len(tokens):
             self._searched = True
             self._index.extend([*tokens, BREAK])
-            copying.begin(self._copying, self._length - answered, len(tokens))
+            copying.predict(self._copying, self._length - answered, len(tokens))
 
     @property
     def predicted(self) -> int:
@@ -322,9 +321,10 @@ class Recycler:
         self.recorded += len(written)
 
 
-def new_sequence(nodes: int, children: int, corrected: bool, counted: bool) -> np.ndarray:
-    """Return a new sequence, (1,) of `SEQUENCE`."""
+def new_sequence(prompt: int, nodes: int, children: int, corrected: bool, counted: bool) -> np.ndarray:
+    """Return a new sequence, (1,) of `SEQUENCE`, after a prompt of so many tokens."""
     sequence = np.zeros(1, SEQUENCE)
+    sequence["copying"]["place"], sequence["copying"]["prompt"] = ABSENT, prompt
     sequence["recent"] = ABSENT
     sequence["most_nodes"], sequence["most_children"] = nodes, children
     sequence["corrected"], sequence["counted"] = corrected, counted
