@@ -9,8 +9,8 @@ from support.batches import batch
 from support.on_device import check_path, check_same, moved
 
 import token_recycling as tr
-from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.model.backend import EAGER, Backend
+from token_recycling.serving.decoding_thread import DecodingThread
 
 pytestmark = pytest.mark.cuda
 

@@ -19,12 +19,12 @@ from transformers import DynamicCache, MistralForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
 from token_recycling.hf.acceleration import Acceleration, view
-from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.hints import Hints
 from token_recycling.model import prefill
 from token_recycling.model.backend import EAGER
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.support import ready
+from token_recycling.serving.decoding_thread import DecodingThread
 
 NEW, VOCABULARY = 6, 64
 FAMILIES = {str(case): case for case in SUPPORTED}

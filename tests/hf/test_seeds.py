@@ -14,7 +14,7 @@ from support.batches import EOS, batch
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter
 from token_recycling.drafters.draft_model import DraftModel
-from token_recycling.hf.decoding_thread import DecodingThread
+from token_recycling.serving.decoding_thread import DecodingThread
 
 SAMPLING = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 16, "pad_token_id": 0}
 CALLS = {

@@ -28,7 +28,6 @@ from ..drafters._base import PREDICTED, Drafter
 from ..grammar.schema import Unenforced
 from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
 from ..hf.call import GenerateCall
-from ..hf.decoding_thread import DecodingThread
 from ..loop.hints import Hints
 from ..loop.stats import Stats
 from ..model.backend import Backend
@@ -37,6 +36,7 @@ from ..model.prefixes import PrefixCache, default_budget
 from ..model.support import ready
 from ..model.target import Target
 from .batch_slots import BatchSlots, batch_slots
+from .decoding_thread import DecodingThread
 from .drafter_pool import DrafterPool
 from .errors import ApiError, CancelledError, client_error
 from .generation import Generation, LogprobRecorder, TokenStreamer, scored_prompt

@@ -18,6 +18,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
+from ..hf.acceleration import Acceleration, view
+from ..hf.call import GenerateCall, Output, beginnings, mixes_sequences, run_call
 from ..loop.continuous import RunningBatch
 from ..loop.hints import NO_HINTS, Hints
 from ..loop.request import Request
@@ -25,8 +27,6 @@ from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import slots
 from ..model.support import ready
-from .acceleration import Acceleration, view
-from .call import GenerateCall, Output, beginnings, mixes_sequences, run_call
 
 T = TypeVar("T")
 

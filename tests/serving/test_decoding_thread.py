@@ -11,8 +11,8 @@ from support import tiny
 from transformers import StoppingCriteriaList
 
 import token_recycling as tr
-from token_recycling.hf.decoding_thread import DecodingThread
 from token_recycling.loop.continuous import RunningBatch
+from token_recycling.serving.decoding_thread import DecodingThread
 
 WAYS: list[dict[str, Any]] = [
     {"do_sample": False},
@@ -20,6 +20,12 @@ WAYS: list[dict[str, Any]] = [
     {"do_sample": False, "repetition_penalty": 1.3},
     {"do_sample": True, "no_repeat_ngram_size": 2, "eos_token_id": [3, 9]},
 ]
+
+
+@pytest.fixture
+def model():
+    """One of its own, that the server of other tests does not have."""
+    return tiny.llama()
 
 
 @pytest.fixture
