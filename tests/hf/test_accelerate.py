@@ -273,6 +273,19 @@ def test_a_class_that_was_swapped_away_is_left(model):
     assert not hasattr(model, "acceleration")
 
 
+def test_a_model_is_examined_once_and_again_when_it_has_changed(model):
+    tr.accelerate(model)
+    target = model.acceleration.target
+    assert target is not None
+    for _ in range(2):
+        model.generate(IDS, **GREEDY)
+        assert model.acceleration.target is target
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.generate(IDS, **GREEDY)
+    assert model.acceleration.target is not target
+    assert copy.deepcopy(model).acceleration.target is None
+
+
 def test_calls_of_a_model_that_is_no_longer_supported_are_left_to_generate(model, monkeypatch):
     """They say why; `accelerate` itself refuses such a model."""
 

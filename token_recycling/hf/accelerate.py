@@ -54,7 +54,7 @@ def accelerate(
     Raises UnsupportedModelError with the reason; NoFastPathError, here or in a call, where `fast=True` and steps cannot
     be captured; ValueError where `prepack=True` and weights cannot be prepacked.
     """
-    acceleration = _acceleration(model, drafter, fast, reproducible=reproducible, **options)
+    acceleration = prepared(model, drafter, fast, reproducible=reproducible, **options)
     acceleration.owns_prepacked = (
         model.acceleration.owns_prepacked if is_accelerated(model) else prepacked_of(model) is None
     )
@@ -64,14 +64,14 @@ def accelerate(
     return model
 
 
-def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
+def prepared(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **options: Any) -> Acceleration:
     """Make and compile what accelerates a model; raises as `accelerate` does."""
     backend, target = Backend(fast), ready(model)
     drafter = make_drafter(drafter, **options)
     drafter.warm_up(target.device)
     drafter.fit(target)
     backend.capture_common(target, drafter.traits.states, reproducible=drafter.traits.begins_anew)
-    return Acceleration(drafter, backend)
+    return Acceleration(drafter, backend, target)
 
 
 def decelerate(model: PreTrainedModel) -> PreTrainedModel:
@@ -94,7 +94,7 @@ def accelerated(
     unpacked.
     """
     before = model.acceleration if is_accelerated(model) else None
-    acceleration = _acceleration(model, drafter, fast, **options)
+    acceleration = prepared(model, drafter, fast, **options)
     acceleration.owns_prepacked = before is not None and before.owns_prepacked
     make_accelerated(model, acceleration)
     try:

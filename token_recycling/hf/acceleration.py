@@ -73,7 +73,8 @@ class Acceleration:
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._passes = self.backend
+        if self.target is None or self.backend.captures(self.target):
+            self._passes = self.backend
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickled models examine theirs again."""

@@ -17,15 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
 from ..drafters._base import Drafter
-from ..drafters._registry import make_drafter
 from ..loop.hints import Hints
 from ..loop.stats import Stats
-from ..model.backend import Backend, Fast
+from ..model.backend import Fast
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
-from ..model.support import ready
-from .acceleration import Acceleration, view
+from .accelerate import prepared
+from .acceleration import view
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,9 @@ class Conversation:
             )
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
-        drafter = make_drafter(drafter)
-        prepack_weights(model, prepack, fixed=drafter.traits.begins_anew)
-        self._target = ready(model)
-        drafter.warm_up(self._target.device)  # the first answer waits for no compiler
-        drafter.fit(self._target)
-        backend = Backend(fast)
-        backend.capture_common(self._target, drafter.traits.states, reproducible=drafter.traits.begins_anew)
-        self.acceleration = Acceleration(drafter, backend, self._target)
+        self.acceleration = prepared(model, drafter, fast)
+        prepack_weights(model, prepack, fixed=self.acceleration.drafter.traits.begins_anew)
+        self._target = self.acceleration.examine(model)
         self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()

@@ -40,14 +40,14 @@ class Kept:
     "code" depend on its numbers too, and those of its "numbers" on its form.
     """
 
-    def __init__(self, fingerprint: Fingerprint, of_form: dict[Hashable, Any], lock: threading.RLock) -> None:
-        """`of_form`: results that are there already; `lock`: the model's, in whatever state."""
-        self.fingerprint, self.lock = fingerprint.watch(), lock
+    def __init__(self, fingerprint: Fingerprint, before: Kept | None) -> None:
+        """`before`: results about the model as it was before, of which those of its form may still hold."""
+        same_form = before is not None and before.fingerprint.form == fingerprint.form
+        of_form = before._results["form"] if before is not None and same_form else {}
         self._results: dict[str, dict[Hashable, Any]] = {"form": of_form, "numbers": {}, "code": {}}
-
-    @property
-    def of_form(self) -> dict[Hashable, Any]:
-        return self._results["form"]
+        self.fingerprint: Fingerprint = fingerprint.watch()
+        self.lock: threading.RLock = threading.RLock() if before is None else before.lock
+        """The model's, in whatever state."""
 
     def forget_code(self, fingerprint: Fingerprint) -> None:
         """Forget what depends on the code in the model, which is that of another fingerprint now."""
@@ -92,15 +92,13 @@ def kept_of(model: PreTrainedModel) -> Kept:
     with _looking:
         before = _kept.get(model)
     now = Fingerprint(model)
-    same_form = before is not None and before.fingerprint.form == now.form
-    if before is not None and same_form and before.fingerprint.numbers == now.numbers:
+    if before is not None and before.fingerprint.form == now.form and before.fingerprint.numbers == now.numbers:
         if before.fingerprint.code != now.code:
             before.forget_code(now)
         return before
     with _looking:
         if (kept := _kept.get(model)) is before or kept is None:  # no other thread has looked again meanwhile
-            of_form = before.of_form if before is not None and same_form else {}
-            kept = _kept[model] = Kept(now, of_form, threading.RLock() if before is None else before.lock)
+            kept = _kept[model] = Kept(now, before)
     return kept
 
 
