@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -205,26 +206,20 @@ def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1)
     return least + int(np.argmax(expected[least - 1 :] / times[least - 1 : most]))
 
 
+@dataclass(eq=False)
 class Budget:
     """What one draft may cost, in units of t(1). The loop gives one with every context."""
 
-    def __init__(
-        self,
-        verifying: np.ndarray = EVERY_NODE,
-        ratio: float = 1.0,
-        *,
-        step: float = 0.0,
-        node: float = 0.0,
-        of_pass: float = 0.0,
-    ) -> None:
-        """`verifying` (m,) float64: time of verifying 1, 2, ... nodes. `ratio`: the forecast ratio, which scales what
-        nodes are expected to gain. `step`, `node` and `of_pass`: drafting overhead of a step, of each drafted node and
-        of each pass of a draft model.
-        """
-        self.verifying, self.ratio = verifying, ratio
-        self.step, self.node, self.of_pass = step, node, of_pass
-        self.passes = 0
-        """Passes of draft models so far."""
+    verifying: np.ndarray = field(default_factory=lambda: EVERY_NODE)
+    """(m,) float64: time of verifying 1, 2, ... nodes."""
+    ratio: float = 1.0
+    """The forecast ratio, which scales what nodes are expected to gain."""
+    step: float = 0.0
+    node: float = 0.0
+    of_pass: float = 0.0
+    """Drafting overhead of a step, of each drafted node and of each pass of a draft model."""
+    passes: int = 0
+    """Passes of draft models so far."""
 
     @classmethod
     def of_nodes(cls, nodes: int) -> Budget:
@@ -243,14 +238,14 @@ class Budget:
         return len(self.verifying) - 1
 
     @property
-    def overhead(self) -> float:
-        """Drafting overhead so far, without that of the nodes."""
-        return self.step + self.passes * self.of_pass
+    def drafting(self) -> np.ndarray:
+        """(m,) float64: drafting overhead of 1, 2, ... nodes, with the passes so far."""
+        return self.step + self.passes * self.of_pass + self.node * np.arange(len(self.verifying))
 
     @property
     def times(self) -> np.ndarray:
         """(m,) float64: time of a step over 1, 2, ... nodes, drafting included."""
-        return self.verifying + self.overhead + self.node * np.arange(len(self.verifying))
+        return self.verifying + self.drafting
 
     def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
         """Whether one more pass of a draft model may give tokens at a better rate: below nodes of the probabilities
@@ -264,7 +259,3 @@ class Budget:
                 return False
         self.passes += 1
         return True
-
-
-UNLIMITED = Budget()
-"""Every node pays; for reading only."""

@@ -35,11 +35,11 @@ def test_sequences_share_passes_and_come_and_go():
 def test_costs_follow_what_steps_take():
     """Passes take twice as long as expected, then as long; three nodes cost as two."""
     pacer = Pacer(curves(), sequences=2, length=10)
-    pacer.took(2, 100.0, 10)  # no draft is sized by cost yet
+    pacer.took(2, 100.0)  # no draft is sized by cost yet
     assert pacer.curve.relative.tolist() == [1, 2, 4]
     for factor in (2, 1):
         for nodes in (1, 2, 3, 4) * 100:  # a drafter may give more nodes than there are times for
-            pacer.took(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1], 10)
+            pacer.took(nodes, factor * 1.5 * [1, 2, 2, 2][nodes - 1])
         assert pacer.curve.seconds[0] == pytest.approx(1.5 * factor, rel=0.05)
         assert pacer.curve.relative == pytest.approx([1, 2, 2], rel=0.1)
 
@@ -48,7 +48,7 @@ def test_a_pass_that_read_a_prompt_is_not_counted():
     pacer = Pacer(curves(), sequences=1, length=10)
     before = pacer.curve.seconds.tolist()
     for _ in range(50):
-        pacer.took(3, 0.0, 10)
+        pacer.took(3, 0.0)
     assert pacer.curve.seconds.tolist() == before
 
 
@@ -56,9 +56,10 @@ def test_what_is_learned_of_longer_sequences_does_not_change_the_shorter_ones():
     known = curves()
     pacer = Pacer(known, 1, 250)
     assert pacer.time_of(6) == 6
+    pacer.share(1, 300)
     for _ in range(100):
-        pacer.took(1, 1.0, 300)
-        pacer.took(6, 20.0, 300)
+        pacer.took(1, 1.0)
+        pacer.took(6, 20.0)
     assert pacer.time_of(6) > 10
     assert Pacer(known, 1, 256).time_of(6) == 6
     assert Pacer(known, 1, 1000).time_of(6) == pacer.time_of(6)
@@ -68,5 +69,5 @@ def test_processes_agree_on_every_time():
     pacer = Pacer(curves(), 1, 10, agreed=lambda seconds: 2 * seconds)
     assert pacer.curve.seconds[0] == 1.0
     for _ in range(50):
-        pacer.took(1, 1.0, 10)
+        pacer.took(1, 1.0)
     assert pacer.curve.seconds[0] == pytest.approx(2.0, rel=0.1)

@@ -108,7 +108,7 @@ def test_drafts_that_never_pay_are_timed_by_pass_or_by_step_and_probed_a_hundred
         budget.passes = 1 + number % 4
         units = budget.passes if runs_model else 1
         pace.seconds = 0.03 * units
-        pacer.count(pace, budget, step, 0.07 * units)
+        pacer.count(pace, step, 0.07 * units)
         assert number or pace.overhead.step == Overhead().step, "the first draft also reads the prompt"
         rest = pace.paused
         assert [pacer.budget(pace, within=False) for _ in range(rest)] == [None] * rest

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from token_recycling.recycling import suffix_index as module
 from token_recycling.recycling.calibration import MATCHES, match_kind
-from token_recycling.recycling.ngrams import last_ngram
 from token_recycling.recycling.suffix_index import (
     BREAK,
     FOUND,
@@ -26,8 +25,9 @@ WALKED, LONG = 16, 3
 
 def found(index, text):
     """What followed, and the length of the match, at each place."""
-    matches = np.zeros(FOUND, module.MATCH)
-    count = find_matches(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), matches)
+    matches, recent = np.zeros(FOUND, module.MATCH), np.full(LONGEST, -1)
+    recent[: len(text)] = text[: -LONGEST - 1 : -1]
+    count = find_matches(index.arrays, recent, matches)
     return [(int(module.token_at(index.arrays, place)), length) for place, length in matches[:count].tolist()]
 
 

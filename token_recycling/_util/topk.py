@@ -52,13 +52,6 @@ def top_candidates(
     return ids, probabilities
 
 
-def most_probable(logits: torch.Tensor) -> int:
-    """The token of the largest of logits (vocabulary,), the lowest id of equal ones. On a CPU numpy takes a tenth of
-    torch's time.
-    """
-    return int(logits.float().numpy().argmax() if logits.device.type == "cpu" else logits.argmax())
-
-
 def _top_on_device(logits: torch.Tensor, k: int, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     import torch
 

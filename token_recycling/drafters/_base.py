@@ -88,18 +88,17 @@ class SequenceDrafter:
 
     def read_prompt(self, states: torch.Tensor) -> None:
         """Take the target's hidden states (n, states * hidden), those named in the traits concatenated, at the n
-        uncached tokens before the prompt's last one.
+        next uncached tokens before the prompt's last one.
 
-        Called at most once, before the first `observe`. Not called for families that leave some of them out or read
-        long prompts their own way.
+        Called for each piece in which the prompt is read, before the first `observe`. Not called for families that
+        leave some of them out or read long prompts their own way.
         """
 
     def draft(self, context: Context) -> Draft:
         """Return a tree of tokens to verify; a lone root where there is nothing to propose.
 
-        Called once per step, but not where drafting is disabled. Where the first token must not wait, the first step is
-        made without a draft and this is called after it, with the context of before and no node allowed. A drafter that
-        runs a model asks `context.budget.pays` before each of its passes.
+        Called once per step, but not where drafting is disabled, nor for a first token that must not wait. A drafter
+        that runs a model asks `context.budget.pays` before each of its passes.
         """
         raise NotImplementedError(f"{type(self).__name__} must define draft()")
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .._util.topk import most_probable
 from ..model.target import Target
 from ..trees.draft import Context, Draft, DraftBuilder, Step
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least
@@ -105,10 +104,10 @@ class LookaheadSequence(SequenceDrafter):
 
 
 def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
-    """Return the argmax of the logits at each of `nodes`; on an accelerator in one operation."""
-    if logits.device.type == "cpu":
-        return [most_probable(logits[node]) for node in nodes]
-    return logits[nodes].argmax(dim=-1).tolist()
+    """Return the argmax of the logits at each of `nodes`."""
+    own = logits[nodes]  # on a CPU numpy takes a tenth of torch's time
+    choices: list[int] = (own.float().numpy() if own.device.type == "cpu" else own).argmax(-1).tolist()
+    return choices
 
 
 class Pool:

@@ -190,7 +190,8 @@ class MedusaSequence(SequenceDrafter):
         """The tree that is filled; None where it grows, and until the first draft where it is sized for the machine."""
 
     def read_prompt(self, states: torch.Tensor) -> None:
-        self._hidden = states[-1] if len(states) else None
+        if len(states):
+            self._hidden = states[-1]
 
     def draft(self, context: Context) -> Draft:
         static = self.drafter.tree == _STATIC

@@ -23,8 +23,8 @@ from ..recycling.matrix_file import (
     check_header,
     check_sizes,
     check_vocabulary,
+    fitting,
     read_matrix_file,
-    say_that_it_starts_again,
     write_matrix,
 )
 from ..trees.draft import Context, Draft, Step
@@ -78,11 +78,8 @@ class Published(Drafter):
     def prepare(self, target: Target) -> AdjacencyMatrix:
         """Return the matrix for this target: an empty one where the vocabulary has another size than before."""
         with self._making:
-            if self.matrix is not None and self.matrix.vocab_size != target.vocab_size:
-                say_that_it_starts_again(self.matrix.vocab_size, target.vocab_size)
-                self.matrix = None
-            if self.matrix is None:
-                self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
+            matrix = fitting(self.matrix, target.vocab_size)
+            self.matrix = matrix or AdjacencyMatrix(target.vocab_size, self.k, target.device)
             self.matrix.storage = self.matrix.storage.to(target.device)
             return self.matrix
 

@@ -26,7 +26,7 @@ from .._util.topk import top_candidates
 from ..grammar.statistics import GrammarStatistics
 from ..model.inspection import weights_fingerprint
 from ..model.target import Target
-from ..recycling.matrix_file import check_vocabulary, say_that_it_starts_again
+from ..recycling.matrix_file import check_vocabulary, fitting
 from ..recycling.ngram_matrix import NgramMatrix, Options
 from ..recycling.ngrams import ABSENT
 from ..recycling.recycler import CHILDREN, Recycler
@@ -104,14 +104,12 @@ class Recycling(Drafter, Options):
         another vocabulary, as after `resize_token_embeddings`, it is an empty one.
         """
         with self._making:
-            if self.matrix is not None and self.matrix.vocab_size != target.vocab_size:
-                say_that_it_starts_again(self.matrix.vocab_size, target.vocab_size)
-                self.matrix = None
-            if self.matrix is None:
+            matrix = fitting(self.matrix, target.vocab_size)
+            if matrix is None:
                 matrix = self.new_matrix(target.vocab_size)
                 if self.warmed:
                     self._load_warmed(matrix, target)
-                self.matrix = matrix
+            self.matrix = matrix
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
                 f"the matrix must have this drafter's k={self.k}, orders={self.orders}, "
@@ -156,6 +154,8 @@ class RecyclingSequence(SequenceDrafter):
         sized = nodes if isinstance(nodes, int) else _MOST_NODES
         most = sized if template is None else len(template) - 1
         self._recycler = Recycler(matrix, prompt, most, suffix=drafter.suffix, template=template)
+        self._prompt: np.ndarray | None = prompt
+        """The prompt, until it is read by the first draft, or after a first step without one."""
         self._drafted = False
         """Whether there was a draft in this step."""
         self._predicted = False
@@ -165,7 +165,7 @@ class RecyclingSequence(SequenceDrafter):
         self._recycler.predict(tokens.tolist())
 
     def draft(self, context: Context) -> Draft:
-        self._drafted, budget = True, context.budget
+        self._prompt, self._drafted, budget = None, True, context.budget
         tokens, max_depth = context.tokens.cpu().numpy(), min(_DEEPEST, context.remaining - 1)
         if context.state is None or self.drafter.template is not None:
             tree = self._recycler.draft(tokens, max_depth, budget.times, budget.ratio)
@@ -177,7 +177,10 @@ class RecyclingSequence(SequenceDrafter):
         return Draft.of(tree["token"], tree["parent"], probabilities)
 
     def observe(self, step: Step) -> None:
-        drafted, self._drafted = self._drafted, False
+        drafted, self._drafted = self._drafted or self._prompt is not None, False
+        if self._prompt is not None:
+            self._recycler.grow(self._prompt, 0)
+            self._prompt = None
         self._recycler.observe(step.tokens, step.finished)
         if drafted:
             self._learn_from(step)

@@ -12,7 +12,7 @@ runner (`model.runner`) owns the slots of the sequences and makes the passes, ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,9 +32,9 @@ from ..model.target import Target
 from ..trees.draft import Draft, Step
 from .accept import TreeSteps, accept_walk
 from .hints import NO_HINTS, Hints
-from .pacer import Pace, Pacer
+from .pacer import Clock, Pace, Pacer
 from .request import Request, TokenSelector, TokenSequence
-from .stats import Clock, Stats
+from .stats import Stats
 
 if TYPE_CHECKING:
     from ..model.graphs.passes import CapturedPasses
@@ -53,29 +53,18 @@ class Batch:
         pacer: Pacer,
         cache: TreeCache,
         clock: Clock,
-        *,
-        streamed: bool = False,
         reading: Reading | None = None,
     ) -> None:
-        """`cache` holds `cached` tokens of each request, from slot 0 on. `streamed`: a client waits for the first
-        token. `reading` is called before each piece of a prompt, and may raise.
+        """`cache` holds `cached` tokens of each request, from slot 0 on. `reading` is called before each piece of a
+        prompt, and may raise.
         """
         self.target, self.requests, self.pacer, self.clock = target, requests, pacer, clock
         self.reading = reading
         self.use(cache)
-        self._along = target.info.recurrent or (len(requests) == 1 and target.info.border is None)
-        """Whether the first step reads the prompt too: of one sequence, where the model computes alike at every length,
-        or of any, where states over the sequence must be what `generate` has then.
-        """
-        self._waited_for = streamed
-        self._prompt_alone = False
-        """Whether the next forward pass reads the prompts without a draft."""
         self._states = _states_of(requests)
         """Which hidden states drafters need, if any."""
-        self._states_read: list[torch.Tensor] = []
-        """(tokens, states * hidden) each: of the pieces of the prompt read so far, where its drafter needs them."""
-        self._prompt_states: list[torch.Tensor] = []
-        """Hidden states of the prompts that the last forward pass read, where drafters need them."""
+        self._alone = False
+        """Whether the next forward pass reads the prompts without a draft."""
         self._steps: list[Step] = []
         """Steps to learn from."""
 
@@ -105,41 +94,38 @@ class Batch:
         if most is not None:
             sequences = [sequence[: count + most + 1] for sequence, count in zip(sequences, cached, strict=True)]
         states = self.runner.prefill(sequences, cached, self._states)
-        if states is not None and most is not None:
-            self._states_read += states
-        elif states is not None:
+        if states is not None:
             self._give_states(states)
         for request, sequence in zip(self.requests, sequences, strict=True):
             request.cached = len(sequence) - 1
 
     @lasting
-    def begin(self, captured: CapturedPasses | None = None) -> None:
-        """Prepare the first step; passes behind the prompts are eager unless they are `captured`. Raises ValueError for
-        a cache that holds all of a sequence.
+    def begin(self, captured: CapturedPasses | None = None, streamed: bool = False) -> None:
+        """Prepare the first step; passes behind the prompts are eager unless they are `captured`. `streamed`: a client
+        waits for the first token. Raises ValueError for a cache that holds all of a sequence.
         """
         for request in self.requests:
             check_cached(request.cached, request.sequence.length)
             request.stats.prompt_tokens += request.sequence.length
-        first = self.requests[0]
-        uncached = first.sequence.length - first.cached
-        self._prompt_alone = self.target.info.recurrent or (
-            self._waited_for and self._along and uncached > _SHORT_PROMPT
-        )
-        first.stats.drafter = "" if self._prompt_alone else first.start(self.target).drafter.describe()
+            request.start(self.target)
+        first, info = self.requests[0], self.target.info
+        first.stats.drafter = first.start(self.target).drafter.describe()
         if captured is not None:
             self.runner = captured.runner(self._eager, max(request.sequence.max_length for request in self.requests))
         first.stats.path = self.runner.describe()
-        if not self._along:
+        # The first step reads the prompt too: of one sequence, where the model computes alike at every length; of any,
+        # where states over the sequence must be what `generate` has then.
+        if not info.recurrent and (len(self.requests) > 1 or info.border is not None):
             self.read()
+        self._alone = info.recurrent or (streamed and first.sequence.length - first.cached > _SHORT_PROMPT)
 
-    def _give_states(self, states: list[torch.Tensor]) -> None:
-        """Give each drafter the hidden states (n, states * hidden) of its prompt: of earlier pieces, then `states`."""
-        for request, last in zip(self.requests, states, strict=True):
+    def _give_states(self, states: Sequence[torch.Tensor]) -> None:
+        """Give each drafter the hidden states (n, states * hidden) of the next piece of its prompt."""
+        for request, own in zip(self.requests, states, strict=True):
             try:
-                request.start(self.target).drafter.read_prompt(torch.cat([*self._states_read, last]))
+                request.start(self.target).drafter.read_prompt(own)
             except Exception as error:
                 request.fail(error)
-        self._states_read.clear()
 
     # One step
 
@@ -149,19 +135,20 @@ class Batch:
         """Make one forward pass over all sequences; return the steps of those that are active, trimmed, with slots
         kept. Call `learn` after the tokens were delivered.
         """
-        active, clock, alone = self.active, self.clock, self._prompt_alone
+        active, clock = self.active, self.clock
+        alone, self._alone = self._alone, False
+        self.pacer.share(len(self.requests), self.longest)
         drafts = self._draft([] if alone else active)
         clock.lap("retrieve")
-        sequences = [request.sequence.on_host for request in self.requests]  # a later pass needs their lengths alone
-        verified = self.runner.forward(drafts, sequences, active, self._states)
+        verified = self._forward(drafts, active)
         clock.lap("forward")
-        nodes, accepted = max(map(len, drafts)), [list[int]() for _ in drafts]
+        accepted = [list[int]() for _ in drafts]
         try:
             at_once = self._judge_at_once(drafts, verified, active)
             if _spoiled(drafts, verified, at_once, active):
                 verified = self.runner.undo(verified)
                 drafts = [Draft.chain(draft.tokens[:1]) for draft in drafts]
-                verified = self.runner.forward(drafts, sequences, active, self._states)
+                verified = self._forward(drafts, active)
                 at_once = self._judge_at_once(drafts, verified, active)
             self._steps = self._accept(drafts, verified, at_once, active, accepted)
             clock.lap("verify")
@@ -169,11 +156,14 @@ class Batch:
             if not alone:  # the first token waits for no copies
                 self.runner.keep(verified, accepted)
         clock.lap("update cache")
-        self._prompt_states = [*verified.prompt_states]
-        seconds = 0.0 if clock.reads_prompt else clock.pass_seconds
-        self.pacer.took(nodes, seconds, 1 + max(verified.lengths))
-        clock.reads_prompt = False
+        if verified.prompt_states:
+            self._give_states(verified.prompt_states)
         return self._steps
+
+    def _forward(self, drafts: list[Draft], active: list[int]) -> Pass:
+        """Make a pass over a draft for each sequence."""
+        sequences = [request.sequence.on_host for request in self.requests]
+        return self.runner.forward(drafts, sequences, active, self._states)
 
     def _draft(self, active: list[int]) -> list[Draft]:
         """Return a draft for each request in `active`, pruned together; a lone root for the others and for those that
@@ -225,8 +215,6 @@ class Batch:
             if verified.states is not None:
                 step = replace(step, states=verified.states[row, : len(draft)])
             steps.append(step)
-            request.stats.count(step)
-            request.stats.first_tokens += len(step.tokens) if self.clock.reads_prompt else 0
         return steps
 
     def _judge_at_once(self, drafts: list[Draft], verified: Pass, active: list[int]) -> TreeSteps | None:
@@ -254,24 +242,21 @@ class Batch:
     @torch.inference_mode(False)
     @torch.no_grad()
     def learn(self) -> None:
-        """Let drafters learn from the last step, after its tokens were delivered; where a prompt was read alone, first
-        ask for the draft that was left out.
-        """
-        self.clock.restart()
-        steps, self._steps = self._steps, []
-        alone, self._prompt_alone = self._prompt_alone, False
-        if self._prompt_states:
-            self._give_states(self._prompt_states)
-            self._prompt_states = []
+        """Count the last step and let pacer and drafters learn from it, after its tokens were delivered."""
+        clock, steps = self.clock, self._steps
+        nodes = max((len(step.draft) for step in steps), default=1)
+        self.pacer.took(nodes, 0.0 if clock.reads_prompt else clock.pass_seconds)
+        clock.restart()
+        self._steps = []
         for step in steps:
             request = self.requests[step.row]
+            request.stats.count(step, clock.reads_prompt)
             try:
-                if alone:
-                    request.query_drafter(self.target, self.pacer, request.prompt, remaining=1)
-                request.observe(self.target, self.pacer, step)
+                request.observe(self.pacer, step)
             except Exception as error:
                 request.fail(error)
-        self.clock.lap("update matrix")
+        clock.reads_prompt = False
+        clock.lap("update matrix")
 
     # Sequences that come and go
 
@@ -294,7 +279,6 @@ class Batch:
         ended = [request for request in self.requests if request.sequence.ended]
         if 0 < len(ended) < len(self.requests):
             self.leave(ended)
-            self.pacer.share(len(self.requests), self.longest)
 
     def give_back(self) -> None:
         """Leave in the cache that the batch began with all tokens of each sequence but the last."""
@@ -357,8 +341,8 @@ def decode(
         pacer, clock = Pacer.of(target, len(requests), longest, kind, fixed), Clock(stats, target.device)
         streamed = run.streamed or fixed  # a prompt is read alike whether somebody waits for its first token or not
         with turn():
-            batch = Batch(target, list(requests), pacer, cache, clock, streamed=streamed, reading=run.reading)
-            batch.begin(captured)
+            batch = Batch(target, list(requests), pacer, cache, clock, run.reading)
+            batch.begin(captured, streamed)
         ending.callback(pass_times(target, kind).keep)
         for request in requests:
             ending.callback(request.finish)

@@ -30,9 +30,8 @@ from ..model.prefill import Reading, piece_of
 from ..model.target import Target
 from ..trees.draft import Step
 from .batch import Batch, kind_of_passes
-from .pacer import Pacer
+from .pacer import Clock, Pacer
 from .request import Request
-from .stats import Clock
 
 if TYPE_CHECKING:
     from ..model.graphs.passes import CapturedPasses
@@ -58,6 +57,8 @@ class _Joining:
 
     batch: Batch
     on_step: OnStep
+    streamed: bool
+    """Whether a client waits for the first token."""
 
     @property
     def request(self) -> Request:
@@ -156,8 +157,8 @@ class RunningBatch:
             self._captured = self._run.enter_context(self._backend.captured(self.target))
             self._pacer = Pacer.of(self.target, 1, 1, kind_of_passes(self._captured))
         request.isolated = True
-        batch = Batch(self.target, [request], self._pacer, cache, clock, streamed=streamed, reading=reading)
-        self._joining.append(_Joining(batch, on_step))
+        batch = Batch(self.target, [request], self._pacer, cache, clock, reading)
+        self._joining.append(_Joining(batch, on_step, streamed))
 
     def _states(self, request: Request) -> list[int] | None:
         """Return the layers whose hidden states its drafter needs, or None."""
@@ -219,7 +220,6 @@ class RunningBatch:
         batch, request = joining.batch, joining.request
         if request.error is not None:
             return False
-        self._pacer.share(1, request.sequence.length)
         try:
             if uncached <= piece or not self.target.info.reads_on:
                 self._first_step(joining)
@@ -258,7 +258,7 @@ class RunningBatch:
         """Make the first step of a request alone; then let it join the others."""
         batch, request = joining.batch, joining.request
         batch.clock.restart()
-        batch.begin(self._captured if self._batch is None else None)
+        batch.begin(self._captured if self._batch is None else None, joining.streamed)
         _step(batch, [joining.on_step])
         _keep_sequence(batch, 0)
         if not request.active:
@@ -271,7 +271,6 @@ class RunningBatch:
 
     def _pass(self, batch: Batch) -> None:
         """Make one forward pass over all sequences; its time counts for each of them."""
-        self._pacer.share(len(batch.requests), batch.longest)
         batch.clock.stats = [request.stats for request in batch.requests]
         batch.clock.restart()
         _step(batch, [self._callbacks[request] for request in batch.requests])

@@ -1,4 +1,4 @@
-"""The pacer: how many nodes a step verifies, and whether it drafts at all.
+"""The pacer: what the parts of a step take, how many nodes it verifies, and whether it drafts at all.
 
 One `Pacer` belongs to the sequences that share forward passes. It learns the time of drafting, verifying and learning,
 and the yield of drafts. Before a draft it gives a budget (`costs.Budget`); of the drafts it keeps the nodes that
@@ -23,14 +23,17 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
 from .._util.compiled import compiling
+from .._util.device import synchronize
 from .._util.locks import Lock
-from ..costs import UNLIMITED, Budget, OnlineCurve, band, paying_size, shared_by
+from ..costs import Budget, OnlineCurve, band, paying_size, shared_by
 from ..drafters._base import Drafter, SequenceDrafter
 from ..model.pass_times import agreed_time, fixed_times, pass_times
 from ..model.target import Target
 from ..trees.draft import Draft, Step
+from .stats import PARTS, Stats
 
 _DECAY = 0.999
 """Exponential decay per step of what drafters take and give."""
@@ -181,8 +184,8 @@ class Pacer:
         self._curve_of, self._agreed, self._measures = curve_of, agreed, measures
         self._curve: OnlineCurve | None = None
         """None until a draft is sized by cost."""
-        self._largest = 1
-        """Nodes of the largest tree of the newest pass."""
+        self._verifying = 1.0
+        """t(n) of the newest pass."""
         self._sums: WeakKeyDictionary[Ledger, np.ndarray] = WeakKeyDictionary()
         """Sums of `Ledger.of_call` for this call."""
 
@@ -212,16 +215,15 @@ class Pacer:
             self._curve = self._curve_of(*shared)
         self.sequences, self._band = shared
 
-    def took(self, nodes: int, seconds: float, length: int) -> None:
-        """Learn from a pass over `nodes` nodes of each sequence, the longest of `length` tokens; `seconds` are 0 where
-        the pass is not measured, since it has read a prompt too.
+    def took(self, nodes: int, seconds: float) -> None:
+        """Learn from a pass over `nodes` nodes of each sequence; `seconds` are 0 where it is not measured, since it has
+        read a prompt too.
         """
-        self._largest = nodes
-        if seconds and self._curve is not None:
-            if length > self._band:
-                self.share(self.sequences, length)
-            if self._measures:
-                self._curve.took(nodes, self._agreed(seconds))
+        if self._curve is None:  # no draft is sized by cost
+            return
+        if seconds and self._measures:
+            self._curve.took(nodes, self._agreed(seconds))
+        self._verifying = self.time_of(nodes)
 
     def time_of(self, nodes: int) -> float:
         """Return the cost of verifying `nodes` nodes of every sequence, at most the largest known."""
@@ -258,23 +260,21 @@ class Pacer:
         """Return each draft with the most probable nodes, as many of each as give the most expected tokens per time;
         all nodes where no draft is sized by cost. See `prune`.
         """
-        overhead, node, ratios, sized = 0.0, 0.0, [], False
-        for pace in paces:
-            budget = pace.budget or UNLIMITED
-            overhead, node, sized = overhead + budget.overhead, node + budget.node, sized or pace.budget is not None
-            ratios.append(budget.ratio)
-        if not sized:
+        budgets = [pace.budget for pace in paces if pace.budget is not None]
+        if not budgets:
             return drafts
-        times = self.curve.relative
-        return prune(drafts, times + (overhead + node * np.arange(len(times))) / len(drafts), ratios)
+        times = self.curve.relative + sum(budget.drafting for budget in budgets) / len(drafts)
+        return prune(drafts, times, [1.0 if pace.budget is None else pace.budget.ratio for pace in paces])
 
     # After a step
 
-    def count(self, pace: Pace, budget: Budget, step: Step, seconds: float) -> None:
-        """Count a step of a sequence with a draft of that budget: the tokens that it gave, and what drafting and
+    def count(self, pace: Pace, step: Step, seconds: float) -> None:
+        """Count a step of a sequence whose draft was sized by cost: the tokens that it gave, and what drafting and
         learning, `seconds` of it, took.
         """
-        pace.budget = None
+        budget, pace.budget = pace.budget, None
+        if budget is None:
+            return
         overhead, nodes = pace.overhead, len(step.draft)
         units, size = (budget.passes, 1) if pace.runs_model else (1, nodes)
         if self._measures and units and pace.drafts > 1:
@@ -286,7 +286,7 @@ class Pacer:
         pace.paused = self.back_off(
             pace,
             len(step.tokens),
-            self.time_of(self._largest) + drafting,
+            self._verifying + drafting,
             own=units * overhead.step,
             predicted=1.0 if values is None else float(values.sum()),
         )
@@ -335,3 +335,40 @@ def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -
 def now() -> float:
     """Return seconds, time of compilation excluded."""
     return time.perf_counter() - compiling.seconds
+
+
+class Clock:
+    """Attributes the time since the last call to a part of the step."""
+
+    def __init__(self, stats: Stats, device: torch.device) -> None:
+        self.stats = [stats]
+        """Of all sequences that share what is timed."""
+        self.reads_prompt = True
+        """Whether what is timed belongs to the prompt: up to the first tokens."""
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a step: forget the time that passed outside the loop."""
+        if self.stats[0].synchronize:
+            synchronize(self._device)
+        self._last, self._compiled = time.perf_counter(), compiling.seconds
+        self.pass_seconds = 0.0
+        """Seconds of this step, without drafting and learning."""
+
+    def lap(self, part: str) -> None:
+        """Count the time since the last call as `part`."""
+        if self.stats[0].synchronize:
+            synchronize(self._device)
+        now, compiled = time.perf_counter(), compiling.seconds
+        of_compiling = compiled - self._compiled  # counted separately
+        seconds = now - self._last - of_compiling
+        self._last, self._compiled = now, compiled
+        for stats in self.stats:
+            stats.compile_seconds += of_compiling
+            if self.reads_prompt:
+                stats.prefill_seconds += seconds
+            else:
+                stats.seconds[part] += seconds
+        if part not in (PARTS[0], PARTS[-1]):
+            self.pass_seconds += seconds

@@ -21,7 +21,6 @@ from transformers.generation.stopping_criteria import (
 )
 
 from .._util.device import derived_generator, random_state, set_random_state
-from .._util.topk import most_probable
 from ..drafters._base import Drafter, DrafterTraits
 from ..model.origin import name_of
 from ..model.target import Target
@@ -67,7 +66,8 @@ class TokenSequence:
         self._host, self._buffer = prompt.cpu(), prompt
         self._grow()
         self.padding = padding
-        self._end = self._copied = len(prompt)
+        self.columns = self._copied = len(prompt)
+        """Tokens of the sequence and the padding before it; and how many of them are on the prompt's device."""
         self.ended = False
         """Whether the sequence has ended."""
         self.scores: list[torch.Tensor] | None = None
@@ -76,17 +76,17 @@ class TokenSequence:
     @property
     def tokens(self) -> torch.Tensor:
         """(length,) int64, a view."""
-        return self._on_device()[self.padding : self._end]
+        return self._on_device()[self.padding : self.columns]
 
     @property
     def on_host(self) -> torch.Tensor:
         """(length,) int64 in the memory of the host, a view."""
-        return self._host[self.padding : self._end]
+        return self._host[self.padding : self.columns]
 
     @property
     def padded(self) -> torch.Tensor:
         """(1, padding + length) int64, a view: what `generate` shows to processors and criteria."""
-        return self._on_device()[None, : self._end]
+        return self._on_device()[None, : self.columns]
 
     def _grow(self) -> None:
         """More than double the buffer; views of the old one stay as they are."""
@@ -98,46 +98,36 @@ class TokenSequence:
 
     def _on_device(self) -> torch.Tensor:
         """The tokens on the prompt's device."""
-        if self._copied < self._end and self._host is not self._buffer:
-            self._buffer[self._copied : self._end] = self._host[self._copied : self._end]
-        self._copied = self._end
+        if self._copied < self.columns and self._host is not self._buffer:
+            self._buffer[self._copied : self.columns] = self._host[self._copied : self.columns]
+        self._copied = self.columns
         return self._buffer
 
     @property
     def length(self) -> int:
         """Tokens of the sequence, without padding."""
-        return self._end - self.padding
+        return self.columns - self.padding
 
     @property
     def newest(self) -> int:
         """The newest token."""
-        return int(self._cells[self._end - 1])
-
-    @property
-    def columns(self) -> int:
-        """Tokens of the sequence and the padding before it."""
-        return self._end
+        return int(self._cells[self.columns - 1])
 
     @property
     def max_length(self) -> int:
         """Most tokens of the sequence, padding included."""
         return min(limit.max_length for limit in self._limits)
 
-    @property
-    def remaining(self) -> int:
-        """Number of tokens that still fit; at least one, as in `generate`."""
-        return max(1, self.max_length - self._end)
-
     def append(self, token: int) -> bool:
         """Append a token; return True if the sequence ends with it. Nothing is appended where a criterion raises."""
         self.push(token)
-        ended = token in self._eos or self._end >= self.max_length
+        ended = token in self._eos or self.columns >= self.max_length
         if self._others:
             scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
             try:
                 ended |= not bool((1 & ~self._others(self.padded, scores)).any())  # whatever they return, as `generate`
             except BaseException:
-                self.end_at(self._end - 1)  # which no streamer is to be given
+                self.end_at(self.columns - 1)  # which no streamer is to be given
                 raise
         self.ended = ended
         if self.on_token is not None:
@@ -146,14 +136,14 @@ class TokenSequence:
 
     def push(self, token: int) -> None:
         """Append a token without evaluating stopping criteria."""
-        if self._end == len(self._cells):
+        if self.columns == len(self._cells):
             self._grow()
-        self._cells[self._end] = token
-        self._end += 1
+        self._cells[self.columns] = token
+        self.columns += 1
 
     def end_at(self, columns: int) -> None:
         """End the sequence at that column; withdraw what follows."""
-        self._end, self.ended = columns, True
+        self.columns, self.ended = columns, True
         self._copied = min(self._copied, columns)
 
 
@@ -190,7 +180,8 @@ class TokenSelector:
     def __call__(self, logits: torch.Tensor) -> int:
         """The next token after the sequence so far, from logits (vocabulary,)."""
         if self.greedy:
-            return most_probable(logits)
+            # On a CPU numpy takes a tenth of torch's time.
+            return int(logits.float().numpy().argmax() if logits.device.type == "cpu" else logits.argmax())
         if self.sample:
             return int(torch.multinomial(self.distribution(logits), num_samples=1, generator=self.generator))
         return int(self.scored(logits).argmax(dim=-1))
@@ -334,60 +325,48 @@ class Request:
         return self.pace
 
     def draft(self, target: Target, pacer: Pacer) -> tuple[Draft, Pace]:
-        """Return a draft, without nodes beyond the length limit and the hints, and how its drafter drafts. Raises
+        """Return a draft within the grammar, the length limits and the hints, and how its drafter drafts. Raises
         ValueError for a root that is not the newest token.
         """
-        pace, sequence, remaining = self.pace or self.start(target), self.sequence, self.sequence.remaining
-        tokens = sequence.on_host if self.traits.on_host else sequence.tokens
-        draft = self.query_drafter(target, pacer, tokens, remaining)
-        root, newest = int(draft.tokens[0]), sequence.newest
-        if root != newest:
-            raise ValueError(
-                f"the root of a draft must be the newest token, {newest}, got {root} from {pace.drafter.describe()}; "
-                "give `context.root` as the first of the tokens"
-            )
-        depth = remaining - 1
-        if target.max_length is not None:
-            depth = max(0, min(depth, target.max_length - sequence.length))
+        pace, sequence, limit = self.pace or self.start(target), self.sequence, target.max_length
+        remaining = max(1, sequence.max_length - sequence.columns)  # at least one, as in `generate`
+        state = None if self.constraint is None else self.constraint.at(sequence.on_host.numpy())
+        self._state = state
+        draft = self._proposal(target, pacer, pace, remaining)
+        if self.constraint is not None and state is not None and not self.traits.within_grammars:
+            draft = self.constraint.fitted(draft, state, remaining)
+        depth = remaining - 1 if limit is None else max(0, min(remaining - 1, limit - sequence.length))
         if draft.depth > depth:
             draft = draft.cut(depth)
         if self.hints.nodes is not None:
             draft = draft.most_probable(1 + self.hints.nodes)
         return draft if target.info.branches else draft.first_branch(), pace
 
-    def query_drafter(self, target: Target, pacer: Pacer, tokens: torch.Tensor, remaining: int) -> Draft:
-        """Ask the drafter for a draft after `tokens` (length,), with `remaining` tokens to emit; it is not checked
-        yet. A lone root where drafting is disabled.
-        """
-        pace, state = self.pace or self.start(target), None
-        if self.constraint is not None:
-            state = self.constraint.at(tokens.cpu().numpy())
-        self._state, budget = state, pacer.budget(pace, state is not None)
+    def _proposal(self, target: Target, pacer: Pacer, pace: Pace, remaining: int) -> Draft:
+        """Return the draft of the drafter, with `remaining` tokens to emit; a lone root where drafting is disabled."""
+        budget, newest = pacer.budget(pace, self._state is not None), self.sequence.newest
         if budget is None:
-            draft = Draft.chain([self.sequence.newest])
-        else:
-            began, device = now(), "cpu" if self.traits.on_host else target.device
-            warp = self.selector.warp if self.selector.sample else None
-            draft = pace.drafter.draft(Context(tokens.to(device), remaining, warp, state, self.draft_generator, budget))
-            pace.seconds = now() - began
-            if isinstance(pace.nodes, int):
-                draft = draft.first_ranked(1 + pace.nodes)
-        if self.constraint is None or state is None or self.traits.within_grammars:
-            return draft
-        return self.constraint.fitted(draft, state, remaining)
+            return Draft.chain([newest])
+        tokens = self.sequence.on_host if self.traits.on_host else self.sequence.tokens.to(target.device)
+        warp, began = self.selector.warp if self.selector.sample else None, now()
+        draft = pace.drafter.draft(Context(tokens, remaining, warp, self._state, self.draft_generator, budget))
+        pace.seconds = now() - began
+        if draft.tokens[0] != newest:
+            raise ValueError(
+                f"the root of a draft must be the newest token, {newest}, got {draft.tokens[0]} from "
+                f"{pace.drafter.describe()}; give `context.root` as the first of the tokens"
+            )
+        return draft.first_ranked(1 + pace.nodes) if isinstance(pace.nodes, int) else draft
 
-    def observe(self, target: Target, pacer: Pacer, step: Step) -> None:
+    def observe(self, pacer: Pacer, step: Step) -> None:
         """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
-        state, self._state = self._state, None
+        state, self._state, pace = self._state, None, self.pace
+        assert pace is not None, "a request begins before its first step"
         if self.constraint is not None and state is not None:
             step = self.constraint.learn(state, step)
-        pace = self.pace or self.start(target)
-        if pace.budget is None:
-            pace.drafter.observe(step)
-            return
         began = now()
         pace.drafter.observe(step)
-        pacer.count(pace, pace.budget, step, now() - began)
+        pacer.count(pace, step, now() - began)
 
     def finish(self) -> None:
         """Add the drafter's counts to the statistics; called once, after the last step."""

@@ -6,15 +6,10 @@ device is waited for: pass `Stats(synchronize=True)` when measuring.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch
-
-from .._util.compiled import compiling
-from .._util.device import synchronize
 from ..trees.draft import Step
 
 PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
@@ -129,9 +124,10 @@ class Stats:
         tried, accepted = _summed(self.tried, 1), _summed(self.accepted, 1)
         return {rank: accepted[rank] / tried[rank] for rank in sorted(tried)}
 
-    def count(self, step: Step) -> None:
-        """Count one step."""
+    def count(self, step: Step, first: bool = False) -> None:
+        """Count one step; `first`: of the pass that read the prompt."""
         self.steps += 1
+        self.first_tokens += len(step.tokens) if first else 0
         self.tokens += len(step.tokens)
         self.lengths[len(step.tokens)] += 1
         draft = step.draft
@@ -213,40 +209,3 @@ def _summed(counts: Counter[tuple[int, int]], by: int) -> Counter[int]:
     for depth_and_rank, count in counts.items():
         summed[depth_and_rank[by]] += count
     return summed
-
-
-class Clock:
-    """Attributes the time since the last call to a part of the step."""
-
-    def __init__(self, stats: Stats, device: torch.device) -> None:
-        self.stats = [stats]
-        """Of all sequences that share what is timed."""
-        self.reads_prompt = True
-        """Whether what is timed belongs to the prompt: up to the first tokens."""
-        self._device = device
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a step: forget the time that passed outside the loop."""
-        if self.stats[0].synchronize:
-            synchronize(self._device)
-        self._last, self._compiled = time.perf_counter(), compiling.seconds
-        self.pass_seconds = 0.0
-        """Seconds of this step, without drafting and learning."""
-
-    def lap(self, part: str) -> None:
-        """Count the time since the last call as `part`."""
-        if self.stats[0].synchronize:
-            synchronize(self._device)
-        now, compiled = time.perf_counter(), compiling.seconds
-        of_compiling = compiled - self._compiled  # counted separately
-        seconds = now - self._last - of_compiling
-        self._last, self._compiled = now, compiled
-        for stats in self.stats:
-            stats.compile_seconds += of_compiling
-            if self.reads_prompt:
-                stats.prefill_seconds += seconds
-            else:
-                stats.seconds[part] += seconds
-        if part not in (PARTS[0], PARTS[-1]):
-            self.pass_seconds += seconds

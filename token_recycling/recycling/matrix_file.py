@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -191,10 +191,21 @@ def check_vocabulary(learned: int, vocab_size: int) -> None:
         )
 
 
-def say_that_it_starts_again(learned: int, vocab_size: int) -> None:
-    """Log that what was learned with a vocabulary of another size than the target's is dropped."""
+class _Matrix(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+
+
+M = TypeVar("M", bound=_Matrix)
+
+
+def fitting(matrix: M | None, vocab_size: int) -> M | None:
+    """Return the matrix for a target of that vocabulary; None if there is none, or of another size, which is logged."""
+    if matrix is None or matrix.vocab_size == vocab_size:
+        return matrix
     logger.warning(
         "the drafter has learned from %d tokens, got a target of %d: it starts again without what it learned",
-        learned,
+        matrix.vocab_size,
         vocab_size,
     )
+    return None

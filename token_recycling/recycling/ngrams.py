@@ -19,14 +19,6 @@ FULL = 65_535
 """The probability 1 in 16 bits."""
 
 
-def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
-    """Return the n-gram (orders,) int64 that ends with the last token of a sequence (length,)."""
-    ngram = np.full(orders, ABSENT, np.int64)
-    last = tokens[-orders:]
-    ngram[: len(last)] = last[::-1]
-    return ngram
-
-
 @compiled
 def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: int) -> np.ndarray:
     """Return the last `counts` (rows,) n-grams of sequences (rows, longest) up to `ends` (rows,): (n, orders) int64."""

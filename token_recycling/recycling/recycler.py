@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _NO_MASK = np.zeros(0, np.int32)
 """An empty mask: no candidates are looked up."""
 _NO_TOKENS = np.zeros(0, np.int64)
-_NO_OUTCOME, _NOT_READ, _NO_DRAFT, _NO_PARENT = 0, -1, -1, -1
-"""Arguments of `advance` where there is nothing to count, to read, to draft, or a token to add."""
+_NOT_READ, _NO_DRAFT, _NO_PARENT = -1, -1, -1
+"""Arguments of `advance` where there is nothing to read, to draft, or a token to add."""
 _PRIOR, _OF_SEQUENCE, _OF_ALL = 2.0, 0.9, 0.99
 """Prior in verified tokens of a new sequence; decay per step of one sequence, and of all."""
 CHILDREN = 16
@@ -115,8 +115,11 @@ class Recycler:
         self.recorded = len(prompt)
         """Tokens given to the recorder, the prompt included."""
         self._read = 0
-        """Tokens in the index."""
-        self._index = SuffixIndex()
+        """Tokens of the sequence up to the last draft: those that are in the index."""
+        self._written: list[int] = []
+        """Tokens since then, as far as they were observed."""
+        self._index, self._ahead = SuffixIndex(), 0
+        """Of the predicted output, so many tokens, then of the sequence."""
         self._sequence = new_sequence(len(prompt), nodes, 1 if chains else CHILDREN, corrected, learns)
         self._template = np.zeros(0 if template is None else len(template), TEMPLATE_NODE)
         if template is not None:
@@ -132,19 +135,14 @@ class Recycler:
         many tokens of the prompt are output already.
         """
         if len(tokens):
-            self._searched = True
+            self._searched, self._ahead = True, len(tokens) + 1
             self._index.extend([*tokens, BREAK])
-            copying.predict(self._copying, self._length - answered, len(tokens))
+            copying.predict(self._sequence["copying"], self._length - answered, len(tokens))
 
     @property
     def predicted(self) -> int:
         """How many tokens of the sequence its prediction contained, counting tokens read so far."""
-        return copying.predicted(self._copying)
-
-    @property
-    def _copying(self) -> np.ndarray:
-        """The state of copying, (1,) of `COPYING`."""
-        return self._sequence["copying"]
+        return copying.predicted(self._sequence["copying"])
 
     def continues(self, tokens: np.ndarray) -> bool:
         """Return whether a sequence (length,) continues what was read."""
@@ -214,34 +212,22 @@ class Recycler:
         nodes that gain more than `least`. Return how many pay, and the gain of the best one that was not added; 0
         without one. See `draft`; `mask` restricts the candidates after the root, as in `advance`.
         """
-        length = len(tokens)
-        if length > self.recorded:
-            self._record(tokens[self.recorded :].tolist(), False)
-        written = tokens[self._read :].astype(np.int64)
-        self._length, self._last = length, int(tokens[-1])
-        outcome_of, self.grown = self.grown, 0
-        indexed = self._reserve(len(written))
-        return self._advance(written, outcome_of, indexed, max(max_depth, 0), least, costs, ratio, mask=mask)
+        if len(tokens) > self.recorded:
+            self._record(tokens[self.recorded :].tolist())
+        self._length, self._last, self._written = len(tokens), int(tokens[-1]), []
+        return self._advance(
+            tokens[self._read :].astype(np.int64), self._searched, max(max_depth, 0), least, costs, ratio, mask=mask
+        )
 
     def grow_on(self, max_depth: int, least: float) -> float:
         """Add the nodes that gain more than `least`; return the gain of the best one that was not added."""
         _, gain = self._advance(max_depth=max(max_depth, 0), least=least)
         return gain
 
-    def _reserve(self, tokens: int) -> int:
-        """Reserve memory in the index for that many tokens to be read; return how many are in it, or `_NOT_READ`."""
-        indexed = self._read
-        self._read += tokens
-        if not self._searched:
-            return _NOT_READ
-        self._index.reserve(tokens)
-        return indexed
-
     def _advance(
         self,
-        written: np.ndarray = _NO_TOKENS,
-        outcome_of: int = _NO_OUTCOME,
-        indexed: int = _NOT_READ,
+        written: np.ndarray | None = None,
+        reads: bool = False,
         max_depth: int = _NO_DRAFT,
         least: float = 0.0,
         costs: np.ndarray = NO_COSTS,
@@ -251,14 +237,22 @@ class Recycler:
         probability: float = 0.0,
         mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
-        """Call `advance`; return how many nodes pay, and the gain of the best one that was not added."""
+        """Call `advance` with the tokens that were `written` since the last draft, to count its outcome, and whether
+        they are put into the index; return how many nodes pay, and the gain of the best one that was not added.
+        """
+        outcome_of, indexed = 0, _NOT_READ
+        if written is not None:
+            outcome_of, self.grown = self.grown, 0
+            indexed, self._read = self._read if reads else _NOT_READ, self._read + len(written)
+            if reads and self._ahead + self._read > len(self._index.arrays.tokens):
+                self._index.reserve(len(written))
         indexes = self._index.arrays, self.matrix.history.arrays
         bound = self._bound
         if bound is None or bound[0][0] is not indexes[0] or bound[0][1] is not indexes[1]:
             bound = self._bound = indexes, self._arrays()
         paying, self.grown, gain = advance(
             *bound[1],
-            written,
+            _NO_TOKENS if written is None else written,
             outcome_of,
             indexed,
             self.grown,
@@ -291,15 +285,14 @@ class Recycler:
     # Learning
 
     def observe(self, written: Sequence[int], ends: bool) -> None:
-        """Record the accepted tokens of the last draft now instead of with the next one; `ends`: the sequence ends
-        there.
+        """Record the tokens of a step now instead of with the next draft; `ends`: the sequence ends there, and the
+        outcome of its last draft is counted.
         """
-        outcome_of, self.grown = self.grown, 0
-        reads = ends and bool(self._copying["place"][0] >= 0)
-        if outcome_of or reads:
-            indexed = self._reserve(len(written)) if reads else _NOT_READ
-            self._advance(np.array(written, np.int64), outcome_of, indexed)
         self._record(written, ends)
+        self._written += written
+        copies = bool(self._sequence["copying"]["place"][0] >= 0)
+        if ends and (self.grown or copies):
+            self._advance(np.array(self._written, np.int64), copies)
 
     def forget_draft(self) -> None:
         """Discard the last draft, which was not verified."""
@@ -315,7 +308,7 @@ class Recycler:
             ngrams[1:, place] = ngrams[parents[1:], place - 1]
         return ngrams
 
-    def _record(self, written: Sequence[int], ends: bool) -> None:
+    def _record(self, written: Sequence[int], ends: bool = False) -> None:
         if self.learns:
             self.recorder.add(written, ends)
         self.recorded += len(written)

@@ -19,7 +19,7 @@ import numpy as np
 
 from .._util.compiled import compiled, compiled_part
 from .._util.locks import Lock
-from .ngrams import last_ngram
+from .ngrams import ABSENT
 
 LONGEST = 32
 """Most tokens of a match that are compared."""
@@ -170,8 +170,9 @@ def longest_match(index: IndexArrays, recent: np.ndarray, walked: int) -> tuple[
     """Return the places (n,) int64 after the longest match of the last tokens `recent` (m,), newest first, and its
     length, 0 for none; the newest `walked` places of each chain are compared.
     """
-    matches = np.empty(2 * walked, MATCH)
-    matches = matches[: find_matches(index, last_ngram(recent, max(len(recent), _LONG)), matches)]
+    newest_first, matches = np.full(max(len(recent), _LONG), ABSENT, np.int64), np.empty(2 * walked, MATCH)
+    newest_first[: len(recent)] = recent[::-1]
+    matches = matches[: find_matches(index, newest_first, matches)]
     lengths = np.minimum(matches["length"], len(recent))
     length = int(lengths.max(initial=0))
     return matches["place"][lengths == length], length

@@ -35,21 +35,21 @@ class Tree:
     """(n,) int64: -1 for the root."""
     depths: np.ndarray
     """(n,) int64: 0 for the root."""
+    depth: int
+    """Depth of the deepest node."""
 
     def __init__(self, parents: Array) -> None:
         """`parents` (n,), -1 for the root. Raises ValueError unless they are a tree in order of depth."""
         own = vars(self)  # drafts are frozen
         own["parents"] = _on_host(parents, np.int64)
-        own["depths"] = _depths(self.parents.tolist())
+        depths = _depths(self.parents.tolist())
+        own["depths"], own["depth"] = np.array(depths), depths[-1]
+        if depths != sorted(depths):
+            raise ValueError(f"nodes must be in order of depth, got parents {self.parents}; `Draft.of` sorts them")
 
     def __len__(self) -> int:
         """Number of nodes, the root included."""
         return len(self.parents)
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest node."""
-        return int(self.depths[-1])
 
     @cached_property
     def ancestors(self) -> np.ndarray:
@@ -281,14 +281,11 @@ def by_depth(parents: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return nodes (n,) int64 in order of depth, those of one depth as they come; `parents` names nodes that come
     before their children.
     """
-    depths = [0] * len(parents)
-    for node in range(1, len(parents)):
-        depths[node] = depths[parents[node]] + 1
-    return np.argsort(depths, kind="stable")
+    return np.argsort(_depths(np.asarray(parents).tolist()), kind="stable")
 
 
-def _depths(parents: Sequence[int]) -> np.ndarray:
-    """Return the depths (n,) int64 of nodes. Raises ValueError unless they are a tree in order of depth."""
+def _depths(parents: list[int]) -> list[int]:
+    """Return the depths of nodes. Raises ValueError unless parents come before their children."""
     if not parents or parents[0] != -1:
         raise ValueError(f"node 0 must be the root, with parent -1, got parents {parents[:4]}")
     depths = [0]
@@ -296,9 +293,7 @@ def _depths(parents: Sequence[int]) -> np.ndarray:
         if not 0 <= parent < node:
             raise ValueError(f"the parent of node {node} must come before it, got {parent}")
         depths.append(depths[parent] + 1)
-        if depths[node] < depths[node - 1]:
-            raise ValueError(f"nodes must be in order of depth, got parents {parents}; `Draft.of` sorts them")
-    return np.array(depths)
+    return depths
 
 
 def _on_host(array: Array, dtype: type[np.generic]) -> np.ndarray:

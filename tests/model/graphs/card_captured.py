@@ -10,7 +10,8 @@ from support.pretend_card import CARD, PretendCard
 
 import token_recycling as tr
 from token_recycling._util.compiled import compiling
-from token_recycling.loop.stats import Clock, Stats
+from token_recycling.loop.pacer import Clock
+from token_recycling.loop.stats import Stats
 from token_recycling.model.graphs import capture as capturing
 from token_recycling.model.graphs.capture import Graphs
 from token_recycling.model.graphs.passes import CapturedPasses
@@ -112,7 +113,7 @@ def test_common_shapes_are_captured_when_a_model_is_accelerated(captures):
 def test_what_a_capture_takes_is_compilation_and_no_step(monkeypatch):
     """By a clock that is played: else one capture of a bucket would make its passes look dear for good."""
     now = [0.0]
-    for module in (capturing.time, __import__("token_recycling.loop.stats").loop.stats.time):
+    for module in (capturing.time, __import__("token_recycling.loop.pacer").loop.pacer.time):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
 
     class Graph:
