@@ -79,9 +79,9 @@ def test_what_would_change_the_answer_is_refused_by_name(server, path, name):
 # Choosing tokens, against a loop of one's own
 
 
-def continued(model, tokenizer, change=lambda logits, answer, asked: None, tokens=32):
-    """Greedy text where `change(logits, answer, prompt)` changes the logits."""
-    asked, answer = tokenizer(PROMPT)["input_ids"], []
+def continued(model, tokenizer, change=lambda logits, answer, asked: None, tokens=32, asked=None):
+    """Greedy text after a prompt of token ids, where `change(logits, answer, prompt)` changes the logits."""
+    asked, answer = asked or tokenizer(PROMPT)["input_ids"], []
     for _ in range(tokens):
         with torch.no_grad():
             logits = model(torch.tensor([asked + answer])).logits[0, -1].clone()
@@ -127,6 +127,45 @@ def test_logits_are_changed_as_defined(server, model, tokenizer, asked, change):
     said = completion(server, temperature=0, max_tokens=32, **asked)
     assert said.choices[0].text == wanted
     assert said.usage.model_extra["speculation"]["accelerated"]
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_penalties_leave_the_last_tokens_of_the_prompt(server, model, tokenizer, length):
+    """Of a prompt that ends, or ends but for a token, with the token that the answer begins with."""
+    first, second = tokenizer(continued(model, tokenizer, tokens=2))["input_ids"]
+    asked = [*tokenizer(PROMPT)["input_ids"], *[first, second][: 1 + length]]
+    for last in tokenizer(continued(model, tokenizer, asked=asked))["input_ids"]:
+        prompt = [*asked, last, *[second] * length]
+        wanted = continued(model, tokenizer, penalised(2, 0), asked=prompt)
+        assert (
+            completion(server, prompt=prompt, temperature=0, max_tokens=32, frequency_penalty=2).choices[0].text
+            == wanted
+        )
+
+
+OFF = {"top_k": 0, "min_p": 0, "top_p": 1, "repetition_penalty": 1, "min_tokens": 0, "temperature": 1}
+
+
+@pytest.mark.parametrize("off", [OFF, {**OFF, "top_k": -1}])
+def test_a_request_may_turn_off_what_the_model_sets(server, model, monkeypatch, off):
+    """Each of them with a value that many take for none."""
+    own = model.generation_config
+    wanted = [completion(server, max_tokens=24, seed=seed, **off).choices[0].text for seed in range(3)]
+    assert len(set(wanted)) == 3
+    settings = {
+        "top_k": 1,
+        "min_p": 1.0,
+        "top_p": 0.01,
+        "repetition_penalty": 2.0,
+        "min_new_tokens": 90,
+        "temperature": 0.01,
+    }
+    for name, value in settings.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(own, name, value)
+            assert [
+                completion(server, max_tokens=24, seed=seed, **off).choices[0].text for seed in range(3)
+            ] == wanted, name
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"min_p": 1.0}])
