@@ -51,6 +51,17 @@ def test_prompts_count_once_whatever_the_choices_and_outputs_all(server, tokeniz
     assert alone.prompt_tokens_details.cached_tokens == len(tokenizer(prompts[-1])["input_ids"]) - 1
 
 
+@pytest.mark.parametrize("prompts", PROMPTS, ids=len)
+def test_statistics_are_those_of_all_outputs(server, prompts):
+    """A step gives a token of its own besides those it accepts."""
+    for n in (1, 3):
+        usage = server.complete(prompt=prompts, n=n, **{**SAMPLED, "temperature": 0.3}).usage
+        statistics = usage.model_extra["speculation"]
+        assert statistics["accepted_tokens"] > 0
+        assert statistics["steps"] + statistics["accepted_tokens"] == usage.completion_tokens
+        assert round(statistics["mat"] * statistics["steps"]) == usage.completion_tokens
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_every_choice_has_a_prediction_of_its_own(server, tokenizer, n):
     predicted = "return index"

@@ -41,3 +41,8 @@ def test_no_character_is_shown_before_its_last_byte(text, sizes):
         rest = rest[size:]
         assert text.startswith(came)
     assert came + shown.flush() == text
+
+
+@given(st.lists(st.binary(max_size=3), max_size=6))
+def test_all_is_shown_in_the_end_also_half_a_character(steps):
+    assert "".join(pieces(OfBytes(), steps)) == OfBytes().decode(b"".join(steps))
