@@ -68,7 +68,7 @@ def filled(model: Target, length: int) -> TreeCache:
     if all(type(layer) is TreeLayer for layer in cache.cache.layers):
         times = -(-length // cache.length)
         for layer in cache.layers:
-            states = [part.repeat(1, 1, times, 1)[:, :, :length] for part in (layer.keys, layer.values)]
+            states = [part.repeat(1, 1, times, 1)[:, :, :length] for part in layer.states()]
             layer.reset()
             layer.load(states[0], states[1], dropped=0)
         return cache

@@ -24,6 +24,7 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessor,
     PreTrainedModel,
     StaticCache,
     StoppingCriteriaList,
@@ -143,6 +144,63 @@ def prompts_of(model: PreTrainedModel) -> Any:
     ]
 
 
+class Anew(LogitsProcessor):
+    """Counts its calls, from the beginning where the length is not one more than before."""
+
+    length = calls = 0
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1 if ids.shape[1] == self.length + 1 else 0
+        self.length = ids.shape[1]
+        return scores.index_add(1, ids[0, :1], torch.full((len(ids), 1), 0.4 * self.calls))
+
+
+class Counts(LogitsProcessor):
+    """Counts the tokens that it was shown last."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, float] = {}
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        token = int(ids[0, -1])
+        self.counts[token] = self.counts.get(token, 0.0) + 0.5
+        penalty = torch.tensor([self.counts.get(token, 0.0) for token in range(scores.shape[1])])
+        return scores - penalty
+
+
+def with_one_processor(processor: type[LogitsProcessor]) -> Report:
+    def calls(model: PreTrainedModel) -> Any:
+        one = [processor()]
+        return [model.generate(ids, logits_processor=one, **GREEDY) for ids in (IDS, IDS, OTHERS)]
+
+    return calls
+
+
+def counted(ids: torch.Tensor) -> Report:
+    """How often a criterion is asked beside one that ends the call."""
+
+    def run(model: PreTrainedModel) -> Any:
+        asked = [0]
+
+        def never(ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+            asked[0] += 1
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        return [model.generate(ids, stopping_criteria=StoppingCriteriaList([ends_at, never]), **GREEDY), asked]
+
+    return run
+
+
+def own_settings(model: PreTrainedModel) -> Any:
+    model.generation_config.update(max_new_tokens=5, do_sample=True, temperature=0.1, pad_token_id=0)
+    asked = [{"do_sample": False}, {"generation_config": GenerationConfig(do_sample=False, max_new_tokens=7)}, {}]
+    outputs = []
+    for settings in asked:
+        torch.manual_seed(2)
+        outputs.append(model.generate(IDS, **settings))
+    return outputs
+
+
 def allowed(row: int, ids: torch.Tensor) -> list[int]:
     return list(range(row, 64, 3))
 
@@ -212,6 +270,17 @@ REPORTS: dict[str, Report] = {
     "unslothai/unsloth#2434 training after inference mode": training_after,
     "huggingface/peft#3756 one of two active adapters merged": partly_merged,
     "hao-ai-lab/LookaheadDecoding#62 a longer output": call(max_new_tokens=60),
+    "unslothai/unsloth#11039 one answer for all rows": call(
+        BOTH, stopping_criteria=StoppingCriteriaList([lambda ids, scores, **more: bool(ends_at(ids)[-1])])
+    ),
+    "huggingface/transformers#31526 an answer that is no tensor": call(
+        stopping_criteria=StoppingCriteriaList([lambda ids, scores, **more: bool(ends_at(ids))])
+    ),
+    "huggingface/transformers#45384 criteria beside one that is met": counted(IDS),
+    "huggingface/transformers#45384 criteria beside one that is met, in a batch": counted(BOTH),
+    "NVIDIA/logits-processor-zoo#13 a processor that begins anew": with_one_processor(Anew),
+    "osaurus-ai/vmlx-swift#357 counts in a processor": with_one_processor(Counts),
+    "huggingface/transformers#47752 settings of the model": own_settings,
 }
 """The calls by report."""
 
@@ -297,6 +366,66 @@ def compare(report: str, drafter: str, family: str) -> None:
     # Of states alone `generate` makes a cache of its own.
     left = family != "recurrent" and any(part in report for part in LEFT_TO_GENERATE)
     assert (accelerated.acceleration.fallback is not None) == left, accelerated.acceleration.fallback
+
+
+def assigned(cache: DynamicCache) -> DynamicCache:
+    for layer in cache.layers:
+        if getattr(layer, "keys", None) is not None:
+            layer.keys, layer.values = layer.keys * 0.9, layer.values * 1.1
+    return cache
+
+
+CHANGES: dict[str, tuple[Callable[[DynamicCache], Any], int]] = {
+    "nothing": (lambda cache: cache, 1),
+    "NVIDIA/kvpress#102 other slots": (assigned, 1),
+    "huggingface/transformers#41569 the contents of one": (DynamicCache, 1),
+    "Comfy-Org/ComfyUI#14389 more sequences": (lambda cache: cache, 2),
+}
+"""What callers do with a cache between calls, and the number of sequences of the next call."""
+
+
+@pytest.mark.parametrize("family", ["llama", "window", "experts"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cache_that_is_changed_between_calls_is_that_of_generate(family, change):
+    """The next call is by plain `generate` or ours, or a pass by hand; an error is one of the same kind."""
+    changed, batch = CHANGES[change]
+
+    def outcomes(first: PreTrainedModel, model: PreTrainedModel) -> Any:
+        cache = DynamicCache(config=model.config)
+        said = first.generate(IDS, past_key_values=cache, **GREEDY)
+        ids = torch.cat([said, OTHERS], 1).repeat(batch, 1)
+        caches = [changed(copy.deepcopy(cache)) for _ in range(2)]
+        following = [
+            outcome(partial(next_call, ids, caches[0]), model),
+            outcome(partial(by_hand, ids, caches[1]), model),
+        ]
+        return [said, [one[0] if isinstance(one, list) else one for one in following]]
+
+    plain, accelerated = copy.deepcopy(prototype(family)), tr.accelerate(copy.deepcopy(prototype(family)))
+    wanted = outcomes(plain, plain)
+    assert_same(outcomes(accelerated, accelerated), wanted)
+    assert_same(outcomes(accelerated, plain), wanted)
+
+
+def next_call(ids: torch.Tensor, cache: Any, model: PreTrainedModel) -> torch.Tensor:
+    return model.generate(ids, past_key_values=cache, **GREEDY)
+
+
+def by_hand(ids: torch.Tensor, cache: Any, model: PreTrainedModel) -> torch.Tensor:
+    return model(ids[:, -5:], past_key_values=cache, use_cache=True).logits
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
+def test_a_cache_of_another_type_is_converted_as_by_generate(dtypes):
+    """Of a model that was converted between calls, which are left to `generate`."""
+    outputs = []
+    for make in (lambda model: model, tr.accelerate):
+        model, cache = make(copy.deepcopy(prototype("llama"))), DynamicCache()
+        model.to(dtypes[0]).generate(IDS, past_key_values=cache, **{**GREEDY, "max_new_tokens": 1})
+        ids = model.to(dtypes[1]).generate(torch.cat([IDS, OTHERS], 1), past_key_values=cache, **GREEDY)
+        outputs.append([ids, cache.layers[0].keys.dtype])
+    assert_same(outputs[1], outputs[0])
+    assert str(dtypes[0]) in model.acceleration.fallback
 
 
 @pytest.mark.parametrize("family", ["llama", "window"])

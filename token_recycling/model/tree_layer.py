@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .._util.device import lasting
 from .compat import DynamicIndexedLayer, left_by_crop
@@ -29,6 +29,10 @@ _MARGIN = 16
 """Slots before a window that stay, so that a few tokens can be taken back."""
 WINDOW_NODES = 64
 """Slots that a layer with a window has for the nodes of a draft, before it needs more."""
+_WINDOW_IN_A_TENSOR = [
+    name for name, value in vars(DynamicSlidingWindowLayer(1)).items() if isinstance(value, torch.Tensor)
+]
+"""Where transformers' layers with a window have it, as those who iterate over a cache get it."""
 _SMALLEST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 16, 256, 16
 """Slots are dropped in blocks of a sixteenth of the window, within these limits."""
 
@@ -87,6 +91,8 @@ class TreeLayer(DynamicLayer):
         self.window = window
         """Slots that left it are dropped; 0 where all stay."""
         self.is_sliding = window > 0
+        for name in _WINDOW_IN_A_TENSOR if window else ():
+            setattr(self, name, torch.tensor(window))
         self.buffers: list[torch.Tensor] = []
         """(2, sequences, heads, capacity, size) of keys and values, or (1, ...) of each where they differ in size. None
         before the first pass.
@@ -120,19 +126,40 @@ class TreeLayer(DynamicLayer):
         states = self.states()[part]
         return states[:, :, -self.window + 1 :] if self.window > 1 else states
 
-    def _keys(self) -> torch.Tensor | None:
+    def _hand_back(self, part: int, states: torch.Tensor | None) -> None:
+        """Become a layer of transformers, with keys or values that somebody else has set: these need not be views of
+        buffers. The constructor of transformers sets None.
+        """
+        if states is None:
+            return
+        if type(self) is not TreeLayer:
+            raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
+        parts: list[Any] = [self.keys, self.values]
+        parts[part] = states
+        own = DynamicSlidingWindowLayer(self.window) if self.window else DynamicLayer()
+        own.lazy_initialization(*parts)
+        own.keys, own.values = parts
+        if isinstance(own, DynamicSlidingWindowLayer):
+            own.cumulative_length = self.length
+        self.__class__, self.__dict__ = type(own), vars(own)
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """(batch, heads, n, size); a layer that is given others becomes one of transformers."""
         return self._shown(0)
 
-    def _values(self) -> torch.Tensor | None:
+    @keys.setter
+    def keys(self, states: torch.Tensor | None) -> None:
+        self._hand_back(0, states)
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """The values of the same slots."""
         return self._shown(1)
 
-    def _no_states(self, states: None) -> None:
-        """The constructor of transformers sets None."""
-        if states is not None:
-            raise AttributeError("keys and values of a TreeLayer are views of its buffers; call update()")
-
-    keys = property(_keys, _no_states)
-    values = property(_values, _no_states)
+    @values.setter
+    def values(self, states: torch.Tensor | None) -> None:
+        self._hand_back(1, states)
 
     # Capacity
 
@@ -206,8 +233,13 @@ class TreeLayer(DynamicLayer):
             self.rows, self.starts = 0, [0] * rows
             self.reserve(rows, 0)
             self.rows = rows
+        elif self.rows != rows and self.frame is None:  # those of a frame may be fewer
+            raise RuntimeError(f"the cache must hold the {rows} sequences of the pass, got {self.rows}")
         if self.frame is not None:
             return self._update_frame(self.frame, key_states, value_states)
+        if key_states.dtype != self.buffers[0].dtype:  # as of a model that was converted since, in plain `generate`
+            self.dtype = torch.promote_types(key_states.dtype, self.buffers[0].dtype)
+            self.buffers = [buffer.to(self.dtype) for buffer in self.buffers]
         start, end = self.columns, self.columns + n
         self.length += n
         _, most_rows, _, most_columns, _ = self.buffers[-1].shape
@@ -323,7 +355,7 @@ class TreeLayer(DynamicLayer):
         starts = self._starts(lengths)
         columns = max(map(sub, lengths, starts))
         if not self.buffers:
-            self.lazy_initialization(other.keys[:0], other.values[:0])
+            self.lazy_initialization(*(states[:0] for states in other.states()))
             self.device = other.device  # which is not where the slots of an offloaded layer lie
         used = max(columns, self.columns) if first else columns
         self.reserve(first + len(lengths), used)
