@@ -32,6 +32,7 @@ from .tree_layer import (
     IndexedTreeLayer,
     OffloadedTreeLayer,
     TreeLayer,
+    capacity,
     window_band,
     window_start,
 )
@@ -129,8 +130,10 @@ class TreeCache:
 
     def expect(self, length: int) -> None:
         """Before sequences are read: let the capacity for `length` tokens of each be made at once."""
+        columns = capacity(length)
         for layer in self.layers:
-            layer.expect(length)
+            if not layer.buffers and not layer.window:
+                layer.reserved = layer.reserved[0], max(columns, layer.reserved[1])
 
     def drop_unseen(self, length: int) -> None:
         """Before a pass that reads text: let layers with a window drop what is unseen after `length` tokens."""

@@ -195,12 +195,6 @@ class TreeLayer(DynamicLayer):
         self._grow(have_rows, have_columns)
         return True
 
-    def expect(self, length: int) -> None:
-        """Before sequences are read: let the capacity for `length` tokens of each be made at once."""
-        if not self.buffers and not self.window:
-            rows, columns = self.reserved
-            self.reserved = rows, max(columns, capacity(length))
-
     @lasting
     def _grow(self, rows: int, columns: int) -> None:
         """Replace the buffers with larger ones, one after the other; so the capacity is that of the last one."""
