@@ -9,8 +9,8 @@ from support.commandline import CONTEXT, PROMPT, assert_refused, interrupt, refe
 
 from token_recycling import fingerprint
 from token_recycling._util.text_stream import decoded
-from token_recycling.drafters.published import read_matrix
 from token_recycling.model.loading import load
+from token_recycling.recycling.matrix_file import read_matrix_file
 
 pytestmark = pytest.mark.core
 
@@ -122,9 +122,9 @@ def test_matrix_is_saved_and_loaded(loaded, tiny_model_dir, tmp_path):
     file = tmp_path / "new" / "matrix.safetensors"
     options = ("--max-new-tokens", 40, "--matrix", file)
     cold = run_json("generate", tiny_model_dir, PROMPT, *options)
-    matrix, header = read_matrix(file)
+    tensors, header = read_matrix_file(file)
     assert header["tokenizer"] == fingerprint(loaded.tokenizer)
-    assert matrix.filled.any()
+    assert tensors["candidates"].any()
     hot = run_json("generate", tiny_model_dir, PROMPT, *options)
     assert hot["tokens"] == cold["tokens"]
     assert hot["stats"]["steps"] < cold["stats"]["steps"]
@@ -137,7 +137,7 @@ def test_ctrl_c_keeps_what_was_learned(tiny_model_dir, tmp_path, monkeypatch):
     assert found["interrupted"] is True
     assert found["stats"]["steps"] == 3
     assert len(found["tokens"]) >= 3
-    assert read_matrix(file)[0].filled.any()
+    assert read_matrix_file(file)[0]["candidates"].any()
 
 
 def test_a_matrix_that_does_not_fit_is_refused_and_kept(tiny_model_dir, tmp_path):

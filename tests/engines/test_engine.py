@@ -78,19 +78,23 @@ def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again():
     assert chain(recycler, SimpleNamespace(), [1, 2, 9, 12])[:4] == [7, 4, 8, 14]
 
 
-def test_what_is_told_is_not_counted_again():
-    """As where a step is observed before the next draft; and where a draft was not verified, nothing is."""
+def test_an_outcome_is_counted_once_with_the_next_draft_or_at_the_end():
+    """And where a draft was not verified, nothing is."""
     replica = taught(suffix=False)
-    recycler = replica.begin(np.array([3, 4]))
+    recycler, calibration = replica.begin(np.array([3, 4])), replica.matrix.calibration
     recycler.draft(np.array([3, 4]), 6)
-    recycler.observe([5, 6, 9], ends=False)
-    counted = recycler.matrix.calibration.copy()
-    assert counted.sum(axis=0).tolist() == [3, 12]
+    recycler.observe([5, 6], ends=False)
+    recycler.observe([9], ends=False)
+    assert not calibration.any()
     recycler.draft(np.array([3, 4, 5, 6, 9]), 6)
-    np.testing.assert_array_equal(recycler.matrix.calibration, counted)
+    counted = calibration.copy()
+    assert counted.sum(axis=0).tolist() == [3, 12]
     recycler.forget_draft()
     recycler.draft(np.array([3, 4, 5, 6, 9, 10]), 6)
-    np.testing.assert_array_equal(recycler.matrix.calibration, counted)
+    np.testing.assert_array_equal(calibration, counted)
+    recycler.observe([11], ends=True)
+    recycler.observe([12], ends=True)
+    assert calibration.sum(axis=0).tolist() == [4, 16], "11 is one of the four candidates after 10"
 
 
 def test_a_matrix_that_does_not_learn_stays_as_it_is():

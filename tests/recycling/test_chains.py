@@ -25,9 +25,9 @@ class Drafting:
         recycler.recorded = 1000  # nothing is added to the past
         return recycler
 
-    def __call__(self, texts, recyclers, max_depth=NODES, costs=NO_COSTS, ratio=1.0):
+    def __call__(self, texts, recyclers, max_depth=NODES, costs=NO_COSTS):
         sequences = [np.array(text, np.int32) for text in texts]
-        counts = draft_together(recyclers, sequences, [max_depth] * len(texts), costs, ratio)
+        counts = draft_together(recyclers, sequences, [max_depth] * len(texts), costs)
         return [recycler.chain(count) for recycler, count in zip(recyclers, counts, strict=True)]
 
 
@@ -53,16 +53,15 @@ GAINS = gains_of(TEXTS)
 
 @given(
     rises=st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.9, 3.0]), max_size=45),
-    ratio=st.sampled_from([1.0, 0.3, 0.1]),
     least_gain=st.sampled_from([0.0, 0.05, 0.5, 0.99]),
 )
-@example(rises=[0.0, 0.0, 2.0, *[0.0] * 42], ratio=1.0, least_gain=0.0)  # a kernel works on 16 rows
-def test_a_pass_brings_the_most_tokens_per_time(rises, ratio, least_gain):
+@example(rises=[0.0, 0.0, 2.0, *[0.0] * 42], least_gain=0.0)  # a kernel works on 16 rows
+def test_a_pass_brings_the_most_tokens_per_time(rises, least_gain):
     """Against all sizes of which costs are given, whatever their shape, and whatever paid in the batch before."""
     costs, drafting = np.cumsum([1.0, *rises]), Drafting()
     drafting.matrix.least_gain = least_gain
-    drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=costs, ratio=ratio)
-    rates = (len(TEXTS) / ratio + np.append(0, GAINS.cumsum()))[: max(1, len(costs) - 2)]
+    drafted = drafting(TEXTS, [drafting.recycler() for _ in TEXTS], costs=costs)
+    rates = (len(TEXTS) + np.append(0, GAINS.cumsum()))[: max(1, len(costs) - 2)]
     rates /= costs[min(2, len(costs) - 1) :][: len(rates)]
     size = sum(map(len, drafted))
     assert rates[size] == pytest.approx(rates.max(), rel=1e-6)

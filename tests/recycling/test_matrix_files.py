@@ -19,7 +19,7 @@ from support import tiny
 from support.matrices import learn
 
 from token_recycling import MatrixFileError, fingerprint
-from token_recycling.drafters.published import AdjacencyMatrix, read_matrix
+from token_recycling.drafters.published import AdjacencyMatrix
 from token_recycling.recycling.matrix_file import FORMAT, VERSION, read_matrix_file
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.suffix_index import BREAK
@@ -164,7 +164,7 @@ def test_the_published_method_loads_its_own_file_and_the_rows_of_any_other(tmp_p
     loaded = AdjacencyMatrix(50, 2)
     loaded.load(tmp_path / "other", "abc")
     assert loaded.candidates[9].tolist() == [3, 4]
-    header = read_matrix(tmp_path / "other")[1]
+    header = read_matrix_file(tmp_path / "other")[1]
     assert (header["vocab_size"], header["k"], header["orders"], header["tokenizer"]) == ("50", "2", "3", "abc")
 
 
@@ -266,7 +266,7 @@ def test_a_file_with_a_changed_bit_is_refused_or_a_whole_matrix(tmp_path):
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
         try:
-            candidates = read_matrix(path)[0].candidates
+            candidates = read_matrix_file(path)[0]["candidates"]
         except MatrixFileError:
             refusals += 1
         else:

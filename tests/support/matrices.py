@@ -57,7 +57,7 @@ class Grower:
 
     def count(self, chosen: list[int] | np.ndarray) -> None:
         """Counts what the target chose after the root of the tree that grew last."""
-        self._recycler.observe(list(chosen), ends=False)
+        self._recycler.observe(list(chosen), ends=True)
 
     def children(self, node: int = 0) -> dict[int, float]:
         """What may follow a node, and how likely that was thought."""

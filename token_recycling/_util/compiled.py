@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from numba import njit
 from numba.core import event
@@ -43,6 +43,8 @@ def _digest() -> str:
     return digest.hexdigest()[:16]
 
 
+Record: TypeAlias = Any
+"""A numpy record, of which compiled code reads and writes the fields as attributes."""
 _SOURCES = _digest()
 _OPTIONS = {"no_cfunc_wrapper": True, "error_model": "numpy"}
 """Of numba, for all functions: nothing is compiled that no caller needs."""

@@ -217,12 +217,6 @@ class AdjacencyMatrix:
         self.candidates.copy_(torch.from_numpy(tensors["candidates"]))
 
 
-def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str, str]]:
-    """Return a saved matrix of single tokens and its header; raises MatrixFileError or FileNotFoundError."""
-    tensors, header = read_matrix_file(path)
-    return matrix_in(tensors), header
-
-
 def matrix_in(tensors: Mapping[str, np.ndarray]) -> AdjacencyMatrix:
     """Return the adjacency matrix among the tensors of a file."""
     matrix = AdjacencyMatrix(*tensors["candidates"].shape)

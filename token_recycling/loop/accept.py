@@ -15,36 +15,20 @@ at a few passes over the vocabulary each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from .._util.topk import as_candidates, packed_candidates
 from ..trees.draft import Draft, Step
+from .request import IMPOSSIBLE, TokenSelector
 
 if TYPE_CHECKING:
     from ..trees.packed import PackedTrees
 
-IMPOSSIBLE = -2
-"""The choice at a node whose scores are no distribution; neither a token nor the filling of a tree."""
-
 Append = Callable[[int], bool]
 """Appends a token to the sequence; True if the sequence ends with it."""
-
-
-class Selector(Protocol):
-    """Chooses the next token: logits (vocabulary,) at the end of the path so far -> the next token, or the distribution
-    (vocabulary,) that it would be sampled from. One of the two is called for each node visited, once.
-    """
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """Random numbers of this sequence alone; None for torch's own generator."""
-
-    def __call__(self, logits: torch.Tensor, /) -> int: ...
-
-    def distribution(self, logits: torch.Tensor, /) -> torch.Tensor: ...
 
 
 class LongestPath(NamedTuple):
@@ -114,16 +98,17 @@ def accept_walk(
     draft: Draft,
     logits: torch.Tensor,
     append: Append,
-    selector: Selector,
+    selector: TokenSelector,
     row: int = 0,
     path: list[int] | None = None,
 ) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
-    `selector` is called once for each emitted token, after the tokens before it were appended, so that processors see
-    the path and draws come in the order of plain decoding. Sampled children (`Draft.sampled_from`) are tried in their
-    order; if none is accepted, the token is sampled from what is left of the target's distribution. `path` gets the
-    accepted nodes, the root first, also as far as they are known should `append` or `selector` raise.
+    `selector`, or its `distribution`, is called once for each emitted token, after the tokens before it were appended,
+    so that processors see the path and draws come in the order of plain decoding. Sampled children
+    (`Draft.sampled_from`) are tried in their order; if none is accepted, the token is sampled from what is left of the
+    target's distribution. `path` gets the accepted nodes, the root first, also as far as they are known should `append`
+    or `selector` raise.
     """
     path = [] if path is None else path
     drafted, parents, children = draft.tokens.tolist(), draft.parents.tolist(), draft.children

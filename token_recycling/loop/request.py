@@ -25,7 +25,6 @@ from ..drafters._base import Drafter, DrafterTraits
 from ..model.origin import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
-from .accept import IMPOSSIBLE
 from .hints import NO_HINTS, Hints
 from .pacer import Pace, Pacer, now
 from .processors import Scope, holds_at_nodes, penalised, scope
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from ..grammar.state import State
     from ..trees.packed import PackedTrees
 
+IMPOSSIBLE = -2
+"""The choice at a node whose scores are no distribution; neither a token nor the filling of a tree."""
 _LEAST_GROWTH = 256
 """Least growth of the token buffer: the length limit may exceed any memory."""
 

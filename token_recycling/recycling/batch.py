@@ -23,7 +23,6 @@ def draft_together(
     sequences: Sequence[np.ndarray],
     max_depths: Sequence[int],
     costs: np.ndarray = NO_COSTS,
-    ratio: float = 1.0,
 ) -> list[int]:
     """Draft for the sequences (length,) of a batch; return how many nodes of each pay, the root included.
 
@@ -32,7 +31,7 @@ def draft_together(
     """
     n = len(recyclers)
     if n == 1:
-        paying, _ = recyclers[0].grow(sequences[0], max_depths[0], costs=costs, ratio=ratio)
+        paying, _ = recyclers[0].grow(sequences[0], max_depths[0], costs=costs)
         return [paying]
     matrix = recyclers[0].matrix
     least = _LOWER * matrix.least_gain if len(costs) else 0.0
@@ -48,7 +47,7 @@ def draft_together(
         sizes, values = [len(own) for own in gains], np.concatenate(gains)
         order = np.argsort(-values, kind="stable")
         expected = np.empty(1 + len(values))
-        expected[0], expected[1:] = n / ratio, values[order]
+        expected[0], expected[1:] = n, values[order]
         expected = expected.cumsum()
         least = least_gain(costs, n, expected)
         growing = np.flatnonzero(next_gains > least)

@@ -3,13 +3,16 @@
 A stored probability stems from another place in a sequence, and greedy decoding takes the most probable token whatever
 its probability. So candidates are binned by mixed probability, rank and match length, and their outcomes are counted at
 accepted nodes, drafted or not. A bin without observations returns the probability itself.
+
+In a batch some sequences are easier to predict than others, so the probabilities along chains are also corrected per
+sequence by observed against expected rejections.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .._util.compiled import compiled_part
+from .._util.compiled import Record, compiled_part
 
 _PROBABILITIES = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97], np.float32)
 RANKS = 3
@@ -30,6 +33,8 @@ OUTCOMES = np.dtype(
 """Recent outcomes of chains, of one sequence or of all, with exponential decay."""
 _PRIOR, _MEMORY = 4.0, 2_000.0
 """Observations that a candidate's own probability counts for; number of observations beyond which older ones decay."""
+_PRIOR_TOKENS, _OF_SEQUENCE, _OF_ALL = 2.0, 0.9, 0.99
+"""Prior in verified tokens of a new sequence; decay per step of one sequence, and of all."""
 
 
 def new_calibration(kinds: int = MATCHES) -> np.ndarray:
@@ -68,3 +73,50 @@ def count(calibration: np.ndarray, cell: int, chosen: bool) -> None:
     if calibration[cell, 1] > _MEMORY:
         calibration[cell, 0] /= 2
         calibration[cell, 1] /= 2
+
+
+@compiled_part
+def count_chain(tree: np.ndarray, nodes: int, chosen: np.ndarray, own: Record, shared: Record) -> None:
+    """Count the outcome of a chain of `nodes` nodes, where `chosen` are the tokens after the root: for its sequence and
+    for all.
+    """
+    verified, rejected, expected = 0.0, 0.0, 0.0
+    for place in range(min(len(chosen), nodes - 1)):
+        verified += 1
+        expected += 1 - tree[place].probabilities[0]
+        if tree[place + 1].token != chosen[place]:
+            rejected = 1.0
+            break
+    _decay_and_add(own, _OF_SEQUENCE, verified, rejected, expected)
+    _decay_and_add(shared, _OF_ALL, verified, rejected, expected)
+
+
+@compiled_part
+def _decay_and_add(outcomes: Record, decay: float, verified: float, rejected: float, expected: float) -> None:
+    outcomes.verified = outcomes.verified * decay + verified
+    outcomes.rejected = outcomes.rejected * decay + rejected
+    outcomes.expected = outcomes.expected * decay + expected
+
+
+@compiled_part
+def corrections(own: Record, shared: Record) -> tuple[float, float]:
+    """Return observed / expected rejections of a sequence, and the same of acceptances; the prior is the average of
+    all.
+    """
+    all_wrong = (shared.rejected + 1) / (shared.expected + 1)
+    all_right = (shared.verified - shared.rejected + 1) / (shared.verified - shared.expected + 1)
+    return (
+        (own.rejected + _PRIOR_TOKENS * all_wrong) / (own.expected + _PRIOR_TOKENS),
+        (own.verified - own.rejected + _PRIOR_TOKENS * all_right) / (own.verified - own.expected + _PRIOR_TOKENS),
+    )
+
+
+@compiled_part
+def corrected(probability: float, correction: tuple[float, float]) -> float:
+    """Return the corrected probability, the lower of two estimates. For a probability near 1 scaled rejections stay
+    near 0 however many there were; there the acceptances decide.
+    """
+    wrong, right = correction
+    return max(
+        0.0, min(1 - (1 - probability) * wrong, probability * right) if wrong > 1 else 1 - (1 - probability) * wrong
+    )

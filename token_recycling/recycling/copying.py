@@ -12,11 +12,9 @@ Cost, in compiled code: tens of nanoseconds per token and place; a microsecond p
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 
-from .._util.compiled import compiled_part
+from .._util.compiled import Record, compiled_part
 from .ngrams import ABSENT
 from .suffix_index import BREAK, IndexArrays, token_at
 
@@ -36,8 +34,6 @@ _AGAIN, _FOUND, _ELSEWHERE = 2, 6, 8
 _RULES, _LONGEST_RULE = 16, 8
 """Newest rules that are kept, and most tokens of either side."""
 
-Record: TypeAlias = Any
-"""A record of one of these types, of which compiled code reads and writes the fields as attributes."""
 COPY = np.dtype(
     [
         ("place", np.int64),  # of the next token to copy, or -1

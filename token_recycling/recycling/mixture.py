@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._util.compiled import compiled_inline, compiled_part
+from .._util.compiled import Record, compiled_inline, compiled_part
 from .calibration import MATCHES, RANKS, calibrated, cell_of, match_kind, new_calibration
-from .copying import HYPOTHESES, Record, token_to_copy, weight
+from .copying import HYPOTHESES, token_to_copy, weight
 from .copying import KINDS as COPIED
 from .ngrams import FULL, Rows, find_row
 from .suffix_index import FOUND, LONGEST, MATCH, IndexArrays, find_matches, token_at

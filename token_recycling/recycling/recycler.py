@@ -7,9 +7,6 @@ draft, most valuable node first. A node's value is the product of the probabilit
 tokens (Sequoia, 2402.12374, section 4.1; here at every step, as in EAGLE-2). Nodes are added until more would not pay
 (`costs`). A chain is a tree with one child per node; a template is filled with the candidates of its ranks.
 
-In a batch some sequences are easier to predict than others, so the probabilities along chains are corrected per
-sequence by observed against expected rejections.
-
 This module imports neither transformers nor torch nor an engine, and learning depends only on tokens and logits, never
 on clocks or random numbers, so that all ranks of a tensor-parallel engine learn the same. Cost per step: some ten
 microseconds per sequence, and two per node.
@@ -23,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._util.compiled import compiled, compiled_inline, compiled_part
+from .._util.compiled import Record, compiled, compiled_inline, compiled_part
 from .._util.topk import top_candidates
 from ..costs import NO_COSTS, may_pay
 from . import copying
-from .calibration import OUTCOMES, count
-from .copying import COPY, COPYING, HYPOTHESES, Record, begin_draft, find, follow, go_on
+from .calibration import OUTCOMES, corrected, corrections, count, count_chain
+from .copying import COPY, COPYING, HYPOTHESES, begin_draft, find, follow, go_on
 from .mixture import Mixture, Sources, mix
 from .ngram_matrix import NgramMatrix, Options
 from .ngrams import ABSENT, Rows
@@ -44,8 +41,6 @@ _NO_MASK = np.zeros(0, np.int32)
 _NO_TOKENS = np.zeros(0, np.int64)
 _NOT_READ, _NO_DRAFT, _NO_PARENT = -1, -1, -1
 """Arguments of `advance` where there is nothing to read, to draft, or a token to add."""
-_PRIOR, _OF_SEQUENCE, _OF_ALL = 2.0, 0.9, 0.99
-"""Prior in verified tokens of a new sequence; decay per step of one sequence, and of all."""
 CHILDREN = 16
 """Most candidates of one node."""
 NODE = np.dtype(
@@ -374,7 +369,7 @@ def advance(
     if outcome_of and sequence.counted:
         _count_chosen(tree, outcome_of, written, calibration)
     if outcome_of and sequence.corrected:
-        _count_outcome(tree, outcome_of, written, sequence.outcomes, outcomes[0])
+        count_chain(tree, outcome_of, written, sequence.outcomes, outcomes[0])
     if indexed >= 0:
         _read(index, copying, written, indexed)
     if max_depth < 0:
@@ -389,7 +384,7 @@ def advance(
             template[0].node = template[0].rank = 0
         if len(index.tokens):
             begin_draft(copying, index, tree)
-    correction = _corrections(sequence.outcomes, outcomes[0]) if sequence.corrected else (1.0, 1.0)
+    correction = corrections(sequence.outcomes, outcomes[0]) if sequence.corrected else (1.0, 1.0)
     paying, gain, expected, rate = max(grown, 1), 0.0, 1 / ratio, 0.0  # in units of the unscaled gains
     added = grown == 0 or parent >= 0
     while True:
@@ -513,8 +508,8 @@ def _next(
         return parent, np.int64(0), 0.0
     if children > 1:
         return parent, tree[parent].drafted, np.float64(best)
-    corrected = _corrected(tree[parent].probabilities[0], correction)
-    return parent, np.int64(0), np.float64(tree[parent].value * corrected)
+    probability = corrected(tree[parent].probabilities[0], correction)
+    return parent, np.int64(0), np.float64(tree[parent].value * probability)
 
 
 @compiled_part
@@ -550,53 +545,6 @@ def _count_chosen(tree: np.ndarray, nodes: int, chosen: np.ndarray, calibration:
                 break
         if number < 0:
             return
-
-
-@compiled_part
-def _count_outcome(tree: np.ndarray, nodes: int, chosen: np.ndarray, own: Record, shared: Record) -> None:
-    """Count the outcome of a chain of `nodes` nodes, where `chosen` are the tokens after the root: for its sequence and
-    for all.
-    """
-    verified, rejected, expected = 0.0, 0.0, 0.0
-    for place in range(min(len(chosen), nodes - 1)):
-        verified += 1
-        expected += 1 - tree[place].probabilities[0]
-        if tree[place + 1].token != chosen[place]:
-            rejected = 1.0
-            break
-    _decay_and_add(own, _OF_SEQUENCE, verified, rejected, expected)
-    _decay_and_add(shared, _OF_ALL, verified, rejected, expected)
-
-
-@compiled_part
-def _decay_and_add(outcomes: Record, decay: float, verified: float, rejected: float, expected: float) -> None:
-    outcomes.verified = outcomes.verified * decay + verified
-    outcomes.rejected = outcomes.rejected * decay + rejected
-    outcomes.expected = outcomes.expected * decay + expected
-
-
-@compiled_part
-def _corrections(own: Record, shared: Record) -> tuple[float, float]:
-    """Return observed / expected rejections of a sequence, and the same of acceptances; the prior is the average of
-    all.
-    """
-    all_wrong = (shared.rejected + 1) / (shared.expected + 1)
-    all_right = (shared.verified - shared.rejected + 1) / (shared.verified - shared.expected + 1)
-    return (
-        (own.rejected + _PRIOR * all_wrong) / (own.expected + _PRIOR),
-        (own.verified - own.rejected + _PRIOR * all_right) / (own.verified - own.expected + _PRIOR),
-    )
-
-
-@compiled_part
-def _corrected(probability: float, correction: tuple[float, float]) -> float:
-    """Return the corrected probability, the lower of two estimates. For a probability near 1 scaled rejections stay
-    near 0 however many there were; there the acceptances decide.
-    """
-    wrong, right = correction
-    return max(
-        0.0, min(1 - (1 - probability) * wrong, probability * right) if wrong > 1 else 1 - (1 - probability) * wrong
-    )
 
 
 def warm_up() -> None:
