@@ -59,7 +59,7 @@ def test_forbidden_nodes_give_way_to_forced_ones():
     automaton = [{1: 1, 2: 1}, {7: 2}, {8: 3}, {9: 0}]
     tree = Template((-1, 0, 0, 0, 1, 2), (0, 0, 1, 2, 0, 0))
     draft = Draft([5, 1, 3, 2, 6, 1], tree.parents, [1, 0.5, 0.3, 0.2, 0.5, 0.5])
-    fitted = Constraint(state_of(automaton), 1).fitted(draft, state_of(automaton), max_depth=9)
+    fitted = Constraint(state_of(automaton), 1).fitted(draft, max_depth=9)
     places = {tuple(fitted.tokens[list(fitted.lineages[node])].tolist()) for node in range(len(fitted))}
     assert {(5, 1, 7, 8, 9), (5, 2, 7)} <= places
     assert not any(3 in path or 6 in path for path in places)
@@ -70,11 +70,11 @@ def test_nodes_that_are_drawn_or_needed_stay():
     automaton = [{1: 1}, {7: 0}]
     tree, tokens, state = Template((-1, 0, 0), (0, 0, 1)), torch.tensor([5, 1, 3]), state_of([{1: 1}, {7: 0}])
     drawn = Draft(tokens, tree.parents, sampled_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
-    assert Constraint(state, 1).fitted(drawn, state, max_depth=9) is drawn
-    needed = Constraint(state, 1).fitted(Draft(tokens, tree.parents, needed=frozenset({2})), state, max_depth=9)
+    assert Constraint(state, 1).fitted(drawn, max_depth=9) is drawn
+    needed = Constraint(state, 1).fitted(Draft(tokens, tree.parents, needed=frozenset({2})), max_depth=9)
     assert needed.tokens.tolist() == [5, 1, 3]
     assert needed.needed == {2}
-    cut = Constraint(state_of(automaton), 1).fitted(Draft(tokens, tree.parents), state, max_depth=2)
+    cut = Constraint(state_of(automaton), 1).fitted(Draft(tokens, tree.parents), max_depth=2)
     assert cut.tokens.tolist() == [5, 1]
 
 

@@ -33,6 +33,7 @@ class Constraint:
     def __init__(self, state: State, length: int, statistics: GrammarStatistics | None = None) -> None:
         """`state` follows the prompt, which has `length` tokens; `statistics`: those that other sequences share."""
         self._state: State | None = state
+        """After the tokens read so far, those up to the root of the last draft."""
         self._read = length
         self._statistics = GrammarStatistics() if statistics is None else statistics
 
@@ -43,12 +44,14 @@ class Constraint:
         self._read = max(self._read, len(sequence))
         return self._state
 
-    def fitted(self, draft: Draft, state: State, max_depth: int) -> Draft:
-        """Return the draft without forbidden nodes and with forced chains; `max_depth`: most layers below the root.
+    def fitted(self, draft: Draft, max_depth: int) -> Draft:
+        """Return a draft after the sequence that was read, without forbidden nodes and with forced chains; `max_depth`:
+        most layers below the root.
 
-        Sampled drafts stay as they are, and so do nodes that the drafter needs.
+        Sampled drafts stay as they are, and so do nodes that the drafter needs; all do where the state is unknown.
         """
-        if draft.sampled_from:
+        state = self._state
+        if state is None or draft.sampled_from:
             return draft
         tokens, children_of, grammar_statistics = draft.tokens.tolist(), draft.children, self._statistics
         if draft.needed:
@@ -81,11 +84,13 @@ class Constraint:
         )
         return Draft.of(grown, parents, probabilities)
 
-    def learn(self, state: State, step: Step) -> Step:
-        """Learn which of the allowed tokens the target chose; `state` is that of the step's root. Return the step with
-        the states of its nodes, which drafters learn from.
+    def learn(self, step: Step) -> Step:
+        """Learn which of the allowed tokens the target chose after the sequence that was read. Return the step with the
+        states of its nodes, which drafters learn from; as it is where they are unknown.
         """
-        states = states_of(state, step.draft.parents.tolist(), step.draft.tokens.tolist())
+        if self._state is None:
+            return step
+        states = states_of(self._state, step.draft.parents.tolist(), step.draft.tokens.tolist())
         self._statistics.learn_path([states[node] for node in step.accepted], step.tokens)
         return replace(step, grammar_states=states)
 

@@ -298,8 +298,6 @@ class Request:
                 self.timed,
                 self.traits.grammar_statistics,
             )
-        self._state: State | None = None
-        """Grammar state at the last draft's root, where it is known."""
         self.draft_generator: torch.Generator | None = None
         """Random numbers of sampled drafts; the selector's are left to the tokens of the target."""
         if self.traits.samples and self.selector.sample:
@@ -332,10 +330,9 @@ class Request:
         pace, sequence, limit = self.pace or self.start(target), self.sequence, target.max_length
         remaining = max(1, sequence.max_length - sequence.columns)  # at least one, as in `generate`
         state = None if self.constraint is None else self.constraint.at(sequence.on_host.numpy())
-        self._state = state
-        draft = self._proposal(target, pacer, pace, remaining)
-        if self.constraint is not None and state is not None and not self.traits.within_grammars:
-            draft = self.constraint.fitted(draft, state, remaining)
+        draft = self._proposal(target, pacer, pace, state, remaining)
+        if self.constraint is not None and not self.traits.within_grammars:
+            draft = self.constraint.fitted(draft, remaining)
         depth = remaining - 1 if limit is None else max(0, min(remaining - 1, limit - sequence.length))
         if draft.depth > depth:
             draft = draft.cut(depth)
@@ -343,14 +340,14 @@ class Request:
             draft = draft.most_probable(1 + self.hints.nodes)
         return draft if target.info.branches else draft.first_branch(), pace
 
-    def _proposal(self, target: Target, pacer: Pacer, pace: Pace, remaining: int) -> Draft:
+    def _proposal(self, target: Target, pacer: Pacer, pace: Pace, state: State | None, remaining: int) -> Draft:
         """Return the draft of the drafter, with `remaining` tokens to emit; a lone root where drafting is disabled."""
-        budget, newest = pacer.budget(pace, self._state is not None), self.sequence.newest
+        budget, newest = pacer.budget(pace, state is not None), self.sequence.newest
         if budget is None:
             return Draft.chain([newest])
         tokens = self.sequence.on_host if self.traits.on_host else self.sequence.tokens.to(target.device)
         warp, began = self.selector.warp if self.selector.sample else None, now()
-        draft = pace.drafter.draft(Context(tokens, remaining, warp, self._state, self.draft_generator, budget))
+        draft = pace.drafter.draft(Context(tokens, remaining, warp, state, self.draft_generator, budget))
         pace.seconds = now() - began
         if draft.tokens[0] != newest:
             raise ValueError(
@@ -361,10 +358,10 @@ class Request:
 
     def observe(self, pacer: Pacer, step: Step) -> None:
         """Let the drafter learn from a step, and the grammar which allowed tokens the target chose."""
-        state, self._state, pace = self._state, None, self.pace
+        pace = self.pace
         assert pace is not None, "a request begins before its first step"
-        if self.constraint is not None and state is not None:
-            step = self.constraint.learn(state, step)
+        if self.constraint is not None:
+            step = self.constraint.learn(step)
         began = now()
         pace.drafter.observe(step)
         pacer.count(pace, step, now() - began)
