@@ -103,13 +103,14 @@ class Recycling(Drafter, Options):
         """Return the matrix for this target; raises ValueError if it has other options. For a target with
         another vocabulary, as after `resize_token_embeddings`, it is an empty one.
         """
-        with self._making:
-            matrix = fitting(self.matrix, target.vocab_size)
-            if matrix is None:
-                matrix = self.new_matrix(target.vocab_size)
-                if self.warmed:
-                    self._load_warmed(matrix, target)
-            self.matrix = matrix
+        if self.matrix is None or self.matrix.vocab_size != target.vocab_size:
+            with self._making:
+                matrix = fitting(self.matrix, target.vocab_size)
+                if matrix is None:
+                    matrix = self.new_matrix(target.vocab_size)
+                    if self.warmed:
+                        self._load_warmed(matrix, target)
+                self.matrix = matrix
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
                 f"the matrix must have this drafter's k={self.k}, orders={self.orders}, "
