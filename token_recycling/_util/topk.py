@@ -7,6 +7,7 @@ and only the k candidates are copied to the host.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -135,7 +136,9 @@ def exceeded(logits: np.ndarray, row: int, least: float) -> bool:
 
 
 class _Workspace(NamedTuple):
-    """Arrays of one search; they are made outside compiled code, which compiles faster without."""
+    """Arrays of one search; they are made outside compiled code, which compiles faster without. All searches of a size
+    share them: compiled code is not interrupted.
+    """
 
     peaks: np.ndarray  # (whole groups,) float32: their largest logits
     highest: np.ndarray  # (k,) float32: the largest of these
@@ -146,6 +149,7 @@ class _Workspace(NamedTuple):
     scales: np.ndarray  # (_GROUP,) float32: the same memory
 
     @classmethod
+    @cache
     def empty(cls, vocab_size: int, k: int) -> _Workspace:
         powers = np.empty(_GROUP, np.int32)
         highest, best = np.empty((2, k), np.float32)

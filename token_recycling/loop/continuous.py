@@ -146,11 +146,12 @@ class RunningBatch:
                 "a pass decide how it is rounded; decode it alone, or without reproducible=True"
             )
         cache = self.target.new_cache() if cache is None else cache
-        clock, wanted = Clock(request.stats, self.target.device), self._states(request)
-        for other in self.requests:
-            if None not in (wanted, self._states(other)) and wanted != self._states(other):
+        clock, layers = Clock(request.stats, self.target.device), self.target.config.num_hidden_layers
+        needed = request.traits.layers_read(layers)
+        for theirs in (other.traits.layers_read(layers) for other in self.requests):
+            if needed and theirs and needed != theirs:
                 raise ValueError(
-                    f"drafters of a batch must need the same hidden states, {self._states(other)}, got {wanted} of "
+                    f"drafters of a batch must need the same hidden states, {[*theirs]}, got {[*needed]} of "
                     f"{request.drafter.describe()}"
                 )
         if not self.requests:
@@ -159,11 +160,6 @@ class RunningBatch:
         request.isolated = True
         batch = Batch(self.target, [request], self._pacer, cache, clock, reading)
         self._joining.append(_Joining(batch, on_step, streamed))
-
-    def _states(self, request: Request) -> list[int] | None:
-        """Return the layers whose hidden states its drafter needs, or None."""
-        states = request.traits.states
-        return None if states is None else list(states(self.target.config.num_hidden_layers))
 
     def leave(self, request: Request, error: Exception) -> None:
         """End a request early; the next step returns it."""

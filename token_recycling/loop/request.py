@@ -233,8 +233,9 @@ class TokenSelector:
         """The processed scores (1, vocabulary) after the sequence so far, which are kept where they are wanted. Raises
         TypeError, IndexError or RuntimeError, as `generate` would, where processors return something else.
         """
-        raw = logits[None].to(copy=True, dtype=torch.float32, device=self.sequence.padded.device)
-        scores = self.processors(self.sequence.padded, raw)
+        padded = self.sequence.padded
+        raw = logits[None].to(copy=True, dtype=torch.float32, device=padded.device)
+        scores = self.processors(padded, raw)
         if not isinstance(scores, torch.Tensor) or scores.ndim != 2 or len(scores) != 1:
             raise _wrong_scores(self.processors, scores)
         if self.sequence.scores is not None:
