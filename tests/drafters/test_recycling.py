@@ -40,6 +40,16 @@ def test_texts_of_a_batch_are_apart_in_the_past(model):
     assert len(pieces) >= 3
 
 
+def test_a_first_token_that_does_not_wait_for_a_draft_is_learned_from(model):
+    drafter, ids = tr.make_drafter("recycling"), tiny.prompt(0, 40)
+    steps = tr.stream(model, ids, drafter, max_new_tokens=3)
+    first = next(steps)
+    assert (len(first.draft), drafter.matrix.lessons) == (1, 0)
+    next(steps)
+    steps.close()
+    assert drafter.matrix.look_up(*ids[0, -3:].tolist())[0][0] == first.tokens[0]
+
+
 # As many nodes as pay
 
 

@@ -280,14 +280,14 @@ class Recycler:
     # Learning
 
     def observe(self, written: Sequence[int], ends: bool) -> None:
-        """Record the tokens of a step now instead of with the next draft; `ends`: the sequence ends there, and the
-        outcome of its last draft is counted.
+        """Record the tokens of a step now instead of with the next draft; `ends`: the sequence ends there, and they are
+        read too.
         """
         self._record(written, ends)
         self._written += written
-        copies = bool(self._sequence["copying"]["place"][0] >= 0)
-        if ends and (self.grown or copies):
-            self._advance(np.array(self._written, np.int64), copies)
+        if ends:
+            self._advance(np.array(self._written, np.int64), self._searched)
+            self._written = []
 
     def forget_draft(self) -> None:
         """Discard the last draft, which was not verified."""
