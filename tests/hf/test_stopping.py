@@ -23,6 +23,7 @@ NEW = 32
 PLACES = range(0, NEW, 3)
 """Where texts end."""
 SCORED = {"return_dict_in_generate": True, "output_scores": True}
+LOGITS = {"return_dict_in_generate": True, "output_logits": True}
 TESTED = {"MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria", "ConfidenceCriteria"}
 
 
@@ -188,3 +189,24 @@ def test_criteria_that_could_read_the_scores_of_a_batch_are_handed_back(writer):
     with tr.accelerated(writer) as acceleration:
         writer.generate(ids, max_new_tokens=6, **stopping, **SCORED)
     assert "ConfidenceCriteria" in str(acceleration.fallback)
+
+
+@pytest.mark.parametrize("ends", [{}, {"eos_token_id": 299}], ids=["together", "each"])
+def test_logits_of_a_batch_end_where_a_criterion_of_the_caller_ends_it(writer, ends):
+    """Also of tokens that were accepted before it saw the other rows."""
+
+    class Columns(StoppingCriteria):
+        def __call__(self, ids, scores, **kwargs):
+            return torch.full((len(ids),), ids.shape[1] >= columns)
+
+    ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
+    following = endless(writer, ids)
+    for columns in (7, 9, 12):
+        arguments = {**ends, "max_new_tokens": NEW, "stopping_criteria": [Columns()], **LOGITS}
+        plain = writer.generate(ids, **arguments)
+        with tr.accelerated(writer, Oracle(following)) as acceleration:
+            ours = writer.generate(ids, **arguments)
+        assert acceleration.fallback is None
+        assert torch.equal(ours.sequences, plain.sequences)
+        assert len(ours.logits) == len(plain.logits) == columns - 5
+        torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
