@@ -238,14 +238,10 @@ class Budget:
         return len(self.verifying) - 1
 
     @property
-    def drafting(self) -> np.ndarray:
-        """(m,) float64: drafting overhead of 1, 2, ... nodes, with the passes so far."""
-        return self.step + self.passes * self.of_pass + self.node * np.arange(len(self.verifying))
-
-    @property
     def times(self) -> np.ndarray:
-        """(m,) float64: time of a step over 1, 2, ... nodes, drafting included."""
-        return self.verifying + self.drafting
+        """(m,) float64: time of a step over 1, 2, ... nodes, drafting and the passes so far included."""
+        overhead = self.step + self.passes * self.of_pass
+        return self.verifying + overhead + self.node * np.arange(len(self.verifying))
 
     def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
         """Whether one more pass of a draft model may give tokens at a better rate: below nodes of the probabilities

@@ -263,7 +263,8 @@ class Pacer:
         budgets = [pace.budget for pace in paces if pace.budget is not None]
         if not budgets:
             return drafts
-        times = self.curve.relative + sum(budget.drafting for budget in budgets) / len(drafts)
+        others = (len(drafts) - len(budgets)) * self.curve.relative
+        times = (sum(budget.times for budget in budgets) + others) / len(drafts)
         return prune(drafts, times, [1.0 if pace.budget is None else pace.budget.ratio for pace in paces])
 
     # After a step
