@@ -73,3 +73,16 @@ def test_a_text_that_ends_like_a_stop_string_begins_is_shown_whole(server, says,
     assert chat(server, **body).choices[0].message.content == "It ends here"
     events = streamed_chat(server, **body)
     assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == "It ends here"
+
+
+@pytest.mark.parametrize(
+    "said", [f"{THOUGHT}done", f'{THOUGHT}<tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>']
+)
+def test_log_probabilities_of_marks_are_streamed_too(server, says, said):
+    """They show nothing, and stand beside nothing that is shown."""
+    says(said)
+    body = {"tools": TOOLS, "max_tokens": 60, "logprobs": True}
+    whole = [one.token for one in chat(server, **body).choices[0].logprobs.content]
+    choices = [event.choices[0] for event in streamed_chat(server, **body)]
+    assert [one.token for choice in choices if choice.logprobs for one in choice.logprobs.content] == whole
+    assert "</think>" in "".join(whole)

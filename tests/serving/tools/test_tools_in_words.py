@@ -57,9 +57,10 @@ def test_functions_are_listed_in_a_system_message():
     assert shown.startswith("system: You can call functions.")
     assert listed in shown
     assert shown.endswith("user: a\nassistant: ")
-    own = prompt_of(TEMPLATE, [{"role": "system", "content": "Be brief."}, *ASKED], tools=TOOLS)
-    assert own.startswith("system: Be brief.\n\nYou can call functions.")
-    assert own.count("system: ") == 1
+    for role in ("system", "developer"):
+        own = prompt_of(TEMPLATE, [{"role": role, "content": "Be brief."}, *ASKED], tools=TOOLS)
+        assert own.startswith("system: Be brief.\n\nYou can call functions.")
+        assert own.count("system: ") == 1
 
 
 def test_without_system_messages_functions_are_listed_before_the_question():
