@@ -94,9 +94,11 @@ def test_acceptance_of_a_batch_is_that_of_each_walk(drafts, seed):
 PROCESSORS = [[], [warpers.TemperatureLogitsWarper(0.7), warpers.TopKLogitsWarper(9), warpers.TopPLogitsWarper(0.8)]]
 
 
-@given(strategies.drafts(distinct_siblings=True), st.sampled_from(PROCESSORS), st.integers(0, 2**32 - 1))
-def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed):
-    """The same tokens of the same random numbers, of which those behind the path are given back."""
+@given(strategies.drafts(distinct_siblings=True), st.sampled_from(PROCESSORS), st.integers(0, 2**32 - 1), st.booleans())
+def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed, again):
+    """The same tokens of the same random numbers, of which those behind the path are given back, and all of a pass that
+    is made `again`.
+    """
     logits = 3 * torch.rand(1, len(draft), 16, generator=torch.Generator().manual_seed(seed))
     trees, steps, states = send([draft], [0], len(draft), CPU), [], []
     for at_once in (True, False):
@@ -104,6 +106,8 @@ def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed):
         sequence = TokenSequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
         selector = TokenSelector(sequence, LogitsProcessorList(processors), sample=True, generator=numbers)
         if at_once:
+            if again:
+                selector.every_node(-logits[0], trees, draft.depth)
             choices = selector.every_node(logits[0], trees, draft.depth)
             steps.append(TreeSteps([draft], logits, trees, choices[None]).step(0, lambda token: token == 7))
             selector.sampled(len(steps[0].tokens))
