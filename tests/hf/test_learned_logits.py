@@ -65,14 +65,15 @@ class Watched(tr.Drafter):
     def traits(self):
         return replace(self.inner.traits, states=lambda layers: (0, layers))
 
-    def start(self, *arguments):
-        return WatchedSequence(self, self.inner.start(*arguments))
+    def start(self, prompt, target):
+        return WatchedSequence(self, self.inner.start(prompt, target), prompt)
 
 
 class WatchedSequence(SequenceDrafter):
-    def __init__(self, drafter, inner):
+    def __init__(self, drafter, inner, prompt):
         super().__init__(drafter)
         self.inner, self.pass_cost = inner, inner.pass_cost
+        self.before, self.sources = prompt, {}  # of a first step without a draft
 
     def draft(self, context):
         draft = self.inner.draft(context)

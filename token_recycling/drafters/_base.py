@@ -103,7 +103,8 @@ class SequenceDrafter:
         raise NotImplementedError(f"{type(self).__name__} must define draft()")
 
     def observe(self, step: Step) -> None:
-        """Learn from a verified draft; called once per step, when the cache has kept the accepted nodes.
+        """Learn from a verified draft; called once per step, when the cache has kept the accepted nodes. The draft is a
+        lone root where none was asked for: in the first step, if that reads a prompt alone, and where none would pay.
 
         In a fused drafter `step.draft` has nodes of other parts too and may lack some of its own: find nodes by their
         tokens, as `Draft.places_in` does, not by number.
