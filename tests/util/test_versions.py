@@ -120,5 +120,5 @@ def test_a_callers_cache_is_recognised_without_transformers_mark(monkeypatch):
     made, given = transformers.DynamicCache(), transformers.DynamicCache()
     for cache in (given, None):
         before.mark_callers(cache)
-    assert not before.is_callers(made)
-    assert before.is_callers(given)
+    assert not getattr(made, before.CALLERS, False)
+    assert getattr(given, before.CALLERS)
