@@ -30,7 +30,7 @@ _MARGIN = 16
 WINDOW_NODES = 64
 """Slots that a layer with a window has for the nodes of a draft, before it needs more."""
 _WINDOW_IN_A_TENSOR = [
-    name for name, value in vars(DynamicSlidingWindowLayer(1)).items() if isinstance(value, torch.Tensor)
+    name for name, value in vars(DynamicSlidingWindowLayer(sliding_window=1)).items() if isinstance(value, torch.Tensor)
 ]
 """Where transformers' layers with a window have it, as those who iterate over a cache get it."""
 _SMALLEST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 16, 256, 16
@@ -136,7 +136,7 @@ class TreeLayer(DynamicLayer):
             raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
         parts: list[Any] = [self.keys, self.values]
         parts[part] = states
-        own = DynamicSlidingWindowLayer(self.window) if self.window else DynamicLayer()
+        own = DynamicSlidingWindowLayer(sliding_window=self.window) if self.window else DynamicLayer()
         own.lazy_initialization(*parts)
         own.keys, own.values = parts
         if isinstance(own, DynamicSlidingWindowLayer):
