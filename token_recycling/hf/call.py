@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,8 +64,6 @@ _MARKS = {"mm_token_type_ids", "token_type_ids"}
 """Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
 _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 """Criteria that decide about each sequence alone."""
-_FOREIGN = "foreign code"
-"""Under which the result of the search for it is kept."""
 
 
 class GenerateCall:
@@ -271,7 +269,7 @@ def why_not_code(target: Target, batch: int, beside: Sequence[Any], cache: Cache
     None; with code `beside` the model (`code_beside`), and in the caller's own `cache`, if the call has one. Trials are
     kept; what the code reaches, which others may change between calls, is searched in every call.
     """
-    pieces, reason = target.kept.get(_FOREIGN, partial(_search, target), of="code")
+    pieces, reason = _foreign_code(target)
     if reason is None and cache is not None:
         reason = why_not_patched(cache)
     if reason is None and pieces:
@@ -288,7 +286,7 @@ def why_not_code(target: Target, batch: int, beside: Sequence[Any], cache: Cache
 
 def mixes_sequences(target: Target) -> bool:
     """Whether foreign code may look at all sequences of a batch, so that none may join or leave it."""
-    pieces, _ = target.kept.get(_FOREIGN, partial(_search, target), of="code")
+    pieces, _ = _foreign_code(target)
     if not pieces:
         return False
     from ..model import trial
@@ -297,9 +295,13 @@ def mixes_sequences(target: Target) -> bool:
     return trial.mixes_sequences(target, pieces, reaches(target.model, pieces))
 
 
-def _search(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
-    """Return the foreign code in a model that trials must prove, and why none could."""
-    return foreign_code(target.model, target.info.quantised), why_not_plain_loop(target.model)
+def _foreign_code(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
+    """Return the foreign code in a model that trials must prove, and why none could; searched once."""
+    return target.kept.get(
+        "foreign code",
+        lambda: (foreign_code(target.model, target.info.quantised), why_not_plain_loop(target.model)),
+        of="code",
+    )
 
 
 def _name(function: Any) -> str:

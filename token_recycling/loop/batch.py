@@ -107,9 +107,9 @@ class Batch:
         for request in self.requests:
             check_cached(request.cached, request.sequence.length)
             request.stats.prompt_tokens += request.sequence.length
-            request.start(self.target)
+        paces = [request.start(self.target) for request in self.requests]
         first, info = self.requests[0], self.target.info
-        first.stats.drafter = first.start(self.target).drafter.describe()
+        first.stats.drafter = paces[0].drafter.describe()
         if captured is not None:
             self.runner = captured.runner(self._eager, max(request.sequence.max_length for request in self.requests))
         first.stats.path = self.runner.describe()
