@@ -137,7 +137,7 @@ def main() -> None:
     except NoRealModelError as error:
         name = "models/target"
         console.print(f"SmolLM2-135M-Instruct is not available ({error}); {name} takes its place", markup=False)
-    console.print(f"loading {name} in float32, compiling the drafting loops (a minute, once) ...", markup=False)
+    console.print(f"loading {name} in float32, compiling the drafting loops (5 to 15 s, once) ...", markup=False)
     model, tokenizer = load(name)
     generate(model, torch.tensor([[0, 1]]), max_new_tokens=2, do_sample=False)
     rows = list(measure(model, tokenizer, console))
