@@ -10,8 +10,8 @@ any shape that never falls: it follows the steps of kernels that work on 8 or 16
 
 **The size.** A step emits one token, and every verified node adds its probability of being accepted. Taken most
 probable first, further nodes pay as long as the expected tokens per time rise: the tree form of the threshold of
-SpecDec++ (2405.19715, theorem 3.1). Every size is decided here: of trees that grow node by node (`may_pay`), of drafts
-that are pruned once they are made (`paying_size`), and of passes of a draft model (`Budget.pays`).
+SpecDec++ (2405.19715, theorem 3.1). So decide `may_pay`, for trees that grow node by node, `paying_prefix`, for batches
+of engines, `best_size`, for passes of a draft model, and `loop.pacer.prune`, for the drafts of the loop.
 
 All but the seconds of a curve is in units of t(1). Cost per step: 20 to 40 microseconds at first, later a third of it.
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -30,7 +29,6 @@ from ._util.locks import Lock
 
 TICK = 1e-7
 """Seconds; no pass is quicker than a clock can tell."""
-_SHORTEST_BAND, _BAND_STEP = 256, 4
 _LOAD_AT_FIRST, _LOAD = 1.0, 0.05
 """Standard deviations of log time: of the load relative to the seed, and of its change per step."""
 _SHAPE, _OWN = 0.15, 0.05
@@ -49,8 +47,6 @@ _ONE_BY_ONE, _TOGETHER = 32, 8
 """The first 32 steps update the curve one by one, the next 32 two at a time, and so on; at most 8 together."""
 NO_COSTS = np.empty(0)
 """Instead of t(n): every node pays."""
-EVERY_NODE = np.ones(4097)
-"""The same, for at most so many nodes."""
 
 
 class OnlineCurve:
@@ -133,19 +129,6 @@ def _sizes_up_to(most: int) -> np.ndarray:
     return np.array(sizes)
 
 
-def shared_by(sequences: int, times: np.ndarray) -> np.ndarray:
-    """Return seconds by nodes of each sequence, (nodes,) float64, from `times` (rows,) by rows of the whole batch."""
-    return times[min(sequences, len(times)) - 1 :: sequences]
-
-
-def band(length: int) -> int:
-    """Return the length bucket of sequences of `length` tokens: 256, 1,024, 4,096, ..."""
-    longest = _SHORTEST_BAND
-    while longest < length:
-        longest *= _BAND_STEP
-    return longest
-
-
 @compiled_part
 def may_pay(costs: np.ndarray | Sequence[float], nodes: int, expected: float, rate: float, gain: float) -> bool:
     """Whether more nodes, which gain `gain` each at most, may give a better rate than `rate` tokens per time."""
@@ -184,74 +167,7 @@ def best_size(probabilities: Sequence[float] | np.ndarray, times: np.ndarray) ->
 
     `probabilities` are those of the nodes, in any order; `times` (most + 1,) of steps over 1, 2, ... nodes.
     """
-    values = np.append(1.0, np.sort(np.asarray(probabilities, dtype=np.float64))[::-1])
-    size = paying_size([values], times)
-    return size - 1, float(values[:size].sum() / times[size - 1])
-
-
-def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1) -> int:
-    """Return how many nodes of each sequence to verify, `least` or more, for the most expected tokens per time.
-
-    `values` holds for each sequence the acceptance probabilities of its nodes, the root's 1 first, in the order in
-    which nodes are taken; `times` (most,) are those of steps over 1, 2, ... nodes of every sequence. Of equally good
-    sizes the smallest is taken.
-    """
-    most = min(len(times), max(map(len, values), default=1))
-    if most <= least:
-        return least
-    expected = np.zeros(most)
-    for gains in values:
-        gained = gains[:most].cumsum()
-        expected += np.concatenate([gained, np.full(most - len(gained), gained[-1])])
-    return least + int(np.argmax(expected[least - 1 :] / times[least - 1 : most]))
-
-
-@dataclass(eq=False)
-class Budget:
-    """What one draft may cost, in units of t(1). The loop gives one with every context."""
-
-    verifying: np.ndarray = field(default_factory=lambda: EVERY_NODE)
-    """(m,) float64: time of verifying 1, 2, ... nodes."""
-    ratio: float = 1.0
-    """The forecast ratio, which scales what nodes are expected to gain."""
-    step: float = 0.0
-    node: float = 0.0
-    of_pass: float = 0.0
-    """Drafting overhead of a step, of each drafted node and of each pass of a draft model."""
-    passes: int = 0
-    """Passes of draft models so far."""
-
-    @classmethod
-    def of_nodes(cls, nodes: int) -> Budget:
-        """Return the budget of a draft of a given size: every one of its nodes pays."""
-        return cls(np.ones(1 + nodes))
-
-    def for_part(self, nodes: int | str | None) -> Budget:
-        """Return the budget of a part of a fused drafter, whose traits have these `nodes`."""
-        if nodes is None:
-            return Budget()
-        return self if isinstance(nodes, str) else Budget.of_nodes(nodes)
-
-    @property
-    def nodes(self) -> int:
-        """Maximum number of drafted nodes, the root left out."""
-        return len(self.verifying) - 1
-
-    @property
-    def times(self) -> np.ndarray:
-        """(m,) float64: time of a step over 1, 2, ... nodes, drafting and the passes so far included."""
-        overhead = self.step + self.passes * self.of_pass
-        return self.verifying + overhead + self.node * np.arange(len(self.verifying))
-
-    def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
-        """Whether one more pass of a draft model may give tokens at a better rate: below nodes of the probabilities
-        `gains`, one token for each at most, where nodes of the probabilities `drafted` are there. Counts the pass.
-        """
-        if self.nodes < 1:
-            return False
-        if self.of_pass:
-            _, rate = best_size(self.ratio * np.asarray(drafted, np.float64), self.times)
-            if self.ratio * sum(gains) <= rate * self.of_pass:
-                return False
-        self.passes += 1
-        return True
+    gains = np.append(1.0, np.sort(np.asarray(probabilities, dtype=np.float64))[::-1])[: len(times)]
+    rates = gains.cumsum() / times[: len(gains)]
+    nodes = int(np.argmax(rates))
+    return nodes, float(rates[nodes])

@@ -10,10 +10,11 @@ from support.draft_tables import FORK, grown
 from support.runs import fix_costs, fix_work
 
 import token_recycling as tr
-from token_recycling.costs import Budget, best_size, paying_size
+from token_recycling.costs import best_size
 from token_recycling.drafters._shared.draft_models import CausalDrafter
 from token_recycling.drafters._shared.graph import Rules
-from token_recycling.loop.pacer import Ledger, prune
+from token_recycling.loop.pacer import Ledger, paying_size, prune
+from token_recycling.trees.draft import Budget
 
 pytestmark = pytest.mark.measured
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from token_recycling.costs import OnlineCurve, band, shared_by
+from token_recycling.costs import OnlineCurve
 from token_recycling.loop.pacer import Pacer
+from token_recycling.model.pass_times import band, shared_by
 
 pytestmark = pytest.mark.measured
 
@@ -21,11 +22,18 @@ def curves():
     return curve_of
 
 
+def pacer_of(curve_of, sequences, length, **options):
+    """A pacer of so many sequences, the longest of `length` tokens."""
+    pacer = Pacer(curve_of, **options)
+    pacer.share(sequences, length)
+    return pacer
+
+
 def test_sequences_share_passes_and_come_and_go():
     """Of 2 sequences a pass has 2, 4, 6 rows; of 4 it has 4, and 8 are not known."""
     assert shared_by(4, TIMES).tolist() == [3.0]
     assert shared_by(8, TIMES).tolist() == shared_by(100, TIMES).tolist() == [6.0]
-    pacer = Pacer(curves(), sequences=2, length=10)
+    pacer = pacer_of(curves(), 2, 10)
     assert [pacer.time_of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
     for sequences, wanted in ((2, [1, 2, 4]), (1, TIMES.tolist()), (6, [1])):
         pacer.share(sequences, 10)
@@ -34,7 +42,7 @@ def test_sequences_share_passes_and_come_and_go():
 
 def test_costs_follow_what_steps_take():
     """Passes take twice as long as expected, then as long; three nodes cost as two."""
-    pacer = Pacer(curves(), sequences=2, length=10)
+    pacer = pacer_of(curves(), 2, 10)
     pacer.took(2, 100.0)  # no draft is sized by cost yet
     assert pacer.curve.relative.tolist() == [1, 2, 4]
     for factor in (2, 1):
@@ -45,7 +53,7 @@ def test_costs_follow_what_steps_take():
 
 
 def test_a_pass_that_read_a_prompt_is_not_counted():
-    pacer = Pacer(curves(), sequences=1, length=10)
+    pacer = pacer_of(curves(), 1, 10)
     before = pacer.curve.seconds.tolist()
     for _ in range(50):
         pacer.took(3, 0.0)
@@ -54,19 +62,19 @@ def test_a_pass_that_read_a_prompt_is_not_counted():
 
 def test_what_is_learned_of_longer_sequences_does_not_change_the_shorter_ones():
     known = curves()
-    pacer = Pacer(known, 1, 250)
+    pacer = pacer_of(known, 1, 250)
     assert pacer.time_of(6) == 6
     pacer.share(1, 300)
     for _ in range(100):
         pacer.took(1, 1.0)
         pacer.took(6, 20.0)
     assert pacer.time_of(6) > 10
-    assert Pacer(known, 1, 256).time_of(6) == 6
-    assert Pacer(known, 1, 1000).time_of(6) == pacer.time_of(6)
+    assert pacer_of(known, 1, 256).time_of(6) == 6
+    assert pacer_of(known, 1, 1000).time_of(6) == pacer.time_of(6)
 
 
 def test_processes_agree_on_every_time():
-    pacer = Pacer(curves(), 1, 10, agreed=lambda seconds: 2 * seconds)
+    pacer = Pacer(curves(), agreed=lambda seconds: 2 * seconds)
     assert pacer.curve.seconds[0] == 1.0
     for _ in range(50):
         pacer.took(1, 1.0)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.measured
 
 
 def new_pacer():
-    return Pacer(lambda sequences, length: OnlineCurve(np.linspace(1, 3, 8)), 1, 10)
+    return Pacer(lambda sequences, length: OnlineCurve(np.linspace(1, 3, 8)))
 
 
 def pace_of(pacer, drafter=None, rate=None, monkeypatch=None):
@@ -99,7 +99,8 @@ def test_forecasts_are_believed_as_far_as_they_came_true():
 @pytest.mark.parametrize("runs_model", [True, False])
 def test_drafts_that_never_pay_are_timed_by_pass_or_by_step_and_probed_a_hundredth_of_the_time(runs_model, sequences):
     """A draft takes 0.1, or each of its passes does, for every sequence."""
-    pacer = Pacer(lambda sequences, length: OnlineCurve(np.linspace(1, 3, 8)), sequences, 10)
+    pacer = new_pacer()
+    pacer.share(sequences, 10)
     pace = Pace(SequenceDrafter(tr.make_drafter("plain")), "auto")
     pace.runs_model, step = runs_model, Step(Draft.chain([1]), torch.zeros(1, 4), [0], [1], finished=False)
     for number in range(200):

@@ -16,10 +16,10 @@ from scipy.stats import chisquare
 from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Text, drafted, fits, texts
 
 from token_recycling import Draft
-from token_recycling.costs import Budget
 from token_recycling.drafters._shared.graph import Rules, draw, grow
 from token_recycling.loop import accept
 from token_recycling.loop.accept import accept_siblings, accept_walk
+from token_recycling.trees.draft import Budget
 from token_recycling.trees.templates import parse_paths
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from token_recycling.costs import Budget
 from token_recycling.drafters._shared.graph import Graph, Rules, grow
+from token_recycling.trees.draft import Budget
 
 Table = dict[int, dict[int, float]]
 

@@ -15,10 +15,10 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling import Draft
-from token_recycling.costs import OnlineCurve, shared_by
+from token_recycling.costs import OnlineCurve
 from token_recycling.drafters._base import Drafter, SequenceDrafter
 from token_recycling.loop.pacer import Ledger, Overhead
-from token_recycling.model.pass_times import PassTimes
+from token_recycling.model.pass_times import PassTimes, shared_by
 from token_recycling.model.target import Target
 
 

@@ -32,10 +32,10 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from .._util.topk import top_candidates
-from ..costs import Budget, best_size
+from ..costs import best_size
 from ..model.hidden import last_state, output_layer, output_width
 from ..model.target import Target
-from ..trees.draft import Context, Draft, Step
+from ..trees.draft import Budget, Context, Draft, Step
 from ..trees.templates import Template, best_paths, template_from, tree_of
 from ._base import DrafterTraits, SequenceDrafter, check_at_least
 from ._shared.neural import placed_copy

@@ -18,11 +18,10 @@ import torch
 
 from .._util.text_stream import first_line
 from .._util.topk import top_candidates
-from ..costs import Budget
 from ..model.compat import MtpCache, MtpModel, needed
 from ..model.hidden import last_state
 from ..model.target import Target
-from ..trees.draft import Context, Draft
+from ..trees.draft import Budget, Context, Draft
 from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
 from ._shared.neural import placed_copy
 from ._shared.states import PendingStates, StatesDrafter, StatesSequence

@@ -25,7 +25,6 @@ from .._util.device import lasting
 from ..drafters._base import Drafter
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
-from ..model.pass_times import pass_times
 from ..model.prefill import Reading
 from ..model.runner import EagerRunner, Pass, Runner, States
 from ..model.target import Target
@@ -335,15 +334,13 @@ def decode(
     turn = target.turns()
     with ExitStack() as ending:
         captured = None if backend is EAGER else ending.enter_context(backend.captured(target, cache, fixed))
-        kind = kind_of_passes(captured)
         target = target.unmeasured() if fixed else target
-        longest = max(request.sequence.length for request in requests)
-        pacer, clock = Pacer.of(target, len(requests), longest, kind, fixed), Clock(stats, target.device)
+        pacer, clock = Pacer.of(target, captured, fixed), Clock(stats, target.device)
         streamed = run.streamed or fixed  # a prompt is read alike whether somebody waits for its first token or not
         with turn():
             batch = Batch(target, list(requests), pacer, cache, clock, run.reading)
             batch.begin(captured, streamed)
-        ending.callback(pass_times(target, kind).keep)
+        ending.callback(pacer.keep)
         for request in requests:
             ending.callback(request.finish)
         if run.returns_cache:
@@ -360,11 +357,6 @@ def decode(
                     batch.learn()
             if not run.keeps_all:
                 batch.leave_ended()
-
-
-def kind_of_passes(captured: CapturedPasses | None) -> str:
-    """Return the name under which the costs of passes are kept: of captured ones, else of eager ones."""
-    return EagerRunner.kind if captured is None else captured.kind
 
 
 def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:

@@ -25,11 +25,10 @@ from .._util.device import synchronize
 from ..model.backend import EAGER, Backend
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache
-from ..model.pass_times import pass_times
 from ..model.prefill import Reading, piece_of
 from ..model.target import Target
 from ..trees.draft import Step
-from .batch import Batch, kind_of_passes
+from .batch import Batch
 from .pacer import Clock, Pacer
 from .request import Request
 
@@ -108,7 +107,7 @@ class RunningBatch:
         self._backend, self._run = backend, ExitStack()
         self._captured: CapturedPasses | None = None
         """The captured passes, which are held as long as there are requests; None where passes are eager."""
-        self._pacer = Pacer.of(target, 1, 1)
+        self._pacer = Pacer.of(target)
         self._piece = piece_of(target, 0, others=True)
         self._joining: list[_Joining] = []
         """In order of arrival."""
@@ -156,7 +155,7 @@ class RunningBatch:
                 )
         if not self.requests:
             self._captured = self._run.enter_context(self._backend.captured(self.target))
-            self._pacer = Pacer.of(self.target, 1, 1, kind_of_passes(self._captured))
+            self._pacer = Pacer.of(self.target, self._captured)
         request.isolated = True
         batch = Batch(self.target, [request], self._pacer, cache, clock, reading)
         self._joining.append(_Joining(batch, on_step, streamed))
@@ -283,7 +282,7 @@ class RunningBatch:
         if not self._callbacks:
             self._batch = None
             if finished:  # idle: time to save
-                pass_times(self.target, kind_of_passes(self._captured)).keep()
+                self._pacer.keep()
         elif finished and self._batch is not None:
             self._batch.leave(finished)
         return finished

@@ -1,7 +1,7 @@
 """The pacer: what the parts of a step take, how many nodes it verifies, and whether it drafts at all.
 
 One `Pacer` belongs to the sequences that share forward passes. It learns the time of drafting, verifying and learning,
-and the yield of drafts. Before a draft it gives a budget (`costs.Budget`); of the drafts it keeps the nodes that
+and the yield of drafts. Before a draft it gives a budget (`draft.Budget`); of the drafts it keeps the nodes that
 pay; after the step it counts their outcome. Drafters only propose.
 
 - **Size.** The nodes that give the most expected tokens per time, where a drafter asks for `auto` (`DrafterTraits`).
@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,12 +28,15 @@ import torch
 from .._util.compiled import compiling
 from .._util.device import synchronize
 from .._util.locks import Lock
-from ..costs import Budget, OnlineCurve, band, paying_size, shared_by
+from ..costs import OnlineCurve
 from ..drafters._base import Drafter, SequenceDrafter
-from ..model.pass_times import agreed_time, fixed_times, pass_times
+from ..model.pass_times import agreed_time, band, fixed_curve, pass_times
 from ..model.target import Target
-from ..trees.draft import Draft, Step
+from ..trees.draft import Budget, Draft, Step
 from .stats import PARTS, Stats
+
+if TYPE_CHECKING:
+    from ..model.graphs.passes import CapturedPasses
 
 _DECAY = 0.999
 """Exponential decay per step of what drafters take and give."""
@@ -171,17 +174,18 @@ class Pacer:
     def __init__(
         self,
         curve_of: Callable[[int, int], OnlineCurve],
-        sequences: int,
-        length: int,
         agreed: Callable[[float], float] = float,
         measures: bool = True,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
         """`curve_of(sequences, length)` returns a curve; `agreed` makes times equal in all processes of a model.
         `measures`: whether times are learned; otherwise drafts depend on tokens alone.
         """
-        self.sequences, self._band = sequences, band(length)
-        """Sequences that share a pass, and the length bucket of the longest of them."""
         self._curve_of, self._agreed, self._measures = curve_of, agreed, measures
+        self.keep = keep
+        """Writes to disk what was learned; called at the end of a sequence."""
+        self._sequences, self._lengths = 1, band(1)
+        """Sequences that share a pass, and the lengths of the longest one at which passes cost as now."""
         self._curve: OnlineCurve | None = None
         """None until a draft is sized by cost."""
         self._verifying = 1.0
@@ -190,14 +194,12 @@ class Pacer:
         """Sums of `Ledger.of_call` for this call."""
 
     @classmethod
-    def of(cls, target: Target, sequences: int, length: int, kind: str = "", fixed: bool = False) -> Pacer:
-        """Return the pacer of a batch, the longest sequence of `length` tokens; `kind`: how passes are made, if not
-        eagerly. `fixed`: measure nothing.
-        """
+    def of(cls, target: Target, captured: CapturedPasses | None = None, fixed: bool = False) -> Pacer:
+        """Return the pacer of a batch whose passes are `captured`, or else eager; `fixed`: measure nothing."""
         if fixed:
-            times = fixed_times(target)
-            return cls(lambda sharing, _: OnlineCurve(shared_by(sharing, times)), sequences, length, measures=False)
-        return cls(pass_times(target, kind).curve, sequences, length, agreed_time(target))
+            return cls(lambda sequences, _: fixed_curve(target, sequences), measures=False)
+        times = pass_times(target) if captured is None else pass_times(target, captured.kind)
+        return cls(times.curve, agreed_time(target), keep=times.keep)
 
     # What verifying takes
 
@@ -205,15 +207,16 @@ class Pacer:
     def curve(self) -> OnlineCurve:
         """t(n) of the sequences that share passes now."""
         if self._curve is None:
-            self._curve = self._curve_of(self.sequences, self._band)
+            self._curve = self._curve_of(self._sequences, self._lengths[-1])
         return self._curve
 
     def share(self, sequences: int, length: int) -> None:
         """Set how many sequences share the next passes, the longest of `length` tokens."""
-        shared = sequences, band(length)
-        if self._curve is not None and shared != (self.sequences, self._band):
-            self._curve = self._curve_of(*shared)
-        self.sequences, self._band = shared
+        if sequences == self._sequences and length in self._lengths:
+            return
+        self._sequences, self._lengths = sequences, band(length)
+        if self._curve is not None:
+            self._curve = self._curve_of(sequences, self._lengths[-1])
 
     def took(self, nodes: int, seconds: float) -> None:
         """Learn from a pass over `nodes` nodes of each sequence; `seconds` are 0 where it is not measured, since it has
@@ -241,10 +244,10 @@ class Pacer:
             pace.paused -= 1
             return None
         ledger, cost = Ledger.of(pace.drafter.drafter, within), pace.drafter.pass_cost
-        overhead, sums = ledger.overheads.get(self.sequences), self._sums.get(ledger)
+        overhead, sums = ledger.overheads.get(self._sequences), self._sums.get(ledger)
         if overhead is None:
-            prior = _OVERHEAD if cost is None else cost * self.sequences
-            overhead = ledger.overheads[self.sequences] = Overhead(prior)
+            prior = _OVERHEAD if cost is None else cost * self._sequences
+            overhead = ledger.overheads[self._sequences] = Overhead(prior)
         if sums is None:
             sums = self._sums[ledger] = ledger.of_call(self.time_of(ledger.assumed_nodes))
         pace.ledger, pace.overhead, pace.sums, pace.drafts = ledger, overhead, sums, pace.drafts + 1
@@ -280,7 +283,7 @@ class Pacer:
         units, size = (budget.passes, 1) if pace.runs_model else (1, nodes)
         if self._measures and units and pace.drafts > 1:
             # The sequences of a batch are drafted for one after another.
-            passes = self._agreed((pace.seconds + seconds) * self.sequences / float(self.curve.seconds[0]))
+            passes = self._agreed((pace.seconds + seconds) * self._sequences / float(self.curve.seconds[0]))
             overhead.count(size, passes / units)
         values = step.draft.values
         drafting = units * overhead.of(size)
@@ -331,6 +334,23 @@ def prune(drafts: Sequence[Draft], times: np.ndarray, ratios: Sequence[float]) -
         draft if order is None else draft.part(sorted(order[:size].tolist()))
         for draft, order in zip(drafts, orders, strict=True)
     ]
+
+
+def paying_size(values: Sequence[np.ndarray], times: np.ndarray, least: int = 1) -> int:
+    """Return how many nodes of each sequence to verify, `least` or more, for the most expected tokens per time.
+
+    `values` holds for each sequence the acceptance probabilities of its nodes, the root's 1 first, in the order in
+    which nodes are taken; `times` (most,) are those of steps over 1, 2, ... nodes of every sequence. Of equally good
+    sizes the smallest is taken.
+    """
+    most = min(len(times), max(map(len, values), default=1))
+    if most <= least:
+        return least
+    expected = np.zeros(most)
+    for gains in values:
+        gained = gains[:most].cumsum()
+        expected += np.concatenate([gained, np.full(most - len(gained), gained[-1])])
+    return least + int(np.argmax(expected[least - 1 :] / times[least - 1 : most]))
 
 
 def now() -> float:

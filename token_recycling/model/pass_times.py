@@ -19,10 +19,12 @@ import torch
 import torch.distributed
 
 from .._util.locks import Lock
-from ..costs import OnlineCurve, band, shared_by
+from ..costs import OnlineCurve
 from . import facts
 from .target import Target
 
+_SHORTEST_BAND, _BAND_STEP = 256, 4
+"""Tokens of the longest sequence."""
 _MOST_ON_CPU, _MOST = 64, 256
 """Nodes of the largest forward passes that are considered."""
 _BYTES_ON_CPU, _BYTES = 1e10, 1e12
@@ -37,6 +39,19 @@ _DEAREST = 1.5
 """A curve where n nodes cost more than so many times n single ones is implausible."""
 
 
+def shared_by(sequences: int, times: np.ndarray) -> np.ndarray:
+    """Return seconds by nodes of each sequence, (nodes,) float64, from `times` (rows,) by rows of the whole batch."""
+    return times[min(sequences, len(times)) - 1 :: sequences]
+
+
+def band(length: int) -> range:
+    """Return the band of lengths that has one curve, of sequences of `length` tokens: up to 256, 1,024, 4,096, ..."""
+    shorter, longest = 0, _SHORTEST_BAND
+    while longest < length:
+        shorter, longest = longest, longest * _BAND_STEP
+    return range(shorter + 1, longest + 1)
+
+
 class PassTimes:
     """Learned cost curves of one model, for one way to make steps."""
 
@@ -44,7 +59,7 @@ class PassTimes:
         """`prior` (nodes,) float64: see the function. `setting`: what t(n) depends on; None to keep nothing on disk."""
         self._prior, self._setting = prior, setting
         self._curves: dict[tuple[int, int], OnlineCurve] = {}
-        """By batch size and band of length."""
+        """By batch size and the greatest length of a band."""
         self._path = None if setting is None else facts.file_of("costs", setting)
         self._written = -math.inf
         self._choosing = Lock()
@@ -53,7 +68,7 @@ class PassTimes:
         """Return the cost curve for a batch of `texts` sequences, the longest of `length` tokens. It starts from the
         curve on disk, else from that of another length or of one sequence.
         """
-        key = texts, band(length)
+        key = texts, band(length)[-1]
         with self._choosing:
             if key not in self._curves:
                 self._curves[key] = OnlineCurve(self._begun(*key))
@@ -135,10 +150,10 @@ def agreed_time(target: Target) -> Callable[[float], float]:
     return float if target.processes < 2 else partial(_agreed, target)
 
 
-def fixed_times(target: Target) -> np.ndarray:
-    """Return the times (rows,) float64 of forward passes over 1, 2, ... rows where nothing is measured."""
+def fixed_curve(target: Target, sequences: int) -> OnlineCurve:
+    """Return the cost curve of a batch of so many sequences where nothing is measured."""
     # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
-    return np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
+    return OnlineCurve(shared_by(sequences, np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)))
 
 
 def _new(target: Target, kind: str) -> PassTimes:

@@ -50,10 +50,6 @@ class Runner(Protocol):
     """Owns the slots of the sequences of one batch."""
 
     @property
-    def kind(self) -> str:
-        """The name under which the costs of its passes are kept."""
-
-    @property
     def cache(self) -> TreeCache:
         """The cache in whose slots the sequences are, each from slot 0 on."""
 
@@ -101,8 +97,6 @@ class Runner(Protocol):
 
 class EagerRunner:
     """Makes passes as the model's own code does, in a cache that may hold the beginnings of the sequences."""
-
-    kind = ""
 
     def __init__(
         self,

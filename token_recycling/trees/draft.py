@@ -1,4 +1,4 @@
-"""Values that pass between the loop and a drafter: the context of a draft, the draft, the step that verified it.
+"""Values that pass between the loop and a drafter: a budget, the context of a draft, the draft, its verified step.
 
 A draft is a tree, verified in one forward pass by *tree attention*: every node sees the whole context and its own
 ancestors, nothing else (Token Recycling, section 2.3). Node 0 is the root: the newest token of the sequence, not yet in
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .._util.topk import top_candidates
-from ..costs import Budget
+from ..costs import best_size
 
 if TYPE_CHECKING:
     from .._util.display import Html
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray | torch.Tensor | Sequence[int] | Sequence[float]
 """What a draft takes for its arrays."""
+_EVERY_NODE = np.ones(4097)
+"""Times by which every node pays, of at most so many."""
 
 
 class Tree:
@@ -300,6 +302,57 @@ def _on_host(array: Array, dtype: type[np.generic]) -> np.ndarray:
     if isinstance(array, torch.Tensor):
         array = array.cpu().numpy()
     return np.ascontiguousarray(array, dtype)
+
+
+@dataclass(eq=False)
+class Budget:
+    """What one draft may cost, in units of t(1). The loop gives one with every context."""
+
+    verifying: np.ndarray = field(default_factory=lambda: _EVERY_NODE)
+    """(m,) float64: time of verifying 1, 2, ... nodes."""
+    ratio: float = 1.0
+    """The forecast ratio, which scales what nodes are expected to gain."""
+    step: float = 0.0
+    node: float = 0.0
+    of_pass: float = 0.0
+    """Drafting overhead of a step, of each drafted node and of each pass of a draft model."""
+    passes: int = 0
+    """Passes of draft models so far."""
+
+    @classmethod
+    def of_nodes(cls, nodes: int) -> Budget:
+        """Return the budget of a draft of a given size: every one of its nodes pays."""
+        return cls(np.ones(1 + nodes))
+
+    def for_part(self, nodes: int | str | None) -> Budget:
+        """Return the budget of a part of a fused drafter, whose traits have these `nodes`."""
+        if nodes is None:
+            return Budget()
+        return self if isinstance(nodes, str) else Budget.of_nodes(nodes)
+
+    @property
+    def nodes(self) -> int:
+        """Maximum number of drafted nodes, the root left out."""
+        return len(self.verifying) - 1
+
+    @property
+    def times(self) -> np.ndarray:
+        """(m,) float64: time of a step over 1, 2, ... nodes, drafting and the passes so far included."""
+        overhead = self.step + self.passes * self.of_pass
+        return self.verifying + overhead + self.node * np.arange(len(self.verifying))
+
+    def pays(self, gains: Sequence[float], drafted: Sequence[float] = ()) -> bool:
+        """Whether one more pass of a draft model may give tokens at a better rate: below nodes of the probabilities
+        `gains`, one token for each at most, where nodes of the probabilities `drafted` are there. Counts the pass.
+        """
+        if self.nodes < 1:
+            return False
+        if self.of_pass:
+            _, rate = best_size(self.ratio * np.asarray(drafted, np.float64), self.times)
+            if self.ratio * sum(gains) <= rate * self.of_pass:
+                return False
+        self.passes += 1
+        return True
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,8 @@ from typing import Protocol
 
 import torch
 
-from ...costs import Budget
 from ...trees.best_first import best_first
-from ...trees.draft import Draft, by_depth
+from ...trees.draft import Budget, Draft, by_depth
 
 
 class Graph:

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...costs import Budget
 from ...model.hidden import output_layer, output_width
 from ...model.target import Target
-from ...trees.draft import Context, Draft
+from ...trees.draft import Budget, Context, Draft
 from ...trees.templates import Template, parse_paths, template_from
 from .._base import DrafterTraits, check_at_least
 from .._shared.graph import Rules, grow

@@ -240,8 +240,6 @@ class GraphRunner:
     piece, is copied before the first captured pass.
     """
 
-    kind = CapturedPasses.kind
-
     def __init__(self, passes: CapturedPasses, eager: EagerRunner, longest: int) -> None:
         """`eager` reads the prompts; sequences may grow up to `longest` tokens."""
         self._passes, self._eager, self._longest = passes, eager, longest
