@@ -33,7 +33,7 @@ def drawing(mode):
 def stopping():
     """Its head stops after 0 and goes on after 1: what is drawn decides how long drafts are."""
     draft, head = small(8), AcceptanceHead(32, 0)
-    with torch.no_grad(), layer_states(draft, last_state) as states:
+    with torch.no_grad(), layer_states(draft, last_state(draft.config.num_hidden_layers)) as states:
         draft(torch.cat([PROMPT.expand(SIZE, 3), torch.arange(SIZE)[:, None]], dim=1))
         head.output.weight[0] = torch.linalg.pinv(states[0][:, -1]) @ torch.tensor([-3.0, 3.0, 0.5])
     options = {"min_length": 1, "max_length": 4, "threshold": 0.5, "sampled": True}

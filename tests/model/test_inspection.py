@@ -67,19 +67,19 @@ def test_states_are_those_that_transformers_numbers(case):
     model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
     with torch.no_grad():
         output = model(input_ids=ids, output_hidden_states=True)
-        with layer_states(model, last_state) as seen:
+        layers = len(decoder_layers(model)[1])
+        with layer_states(model, last_state(layers)) as seen:
             model(input_ids=ids)
         (last,) = seen
         assert torch.equal(output_layer(model)(last).argmax(-1), output.logits.argmax(-1))
-        between = range(len(decoder_layers(model)[1]))
         if output.hidden_states[0].ndim > 3:
-            with pytest.raises(NoHiddenStatesError, match="between the layers"), layer_states(model, lambda _: (1,)):
+            with pytest.raises(NoHiddenStatesError, match="between the layers"), layer_states(model, [1]):
                 model(input_ids=ids)
             return
-        with layer_states(model, lambda layers: between) as seen:
+        with layer_states(model, range(layers)) as seen:
             model(input_ids=ids)
         assert torch.equal(seen[0], torch.cat(output.hidden_states[:-1], dim=-1))
-        with layer_states(model, lambda layers: (1, layers)) as fewer:
+        with layer_states(model, [1, layers]) as fewer:
             model(input_ids=ids, **({"logits_to_keep": 1} if "logits_to_keep" in arguments_of(model) else {}))
         known = fewer[0].shape[1]
         assert known == (1 if "shared keys" in str(case) else 7)
@@ -106,10 +106,10 @@ def test_a_drafter_has_the_states_of_prompt_and_nodes(model):
 
 
 def test_states_that_cannot_be_seen_are_refused(model):
-    with pytest.raises(NoHiddenStatesError, match=r"0 to 2, got \[3\]"), layer_states(model, lambda layers: (3,)):
+    with pytest.raises(NoHiddenStatesError, match=r"0 to 2, got \[3\]"), layer_states(model, [3]):
         pass
     model.model = torch.compile(model.model, backend="eager")
-    with pytest.raises(NoHiddenStatesError, match="compiled"), layer_states(model, lambda layers: (1,)):
+    with pytest.raises(NoHiddenStatesError, match="compiled"), layer_states(model, [1]):
         pass
     model.get_output_embeddings = lambda: None
     with pytest.raises(NoHiddenStatesError, match="output layer of LlamaForCausalLM"):

@@ -63,9 +63,9 @@ class DrafterTraits:
     prompt is read the same way whether the first token is streamed or not.
     """
 
-    def layers_read(self, layers: int) -> tuple[int, ...]:
-        """Return the numbers of the hidden states that it needs of a target with that many layers; () for none."""
-        return () if self.states is None else tuple(self.states(layers))
+    def states_read(self, target: Target) -> tuple[int, ...]:
+        """Return the numbers of the hidden states that it needs of a target; () for none."""
+        return () if self.states is None else tuple(self.states(target.config.num_hidden_layers))
 
 
 class SequenceDrafter:

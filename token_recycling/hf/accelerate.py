@@ -70,7 +70,8 @@ def prepared(model: PreTrainedModel, drafter: str | Drafter, fast: Fast, /, **op
     drafter = make_drafter(drafter, **options)
     drafter.warm_up(target.device)
     drafter.fit(target)
-    backend.capture_common(target, drafter.traits.states, reproducible=drafter.traits.begins_anew)
+    traits = drafter.traits
+    backend.capture_common(target, traits.states_read(target), reproducible=traits.begins_anew)
     return Acceleration(drafter, backend, target)
 
 

@@ -26,7 +26,7 @@ from ..drafters._base import Drafter
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import TreeCache
 from ..model.prefill import Reading
-from ..model.runner import EagerRunner, Pass, Runner, States
+from ..model.runner import EagerRunner, Pass, Runner
 from ..model.target import Target
 from ..trees.draft import Draft, Step
 from .accept import TreeSteps, accept_walk
@@ -60,8 +60,8 @@ class Batch:
         self.target, self.requests, self.pacer, self.clock = target, requests, pacer, clock
         self.reading = reading
         self.use(cache)
-        self._states = _states_of(requests)
-        """Which hidden states drafters need, if any."""
+        self._states = _states_read(target, requests)
+        """Numbers of the hidden states that drafters need."""
         self._alone = False
         """Whether the next forward pass reads the prompts without a draft."""
         self._steps: list[Step] = []
@@ -264,13 +264,13 @@ class Batch:
         (request,) = other.requests
         self.runner.join(other._eager, len(self.requests), request.sequence.length - 1)
         self.requests.append(request)
-        self._states = _states_of(self.requests)
+        self._states = _states_read(self.target, self.requests)
 
     def leave(self, finished: Collection[Request]) -> None:
         """Remove finished requests; at least one must remain. The last one takes the place of a removed one."""
         order = rows_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
-        self._states = _states_of(self.requests)
+        self._states = _states_read(self.target, self.requests)
         self.runner.leave(order, self.longest - 1)
 
     def leave_ended(self) -> None:
@@ -380,9 +380,9 @@ def rows_left(requests: list[Request], finished: Collection[Request]) -> list[in
     return order
 
 
-def _states_of(requests: list[Request]) -> States | None:
-    """Return which hidden states the drafters of a batch need, if any: all that need some need the same ones."""
-    return next((request.traits.states for request in requests if request.traits.states is not None), None)
+def _states_read(target: Target, requests: list[Request]) -> tuple[int, ...]:
+    """Return the numbers of the hidden states that drafters of a batch need: all that need some need the same ones."""
+    return max((request.traits.states_read(target) for request in requests), key=len)
 
 
 def check_cached(cached: int, length: int) -> None:

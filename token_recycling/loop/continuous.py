@@ -145,9 +145,8 @@ class RunningBatch:
                 "a pass decide how it is rounded; decode it alone, or without reproducible=True"
             )
         cache = self.target.new_cache() if cache is None else cache
-        clock, layers = Clock(request.stats, self.target.device), self.target.config.num_hidden_layers
-        needed = request.traits.layers_read(layers)
-        for theirs in (other.traits.layers_read(layers) for other in self.requests):
+        needed = request.traits.states_read(self.target)
+        for theirs in (other.traits.states_read(self.target) for other in self.requests):
             if needed and theirs and needed != theirs:
                 raise ValueError(
                     f"drafters of a batch must need the same hidden states, {[*theirs]}, got {[*needed]} of "
@@ -157,6 +156,7 @@ class RunningBatch:
             self._captured = self._run.enter_context(self._backend.captured(self.target))
             self._pacer = Pacer.of(self.target, self._captured)
         request.isolated = True
+        clock = Clock(request.stats, self.target.device)
         batch = Batch(self.target, [request], self._pacer, cache, clock, reading)
         self._joining.append(_Joining(batch, on_step, streamed))
 

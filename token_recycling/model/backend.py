@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .kv_cache import TreeCache
-from .runner import NoFastPathError, States
+from .runner import NoFastPathError
 from .target import Target
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ class Backend:
         return passes
 
     def capture_common(
-        self, target: Target, states: States | None = None, sequences: int = 1, reproducible: bool = False
+        self, target: Target, states: tuple[int, ...] = (), sequences: int = 1, reproducible: bool = False
     ) -> None:
-        """Capture now, with a progress bar, the common shapes of passes over up to `sequences` sequences, those that
-        read hidden `states` if drafters need some, so that no call waits for them. Where captured passes do not hold
-        for the model, raise NoFastPathError with `fast=True`; else the first call says so.
+        """Capture now, with a progress bar, the common shapes of passes over up to `sequences` sequences that read the
+        hidden `states` of these numbers, so that no call waits for them. Where captured passes do not hold for the
+        model, raise NoFastPathError with `fast=True`; else the first call says so.
         """
         if not self.captures(target):
             return
@@ -90,8 +90,7 @@ class Backend:
         if isinstance(passes, str) or reproducible or not passes.take():
             return
         try:
-            numbers = () if states is None else tuple(states(target.config.num_hidden_layers))
-            passes.capture_common(target, sequences, numbers)
+            passes.capture_common(target, sequences, states)
         finally:
             passes.give_back()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,21 +30,21 @@ def last_state(layers: int) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass of this thread adds the hidden states of its positions to the list: of the numbers
-    that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). As in `output_hidden_states`
-    number i is what enters layer i, and the number of layers what leaves the final norm. n are all positions, or the
-    last ones where a family leaves out those whose logits are not wanted.
+def layer_states(model: PreTrainedModel, numbers: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+    """Within it every forward pass of this thread adds the hidden states of its positions to the list: those of the
+    `numbers` side by side, (batch, n, states * hidden). As in `output_hidden_states` number i is what enters layer i,
+    and the number of layers what leaves the final norm. n are all positions, or the last ones where a family leaves out
+    those whose logits are not wanted.
 
     Graphs of torch.compile bypass the hooks: call the model `uncompiled`. Raises NoHiddenStatesError where a model has
     no such layers, or they are compiled.
     """
     path, layers = decoder_layers(model)
     *above, _ = path.split(".")
-    decoder, wanted = model.get_submodule(".".join(above)), numbers(len(layers))
-    if any(not 0 <= number <= len(layers) for number in wanted):
+    decoder = model.get_submodule(".".join(above))
+    if any(not 0 <= number <= len(layers) for number in numbers):
         raise NoHiddenStatesError(
-            f"{type(model).__name__} has hidden states 0 to {len(layers)}, got {list(wanted)}; choose a drafter that "
+            f"{type(model).__name__} has hidden states 0 to {len(layers)}, got {list(numbers)}; choose a drafter that "
             "was made for this model"
         )
     if any(is_compiled(model.get_submodule(".".join(above[:depth]))) for depth in range(1, len(above) + 1)):
@@ -63,7 +63,7 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
     def leave(decoder: Any, args: Any, output: Any) -> None:
         if threading.get_ident() == thread:
             entered[len(layers)] = output[0]
-            states = [entered[number].to(output[0].device) for number in wanted]
+            states = [entered[number].to(output[0].device) for number in numbers]
             entered.clear()
             if any(one.ndim != 3 for one in states):
                 raise NoHiddenStatesError(
@@ -75,7 +75,7 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
 
     hooks = [
         layers[number].register_forward_pre_hook(partial(enter, number), with_kwargs=True)
-        for number in set(wanted) - {len(layers)}
+        for number in set(numbers) - {len(layers)}
     ]
     hooks.append(decoder.register_forward_hook(leave))
     try:

@@ -21,9 +21,6 @@ from .target import Target, band_of, rows_of
 if TYPE_CHECKING:
     from ..trees.packed import PackedTrees
 
-States = Callable[[int], Sequence[int]]
-"""Which hidden states are read, given the number of layers: see `hidden.layer_states`."""
-
 
 class NoFastPathError(ValueError):
     """`fast=True` was given where forward passes cannot be captured."""
@@ -57,11 +54,11 @@ class Runner(Protocol):
         """Describe how passes are made."""
 
     def prefill(
-        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
+        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
     ) -> list[torch.Tensor] | None:
         """Read each of `sequences` (length,) but its last token into slots, behind the `cached` ones that are there.
-        Return the hidden states (tokens, states * hidden) of all that was read, for each; None where none are wanted,
-        or the family left some out.
+        Return the hidden states (tokens, states * hidden) numbered `states` (`hidden.layer_states`) of all that was
+        read, for each; None where none are wanted, or the family left some out.
         """
 
     def forward(
@@ -69,7 +66,7 @@ class Runner(Protocol):
         drafts: Sequence[Draft],
         sequences: Sequence[torch.Tensor],
         active: Collection[int],
-        states: States | None = None,
+        states: tuple[int, ...] = (),
     ) -> Pass:
         """Make one pass over a draft for each of `sequences` (length,), whose root is its last token. The first pass of
         a batch also reads what is missing of its prompts. Rows that are not `active` attend to nothing.
@@ -118,9 +115,9 @@ class EagerRunner:
         return "eager"
 
     def prefill(
-        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
+        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
     ) -> list[torch.Tensor] | None:
-        if states is None:
+        if not states:
             prefill(self.target, sequences, self.cache, cached, self._reading)
             return None
         from .hidden import layer_states
@@ -139,12 +136,12 @@ class EagerRunner:
         drafts: Sequence[Draft],
         sequences: Sequence[torch.Tensor],
         active: Collection[int],
-        states: States | None = None,
+        states: tuple[int, ...] = (),
     ) -> Pass:
         if self.target.info.border is not None:
             cross_border(self.target, sequences, self.cache)
         lengths = [len(sequence) - 1 for sequence in sequences]
-        if states is None:
+        if not states:
             return self._pass(drafts, sequences, lengths, active)
         from .hidden import layer_states
 

@@ -227,7 +227,7 @@ class Target:
         """As `forward`, with the last hidden states (batch, n, hidden) that the logits were made of."""
         from .hidden import last_state, layer_states
 
-        with layer_states(self.model, last_state) as states:
+        with layer_states(self.model, last_state(self.config.num_hidden_layers)) as states:
             logits = self.forward(inputs, cache)
         return logits, states[-1].to(self.device)
 

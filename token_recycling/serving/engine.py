@@ -216,7 +216,8 @@ class Engine:
         self.batch = DecodingThread(loaded.model, self._backend) if self.slots.size > 1 else None
         """Decodes all sequences in one batch; None where one is decoded at a time."""
         traits = self.pool.base.traits
-        self._backend.capture_common(self.target, traits.states, self.slots.size, reproducible=traits.begins_anew)
+        states = traits.states_read(self.target)
+        self._backend.capture_common(self.target, states, self.slots.size, reproducible=traits.begins_anew)
         self.workers = WorkerPool(self.slots.size)
         self.grammars = Grammars(loaded)
         self.metrics.drafters.set_function(lambda: len(self.pool))

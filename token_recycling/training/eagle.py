@@ -117,8 +117,9 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTrainin
 def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> Examples:
     """Return the target's states and logits of outputs."""
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(model.device)
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
     with (
-        layer_states(model, head.shape.states_of) as hidden_layers,
+        layer_states(model, head.shape.states_of(layers)) as hidden_layers,
         torch.autocast(ids.device.type, dtype=torch.bfloat16),
     ):
         logits = uncompiled(model)(input_ids=ids, use_cache=False).logits

@@ -62,7 +62,7 @@ def examples(target: Target, texts: Continuations, heads: int) -> Batch:
     token that head k has to predict there, `NOTHING` after the end of an output.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
-    with layer_states(target.model, last_state) as hidden_layers:
+    with layer_states(target.model, last_state(target.config.num_hidden_layers)) as hidden_layers:
         target.eager(input_ids=ids, use_cache=False)
     hidden = hidden_layers[-1].to(target.device)
     states, labels = [], []

@@ -103,7 +103,7 @@ def states_and_labels(draft: Target, texts: Sequence[Labelled], share: float, se
     mixtures = [sequence.mixed(share, seed + place) for place, sequence in enumerate(texts)]
     # Padding is on the right, where no real token attends to it.
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
-    with layer_states(draft.model, last_state) as hidden_layers:
+    with layer_states(draft.model, last_state(draft.config.num_hidden_layers)) as hidden_layers:
         draft.eager(input_ids=ids, use_cache=False)
     hidden = hidden_layers[-1]
     states, labels = [], []

@@ -77,7 +77,8 @@ class Fuse(Drafter):
 
     def states_of(self, layers: int) -> list[int]:
         """Return the hidden states that the parts need of a target with that many layers, part after part."""
-        return [number for part in self.drafters for number in part.traits.layers_read(layers)]
+        needs = [part.traits.states for part in self.drafters]
+        return [number for need in needs if need is not None for number in need(layers)]
 
     def fork(self) -> Fuse:
         """Fork every part; what parts share with their own forks stays shared."""
@@ -117,8 +118,7 @@ class FuseSequence(SequenceDrafter):
         self._parts, self._target = parts, target
         self._nodes = [part.traits.nodes for part in drafter.drafters]
         self.pass_cost = max((part.pass_cost for part in parts if part.pass_cost is not None), default=None)
-        layers = target.config.num_hidden_layers
-        needs = [len(part.traits.layers_read(layers)) for part in drafter.drafters]
+        needs = [len(part.traits.states_read(target)) for part in drafter.drafters]
         self._states = np.cumsum([0, *needs]).tolist()
         """Offset of each part's hidden states among the concatenated ones, and the number of all."""
         self._proposed: _Proposal | None = None

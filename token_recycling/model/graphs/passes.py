@@ -16,7 +16,7 @@ from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
 from ..hidden import layer_states
 from ..kv_cache import TreeCache
-from ..runner import EagerRunner, NoFastPathError, Pass, States
+from ..runner import EagerRunner, NoFastPathError, Pass
 from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
 from .capture import Graphs
 from .state import state_of
@@ -190,8 +190,7 @@ class CapturedPasses:
         """What a graph captures: logits (batch, n, vocabulary) and hidden states of the nodes of `trees`, whose slots
         are written. Nothing else changes, so that it may run again.
         """
-        numbers = shape.states
-        with layer_states(target.model, lambda _: numbers) if numbers else nullcontext([None]) as states:
+        with layer_states(target.model, shape.states) if shape.states else nullcontext([None]) as states:
             logits = target.forward(target.inputs.of_packed(trees, shape.band, self.slots), self.slots)
         return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
 
@@ -261,7 +260,7 @@ class GraphRunner:
         self._eager.cache, self._given = self._passes.slots, given
 
     def prefill(
-        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: States | None = None
+        self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
     ) -> list[torch.Tensor] | None:
         if self._given is None and not self.cache.length:
             self._move(sequences)
@@ -272,7 +271,7 @@ class GraphRunner:
         drafts: Sequence[Draft],
         sequences: Sequence[torch.Tensor],
         active: Collection[int],
-        states: States | None = None,
+        states: tuple[int, ...] = (),
     ) -> Pass:
         target, lengths = self._eager.target, [len(sequence) - 1 for sequence in sequences]
         cached = self.cache.length
@@ -280,9 +279,8 @@ class GraphRunner:
             self._move(sequences)
         if cached < max(lengths):
             return self._eager.forward(drafts, sequences, active, states)
-        layers = () if states is None else tuple(states(target.config.num_hidden_layers))
         self._eager.prepared()
-        return self._passes.forward(target, drafts, lengths, layers)
+        return self._passes.forward(target, drafts, lengths, states)
 
     def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
         self._eager.keep(result, accepted)
