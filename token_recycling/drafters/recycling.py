@@ -178,19 +178,14 @@ class RecyclingSequence(SequenceDrafter):
         return Draft.of(tree["token"], tree["parent"], probabilities)
 
     def observe(self, step: Step) -> None:
+        """Record the emitted tokens, and learn from the target's logits, at nodes of other drafters too."""
         drafted, self._drafted = self._drafted or self._prompt is not None, False
         if self._prompt is not None:
             self._recycler.grow(self._prompt, 0)
             self._prompt = None
         self._recycler.observe(step.tokens, step.finished)
-        if drafted:
-            self._learn_from(step)
-
-    def statistics(self) -> Mapping[str, float]:
-        return {PREDICTED: self._recycler.predicted} if self._predicted else {}
-
-    def _learn_from(self, step: Step) -> None:
-        """Learn from the target's logits, at nodes of other drafters too."""
+        if not drafted:
+            return
         draft = step.draft
         ngrams = self._recycler.ngrams(draft.parents, draft.tokens)
         chosen = np.full(len(draft), ABSENT, np.int64)
@@ -202,6 +197,9 @@ class RecyclingSequence(SequenceDrafter):
             self._recycler.matrix.learn(ngrams[teaching], *step.top(self.drafter.k, teaching))
         else:
             self._learn_within(step.grammar_states, step, teaching, ngrams)
+
+    def statistics(self) -> Mapping[str, float]:
+        return {PREDICTED: self._recycler.predicted} if self._predicted else {}
 
     def _learn_within(
         self, states: Sequence[State | None], step: Step, teaching: np.ndarray, ngrams: np.ndarray

@@ -180,7 +180,7 @@ class Batch:
         for row, request in enumerate(self.requests):
             draft = best.get(row)
             if draft is None or (border is not None and not border.fits(request.sequence.length - 1, len(draft))):
-                draft = Draft.chain([request.sequence.newest])
+                draft = Draft.chain(request.sequence.on_host[-1:])
             drafts.append(draft)
         return drafts
 
@@ -273,12 +273,6 @@ class Batch:
         self._states = _states_read(self.target, self.requests)
         self.runner.leave(order, self.longest - 1)
 
-    def leave_ended(self) -> None:
-        """Remove the sequences that have ended, unless all have."""
-        ended = [request for request in self.requests if request.sequence.ended]
-        if 0 < len(ended) < len(self.requests):
-            self.leave(ended)
-
     def give_back(self) -> None:
         """Leave in the cache that the batch began with all tokens of each sequence but the last."""
         self.runner.give_back([request.sequence.length - 1 for request in self.requests])
@@ -355,8 +349,9 @@ def decode(
             finally:
                 with turn():
                     batch.learn()
-            if not run.keeps_all:
-                batch.leave_ended()
+            ended = [] if run.keeps_all else [request for request in batch.requests if request.sequence.ended]
+            if 0 < len(ended) < len(batch.requests):
+                batch.leave(ended)
 
 
 def _spoiled(drafts: list[Draft], verified: Pass, at_once: TreeSteps | None, active: list[int]) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
@@ -145,8 +146,6 @@ class Pace:
     drafter: SequenceDrafter
     nodes: int | Literal["auto"] | None
     """See `DrafterTraits.nodes`."""
-    runs_model: bool = field(init=False)
-    """Whether the overhead of its drafts is that of passes of a draft model."""
     budget: Budget | None = field(default=None, init=False)
     """That of the draft of this step; None without one, or for a draft that is not sized by cost."""
     paused: int = field(default=0, init=False)
@@ -161,11 +160,6 @@ class Pace:
     """Spent on the draft of this step."""
     drafts: int = field(default=0, init=False)
     """Drafts so far; the first one also reads the prompt, and is not measured."""
-
-    def __post_init__(self) -> None:
-        for within in (False, True):
-            Ledger.of(self.drafter.drafter, within).begin()
-        self.runs_model = self.drafter.pass_cost is not None
 
 
 class Pacer:
@@ -199,7 +193,8 @@ class Pacer:
         if fixed:
             return cls(lambda sequences, _: fixed_curve(target, sequences), measures=False)
         times = pass_times(target) if captured is None else pass_times(target, captured.kind)
-        return cls(times.curve, agreed_time(target), keep=times.keep)
+        agreed = float if target.processes < 2 else partial(agreed_time, target)
+        return cls(times.curve, agreed, keep=times.keep)
 
     # What verifying takes
 
@@ -244,6 +239,8 @@ class Pacer:
             pace.paused -= 1
             return None
         ledger, cost = Ledger.of(pace.drafter.drafter, within), pace.drafter.pass_cost
+        if not pace.drafts:
+            ledger.begin()
         overhead, sums = ledger.overheads.get(self._sequences), self._sums.get(ledger)
         if overhead is None:
             prior = _OVERHEAD if cost is None else cost * self._sequences
@@ -253,10 +250,10 @@ class Pacer:
         pace.ledger, pace.overhead, pace.sums, pace.drafts = ledger, overhead, sums, pace.drafts + 1
         _, _, accepted, predicted = sums.tolist()
         ratio, times = min(1.0, accepted / predicted), self.curve.relative
-        if pace.runs_model:
-            pace.budget = Budget(times, ratio, of_pass=overhead.step)
-        else:
+        if cost is None:
             pace.budget = Budget(times, ratio, step=overhead.step, node=overhead.node)
+        else:  # its overhead is that of passes of a draft model
+            pace.budget = Budget(times, ratio, of_pass=overhead.step)
         return pace.budget
 
     def best(self, drafts: Sequence[Draft], paces: Sequence[Pace]) -> Sequence[Draft]:
@@ -280,7 +277,7 @@ class Pacer:
         if budget is None:
             return
         overhead, nodes = pace.overhead, len(step.draft)
-        units, size = (budget.passes, 1) if pace.runs_model else (1, nodes)
+        units, size = (1, nodes) if pace.drafter.pass_cost is None else (budget.passes, 1)
         if self._measures and units and pace.drafts > 1:
             # The sequences of a batch are drafted for one after another.
             passes = self._agreed((pace.seconds + seconds) * self._sequences / float(self.curve.seconds[0]))

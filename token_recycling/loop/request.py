@@ -77,7 +77,7 @@ class TokenSequence:
     @property
     def tokens(self) -> torch.Tensor:
         """(length,) int64, a view."""
-        return self._on_device()[self.padding : self.columns]
+        return self.padded[0, self.padding :]
 
     @property
     def on_host(self) -> torch.Tensor:
@@ -87,7 +87,10 @@ class TokenSequence:
     @property
     def padded(self) -> torch.Tensor:
         """(1, padding + length) int64, a view: what `generate` shows to processors and criteria."""
-        return self._on_device()[None, : self.columns]
+        if self._copied < self.columns and self._host is not self._buffer:
+            self._buffer[self._copied : self.columns] = self._host[self._copied : self.columns]
+        self._copied = self.columns
+        return self._buffer[None, : self.columns]
 
     def _grow(self) -> None:
         """More than double the buffer; views of the old one stay as they are."""
@@ -97,22 +100,10 @@ class TokenSequence:
         self._cells = self._host.numpy()
         self._buffer = self._host if on_host else torch.cat([self._buffer, self._buffer.new_empty(more)])
 
-    def _on_device(self) -> torch.Tensor:
-        """The tokens on the prompt's device."""
-        if self._copied < self.columns and self._host is not self._buffer:
-            self._buffer[self._copied : self.columns] = self._host[self._copied : self.columns]
-        self._copied = self.columns
-        return self._buffer
-
     @property
     def length(self) -> int:
         """Tokens of the sequence, without padding."""
         return self.columns - self.padding
-
-    @property
-    def newest(self) -> int:
-        """The newest token."""
-        return int(self._cells[self.columns - 1])
 
     @property
     def max_length(self) -> int:
@@ -343,10 +334,11 @@ class Request:
 
     def _proposal(self, target: Target, pacer: Pacer, pace: Pace, state: State | None, remaining: int) -> Draft:
         """Return the draft of the drafter, with `remaining` tokens to emit; a lone root where drafting is disabled."""
-        budget, newest = pacer.budget(pace, state is not None), self.sequence.newest
+        budget, on_host = pacer.budget(pace, state is not None), self.sequence.on_host
+        newest = int(on_host[-1])
         if budget is None:
             return Draft.chain([newest])
-        tokens = self.sequence.on_host if self.traits.on_host else self.sequence.tokens.to(target.device)
+        tokens = on_host if self.traits.on_host else self.sequence.tokens.to(target.device)
         warp, began = self.selector.warp if self.selector.sample else None, now()
         draft = pace.drafter.draft(Context(tokens, remaining, warp, state, self.draft_generator, budget))
         pace.seconds = now() - began

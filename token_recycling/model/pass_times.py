@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -133,9 +133,9 @@ def pass_times(target: Target, kind: str = "") -> PassTimes:
     return target.kept.get(key, partial(_new, target, kind), of="form")
 
 
-def _agreed(target: Target, seconds: float) -> float:
-    """Return the time that rank 0 measured, which counts for all ranks: with different trees they would wait for each
-    other for ever. All must call it at the same point. One broadcast of 8 bytes.
+def agreed_time(target: Target, seconds: float) -> float:
+    """Return the time that rank 0 measured, which counts for all ranks of a model: with different trees they would wait
+    for each other for ever. All must call it at the same point. One broadcast of 8 bytes.
     """
     agreed = torch.tensor(seconds, dtype=torch.float64, device=target.device)
     meshes = (weight.device_mesh for weight in target.model.parameters() if hasattr(weight, "device_mesh"))
@@ -143,11 +143,6 @@ def _agreed(target: Target, seconds: float) -> float:
     group = None if mesh is None else mesh["tp"].get_group() if mesh.ndim > 1 else mesh.get_group()
     torch.distributed.broadcast(agreed, group=group, group_src=0)
     return float(agreed)
-
-
-def agreed_time(target: Target) -> Callable[[float], float]:
-    """Return what makes a measured time equal in all processes of a model."""
-    return float if target.processes < 2 else partial(_agreed, target)
 
 
 def fixed_curve(target: Target, sequences: int) -> OnlineCurve:

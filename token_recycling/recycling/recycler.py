@@ -115,14 +115,19 @@ class Recycler:
         """Tokens since then, as far as they were observed."""
         self._index, self._ahead = SuffixIndex(), 0
         """Of the predicted output, so many tokens, then of the sequence."""
-        self._sequence = new_sequence(len(prompt), nodes, 1 if chains else CHILDREN, corrected, learns)
+        self._sequence = sequence = np.zeros(1, SEQUENCE)
+        sequence["copying"]["place"], sequence["copying"]["prompt"] = ABSENT, len(prompt)
+        sequence["recent"] = ABSENT
+        sequence["most_nodes"], sequence["most_children"] = nodes, 1 if chains else CHILDREN
+        sequence["corrected"], sequence["counted"] = corrected, learns
         self._template = np.zeros(0 if template is None else len(template), TEMPLATE_NODE)
         if template is not None:
             self._template["parent"], self._template["rank"] = template.parents, template.ranks
-        self._tree = new_tree(nodes + 1)
+        self._tree = np.zeros(nodes + 1, NODE)
+        self._tree["copies"]["place"] = ABSENT
         self.grown = 0
         """Nodes of the draft, the root included; 0 once its outcome was counted."""
-        self._bound: tuple[tuple[IndexArrays, IndexArrays], tuple] | None = None
+        self._bound: tuple[IndexArrays, IndexArrays, tuple] | None = None
         """The indexes of the last call of `advance`, and the arguments that stay the same as long as these do."""
 
     def predict(self, tokens: Sequence[int] | np.ndarray, answered: int = 0) -> None:
@@ -210,9 +215,8 @@ class Recycler:
         if len(tokens) > self.recorded:
             self._record(tokens[self.recorded :].tolist())
         self._length, self._last, self._written = len(tokens), int(tokens[-1]), []
-        return self._advance(
-            tokens[self._read :].astype(np.int64), self._searched, max(max_depth, 0), least, costs, ratio, mask=mask
-        )
+        written = tokens[self._read :].astype(np.int64)
+        return self._advance(written, max(max_depth, 0), least, costs, ratio, mask=mask)
 
     def grow_on(self, max_depth: int, least: float) -> float:
         """Add the nodes that gain more than `least`; return the gain of the best one that was not added."""
@@ -222,7 +226,6 @@ class Recycler:
     def _advance(
         self,
         written: np.ndarray | None = None,
-        reads: bool = False,
         max_depth: int = _NO_DRAFT,
         least: float = 0.0,
         costs: np.ndarray = NO_COSTS,
@@ -232,21 +235,24 @@ class Recycler:
         probability: float = 0.0,
         mask: np.ndarray = _NO_MASK,
     ) -> tuple[int, float]:
-        """Call `advance` with the tokens that were `written` since the last draft, to count its outcome, and whether
-        they are put into the index; return how many nodes pay, and the gain of the best one that was not added.
+        """Call `advance` with the tokens that were `written` since the last draft, to count its outcome; they are put
+        into the index where that is searched. Return how many nodes pay, and the gain of the best one that was not
+        added.
         """
         outcome_of, indexed = 0, _NOT_READ
         if written is not None:
             outcome_of, self.grown = self.grown, 0
-            indexed, self._read = self._read if reads else _NOT_READ, self._read + len(written)
-            if reads and self._ahead + self._read > len(self._index.arrays.tokens):
+            indexed, self._read = self._read if self._searched else _NOT_READ, self._read + len(written)
+            if self._searched and self._ahead + self._read > len(self._index.arrays.tokens):
                 self._index.reserve(len(written))
-        indexes = self._index.arrays, self.matrix.history.arrays
-        bound = self._bound
-        if bound is None or bound[0][0] is not indexes[0] or bound[0][1] is not indexes[1]:
-            bound = self._bound = indexes, self._arrays()
+        matrix, index = self.matrix, self._index.arrays
+        history, bound = matrix.history.arrays, self._bound
+        if bound is None or bound[0] is not index or bound[1] is not history:
+            own, shared = (self._sequence, self._tree, self._template, *index), (*matrix.rows, *history)
+            state = matrix.calibration, matrix.outcomes, *matrix.workspace
+            bound = self._bound = index, history, (*own, *shared, *state)
         paying, self.grown, gain = advance(
-            *bound[1],
+            *bound[2],
             _NO_TOKENS if written is None else written,
             outcome_of,
             indexed,
@@ -262,21 +268,6 @@ class Recycler:
         )
         return paying, gain
 
-    def _arrays(self) -> tuple:
-        """Return the first arguments of `advance`."""
-        matrix = self.matrix
-        return (
-            self._sequence,
-            self._tree,
-            self._template,
-            *self._index.arrays,
-            *matrix.rows,
-            *matrix.history.arrays,
-            matrix.calibration,
-            matrix.outcomes,
-            *matrix.workspace,
-        )
-
     # Learning
 
     def observe(self, written: Sequence[int], ends: bool) -> None:
@@ -286,7 +277,7 @@ class Recycler:
         self._record(written, ends)
         self._written += written
         if ends:
-            self._advance(np.array(self._written, np.int64), self._searched)
+            self._advance(np.array(self._written, np.int64))
             self._written = []
 
     def forget_draft(self) -> None:
@@ -307,23 +298,6 @@ class Recycler:
         if self.learns:
             self.recorder.add(written, ends)
         self.recorded += len(written)
-
-
-def new_sequence(prompt: int, nodes: int, children: int, corrected: bool, counted: bool) -> np.ndarray:
-    """Return a new sequence, (1,) of `SEQUENCE`, after a prompt of so many tokens."""
-    sequence = np.zeros(1, SEQUENCE)
-    sequence["copying"]["place"], sequence["copying"]["prompt"] = ABSENT, prompt
-    sequence["recent"] = ABSENT
-    sequence["most_nodes"], sequence["most_children"] = nodes, children
-    sequence["corrected"], sequence["counted"] = corrected, counted
-    return sequence
-
-
-def new_tree(nodes: int) -> np.ndarray:
-    """Return an empty tree of up to `nodes` nodes, the root included: (nodes,) of `NODE`."""
-    tree = np.zeros(nodes, NODE)
-    tree["copies"]["place"] = ABSENT
-    return tree
 
 
 @compiled(allocates=False)
