@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 
+import jsonschema
 import pytest
 from support.byte_grammars import admits, byte_tokenizer
 
@@ -16,7 +17,7 @@ TOKENIZER = byte_tokenizer()
 CHARACTERS = [*"ab&[]:~-+,^_ .$<>/|(#A1B", "é", "٣", "\n", "\r", "\t", "\u2028", "\u00a0", "\ufeff", "\u0085"]
 PATTERNS = [
     "^[^a&&b]$", "^[a&&b]$", "^[[:alpha:]]$", "^[^[a]b]$", "^[+--]$", "^[^+--]$", "^[a~~b]$", r"^\W$",
-    r"^[^\w]$", r"^\D$", r"^[^\d]$", r"^[\W_]$", r"^\S$", r"^[^\s]$", "^.$", r"^\s$", "^[]a]$", "^[^]a]$",
+    r"^[^\w]$", r"^\D$", r"^[^\d]$", r"^[\W_]$", r"^\S$", r"^[^\s]$", "^.$", r"^\s$",
     r"^[\]a]$", "^[a-]$", r"^[\w-]+$",
     r"^\<a\>$", r"^\ a$", r"^a\-b$", r"^[a\-z]$", r"^[\[\]]$", r"^[\^a]$", "^[a^]$", r"^\$$", r"^\/$", "a|^b",
     "^(a|b)$", r"^[A-Z]{2}$", r"^[\x41-\x43]$", r"^[\u0041-\u0043]$", r"^[\t]$", r"^[\b]$",
@@ -40,6 +41,33 @@ def test_a_pattern_matches_nothing_more_than_pythons(pattern):
 def test_a_pattern_without_end_is_refused(pattern):
     with pytest.raises(ValueError, match=r"ends with|no end"):
         translated(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a++", "a**", "^*a", "(*a)", "a{ 2}", "{a}", "a{,2}", r"a\Z", r"\Aa", r"\z", r"\a", r"\x{61}", r"\U00000061",
+     r"\pL", r"\p{Greek}", r"\1", r"\b*", "[]a]", "[^]a]", r"[\w-a]", r"[a-\d]", "(?x) a", "(?m)^a", "(?>a)", "a(?i)"],
+)  # fmt: skip
+def test_syntax_that_the_dialects_do_not_share_is_refused(pattern):
+    """Rust, which enforces patterns, reads most of these in a third way."""
+    with pytest.raises(ValueError, match="#/pattern"):
+        compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": pattern})
+
+
+@pytest.mark.parametrize("control", [r"\x01", r"\u001f", r"\x7f", r"\0", r"\v", "\x02", r"[\x01\x02]"])
+def test_control_characters_are_never_left_out_of_a_pattern(control):
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "pattern": f"^(a{control}|b{control}?)$"})
+    assert [text for text in ("a", "b", "ab") if admits(grammar, f'"{text}"')] == ["b"]
+
+
+@pytest.mark.parametrize("rest", [True, False, {"const": 2}])
+def test_a_name_before_a_newline_satisfies_what_python_demands_of_it(rest):
+    schema = {"type": "object", "patternProperties": {"^a$": {"const": 1}}, "additionalProperties": rest}
+    validator, grammar = jsonschema.Draft202012Validator(schema), compiled(TOKENIZER, "json_schema", schema)
+    values = [{name: number} for name in ("a", "a\n", "\na", "a\n\n", "b") for number in (1, 2)]
+    admitted = [value for value in values if admits(grammar, json.dumps(value))]
+    assert {"a": 1} in admitted
+    assert all(map(validator.is_valid, admitted))
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from decimal import Decimal, localcontext
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.byte_grammars import admits, byte_tokenizer, random_output
 
 from token_recycling.grammar.compile import compiled
+from token_recycling.grammar.schema import UnenforceableError
 
 TOKENIZER = byte_tokenizer()
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -166,6 +170,66 @@ def test_outputs_of_small_schemas_are_valid_or_the_schema_is_refused(kind):
         wrong += [(schema, output) for output in outputs if not validator.is_valid(json.loads(output))]
     assert wrong == []
     assert enforced >= FEWEST.get(kind, len(KINDS[kind]) // 2), "schemas of this kind were enforced before"
+
+
+BOUNDARIES = st.one_of(
+    st.sampled_from([0, 1, 0.1, 0.3, 99.5, 2**53, 1e16, 1e-7, 5e-324]),
+    st.floats(0, 9e18),
+    st.integers(0, 2**62),
+    st.builds(lambda digits, exponent: digits * 10.0**exponent, st.integers(1, 99), st.integers(-12, 16)),
+)
+
+
+@settings(max_examples=40)
+@given(BOUNDARIES, st.booleans(), st.sampled_from(["integer", "number"]), st.sampled_from(["minimum", "maximum"]))
+def test_no_number_is_read_beyond_a_limit(bound, negative, kind, name):
+    """Whatever its digits: 0.29999999999999999 is read as 0.3, which `exclusiveMaximum` may forbid."""
+    bound = -bound if negative else bound
+    exact = Decimal(bound) if isinstance(bound, int) else Decimal(repr(bound))
+    steps = [sign * digit * Decimal(10) ** -place for place in range(22) for digit in (1, 5, 9) for sign in (-1, 1)]
+    with localcontext(prec=60):
+        texts = [format(exact + step, "f") for step in [Decimal(0), *steps]]
+    for keyword in (name, f"exclusive{name.capitalize()}"):
+        schema = {"type": kind, keyword: bound}
+        try:
+            grammar = compiled(TOKENIZER, "json_schema", schema)
+        except UnenforceableError as error:
+            assert all(lost.keyword.lower().endswith(name) for lost in error.unenforced)  # noqa: PT017
+            continue
+        validator = jsonschema.Draft202012Validator(schema)
+        assert [text for text in texts if admits(grammar, text) and not validator.is_valid(json.loads(text))] == []
+
+
+@pytest.mark.parametrize("step", [2, 3, 0.5, 1.5, 2.5, 0.03125])
+def test_no_multiple_is_read_as_another_number(step):
+    schema = {"type": "number", "multipleOf": step}
+    validator, grammar = jsonschema.Draft202012Validator(schema), compiled(TOKENIZER, "json_schema", schema)
+    numbers = [Decimal(step) * (10**exponent + extra) for exponent in range(20) for extra in (0, 1, 3, 7)]
+    texts = [format(number, "f") for number in numbers]
+    texts += [f"{text}.0" for text in texts if "." not in text]
+    admitted = [text for text in texts if admits(grammar, text)]
+    assert len(admitted) > 40
+    assert [text for text in admitted if not validator.is_valid(json.loads(text))] == []
+
+
+@pytest.mark.parametrize("step", [0.1, 0.01, 0.3, 1.1])
+def test_a_multiple_that_validators_would_not_find_to_be_one_is_refused(step):
+    """0.07 / 0.01 is 7.000000000000001 in float64."""
+    with pytest.raises(ValueError, match=r"#/multipleOf: .* float64"):
+        compiled(TOKENIZER, "json_schema", {"type": "number", "multipleOf": step})
+
+
+@pytest.mark.parametrize(
+    ("draft", "schema"),
+    [
+        ("07", {"type": "array", "prefixItems": [TEXT], "items": INTEGER}),
+        ("07", {"type": "array", "contains": TEXT, "minContains": 0}),
+        ("04", {"oneOf": [{"type": "null", "const": "a"}, {"type": "null"}]}),
+    ],
+)
+def test_a_keyword_that_another_draft_reads_otherwise_is_refused(draft, schema):
+    with pytest.raises(ValueError, match=f"is no keyword of draft {draft}"):
+        compiled(TOKENIZER, "json_schema", {"$schema": f"http://json-schema.org/draft-{draft}/schema#", **schema})
 
 
 @pytest.mark.parametrize("bounds", [{"minimum": 1e19, "maximum": 1e20}, {"exclusiveMaximum": -1e19, "minimum": -1e20}])

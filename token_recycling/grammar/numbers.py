@@ -5,7 +5,7 @@ each remainder of a division.
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 _LARGEST = 2**63 - 1024
 """The largest float64 that is an int64, as which llguidance reads whole bounds; it has no least one."""
@@ -17,33 +17,49 @@ INTEGERS = {
 }
 """The least and the largest number of formats of integers (OpenAPI's registry), as far as llguidance can tell."""
 _MAX_REMAINDERS = 10_000
-_LEAST_STEP = 1e-9
-"""How much farther from zero than a whole exclusive bound a number must be."""
+LARGEST_MULTIPLE = 2**48
+"""Largest number that is written as a multiple of a fraction: float64 keeps five binary places of it, which is as many
+as a step of `_MAX_REMAINDERS` has.
+"""
+_DIGITS = 15
+"""Decimal digits of a limit, and most of them after the point: every float64 keeps as many."""
 
 
-def rounded(value: float, upward: bool) -> float:
-    """Return a bound that float64 can express, no weaker than `value`, and a whole one as an integer: llguidance reads
-    the float next to 2**63 as that.
+def inclusive(value: float, exclusive: bool, upward: bool, whole: bool) -> float:
+    """Return a limit that numbers may reach for one that they may not where it is `exclusive`.
+
+    It is no weaker than `value`. llguidance 1.9.1 loses digits of a limit after the fifteenth, and whoever reads an
+    output as float64 those of its numbers. `upward`: whether it is a least value; `whole`: whether the numbers are
+    integers.
     """
+    if whole:
+        nearest = math.ceil(value) if upward else math.floor(value)
+        if exclusive and nearest == value:
+            nearest += 1 if upward else -1
+        return int(_float64(nearest, upward))
+    decimal = Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+    step = Decimal(1).scaleb(max(decimal.adjusted() - _DIGITS + 1, -_DIGITS))
+    limit = decimal.quantize(step, ROUND_CEILING if upward else ROUND_FLOOR)
+    if exclusive and limit == decimal:
+        limit += step if upward else -step
+    return int(limit) if limit == limit.to_integral_value() else float(limit)
+
+
+def _float64(value: int, upward: bool) -> float:
+    """Return the next number of float64 that is no weaker a limit."""
     nearest = float(value)
     if upward and nearest < value:
-        nearest = math.nextafter(nearest, math.inf)
-    elif not upward and nearest > value:
-        nearest = math.nextafter(nearest, -math.inf)
-    return int(nearest) if nearest.is_integer() and abs(nearest) < 2**63 else nearest
+        return math.nextafter(nearest, math.inf)
+    if not upward and nearest > value:
+        return math.nextafter(nearest, -math.inf)
+    return nearest
 
 
-def inclusive(bounds: dict[str, float]) -> dict[str, float]:
-    """Return bounds with a whole exclusive one that faces away from zero as an inclusive one just beyond it: llguidance
-    admits 1 for `{"exclusiveMinimum": 1, "maximum": 1.5}`, and -1 for its mirror image.
-    """
-    for exclusive, name, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
-        whole = bounds.get(exclusive)
-        if whole is not None and whole == int(whole) and sign * whole >= 0:
-            beyond = abs(whole) + max(_LEAST_STEP, math.ulp(whole))
-            rest = {key: value for key, value in bounds.items() if key != exclusive}
-            return {**rest, name: sign * max(beyond, sign * bounds.get(name, whole))}
-    return bounds
+def inexact(step: float) -> str | None:
+    """Say why a number may be a multiple of `step` and not found to be one, or return None."""
+    if Decimal(repr(step)) == Decimal(step):
+        return None
+    return f"{step} has no exact float64, in which most validators divide: to them some multiples are none"
 
 
 def too_many_remainders(step: float) -> str | None:

@@ -2,13 +2,16 @@
 
 The dialects differ: a class of Rust has set operations (`[a&&b]`) and nested classes, `\\w` of Python knows all
 letters, `.` of ECMA-262 excludes more line ends. A translated pattern matches strings that both `re.search` and
-ECMA-262 match, or, of names that others must not have, either.
+ECMA-262 match, or, of names that others must not have, either. Syntax that neither has, or to which they give different
+meanings, is refused: Rust would read `a++`, `\\z` or `[]a]` in a third way.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+from .json_values import shown
 
 _SPACE = r"\t\n\x0B\x0C\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """White space of both dialects."""
@@ -22,27 +25,37 @@ _CLASSES = {
     "s": (_SPACE, _ANY_SPACE),
 }
 """For each escape of a class: the characters that are in it in both dialects, and those that are in it in either."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\[acev0]|\\[xu]\{?0*(?:[01][0-9a-fA-F]|[0-9a-fA-F]|7[fF])(?![0-9a-fA-F])")
-WRITABLE = r"^[^\x00-\x07\x0B\x0E-\x1f\x7f]*$"
-"""A pattern in Rust's syntax of all strings without control characters that have no short escape in JSON."""
 _NEWLINES = r"\n\r\u2028\u2029"
-_NEVER_WRITTEN = r"\x01"
-"""A control character that is left out of classes. In a string that may hold all of them, llguidance 1.9.1 admits every
-escape, so that quotation marks and backslashes are strings of `[^"]` and `[^\\\\]`.
+_UNWRITABLE = r"\x00-\x07\x0B\x0E-\x1f\x7f"
+"""Control characters without a short escape in JSON, which are left out of classes. llguidance 1.9.1 skips those that a
+pattern names, and in a string that may hold all of them it admits every escape, so that quotation marks and backslashes
+are strings of `[^"]` and `[^\\\\]`.
 """
+_WRITABLE = f"&&[^{_UNWRITABLE}]"
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??")
+_GROUP = re.compile(r"\((?!\?)|\(\?(?:[is]*:|P?<[A-Za-z_]\w*>)")
+_FLAGS = re.compile(r"\(\?[is]+\)")
+"""Flags of a whole pattern, which only Python has."""
+_LETTER_ESCAPE = re.compile(
+    r"\\(?:[dDwWsSbBtnrfv]|0(?![0-9])|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}"
+    r"|[pP]\{(?:[CLMNPSZ][a-z]?|(?:Script|sc|General_Category|gc)=[A-Z]\w*|Letter|Number|Alphabetic|Uppercase|Lowercase)\})"
+)
+"""Escapes that begin with a letter or a digit and mean the same in Rust as in the dialects that have them."""
 
 
 def translated(pattern: str, either: bool = False) -> str:
-    """Return a pattern in Rust's syntax, of the strings that it matches in both dialects, or in `either`. What Rust
-    cannot express, such as look-ahead, is passed on and refused there. Raise ValueError for a pattern that ends within
-    an escape or a class.
+    """Return a pattern in Rust's syntax, of the strings that it matches in both dialects, or in `either`. Raise
+    ValueError for syntax in which the dialects differ, and for a pattern that ends within an escape or a class.
     """
     return "".join(_pieces(pattern, either))
 
 
-def may_name_control_characters(pattern: str) -> bool:
-    """Whether a pattern may name control characters. Where those cannot be written, llguidance 1.9.1 skips them."""
-    return _CONTROL.search(pattern) is not None
+def before_a_newline(pattern: str) -> str | None:
+    """Return the pattern of the strings that Python matches as well since its `$` ignores a newline after them; None if
+    it is not just that which it matches in `either` dialect.
+    """
+    both = translated(pattern)
+    return f"{both[:-1]}\\n$" if translated(pattern, either=True) == both[:-1] + _END_OF_EITHER else None
 
 
 def whole(pattern: str) -> str:
@@ -72,19 +85,40 @@ def searched(pattern: str) -> str:
 
 
 def _pieces(pattern: str, either: bool) -> Iterator[str]:
-    position = 0
+    flags = _FLAGS.match(pattern)
+    position = flags.end() if flags else 0
+    yield pattern[:position]
+    repeatable = False
     while position < len(pattern):
-        character = pattern[position]
-        if character == "\\":
+        character, quantifier = pattern[position], _QUANTIFIER.match(pattern, position)
+        if quantifier is not None:
+            if not repeatable:
+                raise ValueError(f"{shown(quantifier[0])} follows nothing that can be repeated")
+            piece, position = quantifier[0], quantifier.end()
+        elif character == "\\":
             piece, position = _escape(pattern, position, either)
-            yield piece
         elif character == "[":
             piece, position = _class(pattern, position, either)
-            yield piece
+        elif character == "(":
+            group = _GROUP.match(pattern, position)
+            if group is None:
+                raise ValueError(f"{shown(pattern[position : position + 4])} begins a group that is not supported")
+            piece, position = group[0], group.end()
+        elif character == "{":
+            raise ValueError(f"{shown(pattern[position : position + 4])} is no repetition; write \\{{ for a brace")
         else:
-            any_character = r"[^\n]" if either else rf"[^{_NEWLINES}]"
-            yield any_character if character == "." else character
-            position += 1
+            piece, position = (_EITHER if either else _BOTH).get(character, character), position + 1
+            if not character.isprintable() and character.isascii():
+                piece = f"[{character}{_WRITABLE}]"
+        repeatable = quantifier is None and not piece.startswith("(") and piece not in _NEVER_REPEATED
+        yield piece
+
+
+_ANY, _END_OF_EITHER = r"[\s\S]", r"\n?$"
+_NEVER_REPEATED = ("|", "^", "$", _END_OF_EITHER, r"\b", r"\B")
+_BOTH = {".": rf"[^{_NEWLINES}]"}
+_EITHER = {".": _ANY, "$": _END_OF_EITHER}
+"""How Rust writes characters that it reads otherwise."""
 
 
 def _escape(pattern: str, position: int, widest: bool, in_class: bool = False) -> tuple[str, int]:
@@ -97,28 +131,36 @@ def _escape(pattern: str, position: int, widest: bool, in_class: bool = False) -
         if letter.islower():
             members = either if widest else both
             return (members if in_class else f"[{members}]"), position + 2
-        return f"[^{both if widest else either}{_NEVER_WRITTEN}]", position + 2
+        return f"[^{both if widest else either}{_UNWRITABLE}]", position + 2
     if letter == "b" and in_class:
         return r"\x08", position + 2
-    if not letter.isalnum() and (letter.isspace() or letter in "<>" or not letter.isascii()):
+    if letter.isascii() and letter.isalnum():
+        escape = _LETTER_ESCAPE.match(pattern, position)
+        if escape is None:
+            raise ValueError(f"{shown(pattern[position : position + 2])} is no escape of both Python and ECMA-262")
+        text = r"\x00" if letter == "0" else escape[0]
+        return (text if in_class or letter not in "xuv0" else f"[{text}{_WRITABLE}]"), escape.end()
+    if letter.isspace() or letter in "<>" or not letter.isascii():
         return letter, position + 2
     return pattern[position : position + 2], position + 2
+
+
+_CLASS_IN_A_RANGE = re.compile(r"\\[dDwWsSpP](?:\{\w+\})?-[^\]]|-\\[dDwWsSpP]")
 
 
 def _class(pattern: str, position: int, either: bool) -> tuple[str, int]:
     """Return the class of characters at a position, and the position after it."""
     negated = pattern[position + 1 : position + 2] == "^"
     pieces, position = ["[^" if negated else "["], position + 1 + negated
+    if pattern[position : position + 1] == "]":
+        raise ValueError("a class that begins with ] has it as a member in Python and is empty in ECMA-262")
     first = True
     while position < len(pattern):
         character = pattern[position]
-        if character == "]" and not first:
-            members = "".join(pieces)
-            if negated:
-                members += _NEVER_WRITTEN
-            elif may_name_control_characters(members):
-                members += f"&&[^{_NEVER_WRITTEN}]"
-            return f"{members}]", position + 1
+        if _CLASS_IN_A_RANGE.match(pattern, position) and not (first and character == "-"):
+            raise ValueError("a range in a class of characters begins or ends with a class")
+        if character == "]":
+            return f"{''.join(pieces)}{_UNWRITABLE if negated else _WRITABLE}]", position + 1
         if character == "\\":
             piece, position = _escape(pattern, position, negated != either, in_class=True)
             pieces.append(piece)
@@ -126,7 +168,7 @@ def _class(pattern: str, position: int, either: bool) -> tuple[str, int]:
             pieces.append(r"-\-")  # a range that ends with a hyphen
             position += 2
         else:
-            literal = character in "[&~" or (first and character in "]-") or pattern[position : position + 2] == "-]"
+            literal = character in "[&~" or (first and character == "-") or pattern[position : position + 2] == "-]"
             pieces.append("\\" * literal + character)
             position += 1
         first = False

@@ -17,10 +17,16 @@ class References:
         self._document = document
 
     @cached_property
+    def draft(self) -> str:
+        """Return the draft that the document names, such as `2019-09` or `07`; the newest one by default."""
+        dialect = self._document.get("$schema") if isinstance(self._document, dict) else None
+        named = re.search(r"/draft[-/](0[3-7]|20[0-9]{2}-[0-9]{2})/", dialect) if isinstance(dialect, str) else None
+        return named[1] if named else "2020-12"
+
+    @cached_property
     def hide_siblings(self) -> bool:
         """Whether `$ref` hides the keywords beside it, as before draft 2019-09."""
-        dialect = self._document.get("$schema") if isinstance(self._document, dict) else None
-        return isinstance(dialect, str) and re.search(r"/draft-0[3-7]/", dialect) is not None
+        return self.draft < "2019-09"
 
     def resolved(self, reference: Any, resource: str) -> tuple[str, str] | None:
         """Return the place that a reference within a resource names, and its resource; None if there is none."""

@@ -23,8 +23,8 @@ from .disjoint import MAX_COMPARISONS, Comparison
 from .endless import prune
 from .formats import FORMATS
 from .json_values import TYPES, Schema, at_pointer, escaped, is_number, shown, strings, unescaped, unwritable
-from .numbers import INTEGERS, inclusive, rounded, too_many_remainders
-from .patterns import WRITABLE, may_name_control_characters, translated
+from .numbers import INTEGERS, LARGEST_MULTIPLE, inclusive, inexact, too_many_remainders
+from .patterns import before_a_newline, translated
 from .references import References, is_resource
 
 MAX_DEPTH, MAX_NODES = 100, 50_000
@@ -95,6 +95,8 @@ def enforceable(schema: Schema, closed: bool) -> Enforceable:
 
 _IGNORED_WITHOUT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
 """Keywords that mean nothing without another."""
+_SINCE = {"const": "06", "minContains": "2019-09", "prefixItems": "2020-12"}
+"""The first draft with a keyword which changes what others mean: to validators of earlier ones it means nothing."""
 _UNSUPPORTED = ("contains", "$dynamicRef", "$recursiveRef")
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 """Keywords with schemas for the same value."""
@@ -184,6 +186,9 @@ class _Node:
     def result(self) -> Schema:
         schema = self._schema
         composed = [name for name in _IN_PLACE if name in schema]
+        for keyword, draft in _SINCE.items():
+            if keyword in schema and self._walk.references.draft < draft:
+                self._note(keyword, f"is no keyword of draft {self._walk.references.draft}, which $schema names")
         self._type()
         self._values()
         self._numbers()
@@ -261,22 +266,29 @@ class _Node:
         if self._kinds & {"integer", "number", "string"} == {"integer"} and self._schema.get("format") in INTEGERS:
             least, most = INTEGERS[self._schema["format"]]
             low, high = [*low, ("minimum", least)], [*high, ("maximum", most)]
-        for bounds, outer, upward in ((low, max, True), (high, min, False)):
-            by_name: dict[str, float] = {}
-            for name, value in bounds:
-                value = rounded(value, upward)
-                if (value if upward else -value) >= 2**63:
-                    self._note(name, f"{shown(value)} is beyond 2**63")
-                    continue
-                by_name[name] = outer(by_name.get(name, value), value)
-            self._own.update(inclusive(by_name) if "number" in self._kinds else by_name)
+        whole = "number" not in self._kinds
+        for name, bounds, strictest in (("minimum", low, max), ("maximum", high, min)):
+            upward, limits = name == "minimum", list[float]()
+            for keyword, value in bounds:
+                limit = inclusive(value, keyword.startswith("exclusive"), upward, whole)
+                if (limit if upward else -limit) >= 2**63:
+                    self._note(keyword, f"{shown(value)} is beyond 2**63")
+                else:
+                    limits.append(limit)
+            if limits:
+                self._own[name] = strictest(limits)
         step = self._get("multipleOf", lambda value: is_number(value) and value > 0, "a number above 0")
-        if step is not None:
-            why = unwritable(step) or too_many_remainders(step)
-            if why is None:
-                self._own["multipleOf"] = step
-            else:
-                self._note("multipleOf", why)
+        if step is None:
+            return
+        why = unwritable(step) or too_many_remainders(step)
+        if why is None:
+            self._own["multipleOf"] = step
+            if not whole:
+                self._own["minimum"] = max(self._own.get("minimum", -LARGEST_MULTIPLE), -LARGEST_MULTIPLE)
+                self._own["maximum"] = min(self._own.get("maximum", LARGEST_MULTIPLE), LARGEST_MULTIPLE)
+            why = inexact(step)
+        if why is not None:
+            self._note("multipleOf", why)
 
     def _bound(self, name: str, exclusive: str) -> list[tuple[str, float]]:
         """Return the limits of one side; `exclusive` may be a boolean, as in draft 4."""
@@ -300,8 +312,6 @@ class _Node:
         pattern = self._get("pattern", lambda value: isinstance(value, str), "a string")
         if pattern is not None and (rust := self._translated("pattern", pattern)) is not None:
             self._own["pattern"] = rust
-            if may_name_control_characters(pattern):
-                self._others.append({"pattern": WRITABLE})
         name = self._get("format", lambda value: isinstance(value, str), "a string")
         if name is None:
             return
@@ -316,9 +326,6 @@ class _Node:
             self._own.update(merged)
 
     def _translated(self, keyword: str, pattern: str, either: bool = False) -> str | None:
-        if keyword != "pattern" and may_name_control_characters(pattern):
-            self._note(keyword, f"{shown(pattern)} names control characters")
-            return None
         try:
             return translated(pattern, either)
         except ValueError as error:
@@ -421,14 +428,18 @@ class _Node:
         """Express `patternProperties`; `rest`: the schema of other properties. A name that a pattern matches in one
         dialect alone is left out where there are no others, and satisfies the pattern's schema where others are free.
         """
-        self._own["patternProperties"] = {}
+        own = self._own["patternProperties"] = dict[str, Schema]()
         for pattern, value_schema in patterns.items():
-            rust = self._translated("patternProperties", pattern, either=rest is not False)
+            rust = self._translated("patternProperties", pattern, either=rest in (True, {}))
             if rust is None:
                 continue
-            if rest not in (True, False, {}) and rust != translated(pattern):
+            own[rust] = self._child(value_schema, "patternProperties", pattern)
+            if rest in (True, False, {}) or rust == translated(pattern, either=True):
+                continue
+            if (longer := before_a_newline(pattern)) is not None:
+                own[longer] = False
+            else:
                 self._note("patternProperties", f"{shown(pattern)} matches other names in Python than in ECMA-262")
-            self._own["patternProperties"][rust] = self._child(value_schema, "patternProperties", pattern)
 
     def _named(self, keyword: str) -> dict[str, Any] | None:
         """Return the schemas of a keyword by name."""
