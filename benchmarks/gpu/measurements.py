@@ -16,9 +16,10 @@ from transformers import CompileConfig
 from transformers.generation.streamers import BaseStreamer
 
 from token_recycling._util.device import synchronize
+from token_recycling.model.frames import ROWS
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.graphs.support import passes_or_reason
-from token_recycling.model.target import ROWS, Target
+from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft, star
 
 from .profiled import profiled

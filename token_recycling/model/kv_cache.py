@@ -27,9 +27,7 @@ from .compat import (
 )
 from .tree_layer import (
     WINDOW_NODES,
-    BlockTreeLayer,
     Frame,
-    IndexedTreeLayer,
     OffloadedTreeLayer,
     TreeLayer,
     capacity,
@@ -47,12 +45,6 @@ Slots = list[list[torch.Tensor]]
 nothing for a layer that holds none.
 """
 
-_REPLACEMENTS: dict[type, type[TreeLayer]] = {
-    DynamicLayer: TreeLayer,
-    DynamicSlidingWindowLayer: TreeLayer,
-    DynamicIndexedLayer: IndexedTreeLayer,
-}
-"""By layer of transformers, the one that takes its place."""
 _OTHERS = (
     DummyLayer,
     LinearAttentionLayer,
@@ -283,7 +275,13 @@ class TreeCache:
 
 def _replacement_of(layer: Any) -> type[TreeLayer] | None:
     """Return what takes the place of a layer of transformers; None for another one."""
-    return _REPLACEMENTS.get(type(layer)) or (BlockTreeLayer if attends_to_blocks(layer) else None)
+    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+        return TreeLayer
+    if type(layer) is DynamicIndexedLayer or attends_to_blocks(layer):
+        from .indexed_layer import BlockTreeLayer, IndexedTreeLayer
+
+        return BlockTreeLayer if attends_to_blocks(layer) else IndexedTreeLayer
+    return None
 
 
 def _wait_for_copies(cache: Cache) -> None:

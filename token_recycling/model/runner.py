@@ -16,7 +16,7 @@ import torch
 from ..trees.draft import Draft
 from .kv_cache import TreeCache
 from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
-from .target import Target, band_of, rows_of
+from .target import Target
 
 if TYPE_CHECKING:
     from ..trees.packed import PackedTrees
@@ -167,13 +167,14 @@ class EagerRunner:
         if first and (logits := self._first_logits(drafts, sequences)) is not None:
             self._before = before
             return Pass(lengths, cache.length - logits.shape[1], logits)
-        if target.inputs.fixed_shapes and cache.takes_frames:
+        if target.fixed_shapes and cache.takes_frames:
             from ..trees.packed import send
+            from .frames import band_of, packed_inputs, rows_of
 
             cache.settle(lengths)
             n = rows_of(max(map(len, drafts)))
             trees = send(drafts, lengths, n, target.device)
-            inputs = target.inputs.of_packed(trees, band_of(max(lengths) + n), cache)
+            inputs = packed_inputs(target, trees, band_of(max(lengths) + n), cache)
             self.prepared()
             return Pass(lengths, lengths, target.forward(inputs, cache), trees=trees)
         cached = cache.length

@@ -6,11 +6,6 @@ beyond that is in `architectures`. `target` and `draft` are roles that such a mo
 
 Positions, not cache slots, decide what is within a window or a chunk: nodes of one depth lie in different slots and
 have the same position. Rows may differ, so that the same code serves several sequences with holes in their caches.
-
-On an accelerator forward passes have few shapes: attention libraries plan every shape once (cuDNN: 23 to 37 ms of host
-time, kept for ever), and so do captured graphs and compiled code. Drafts are padded to a bucket of rows (`rows_of`),
-and attention runs over a band of slots (`band_of`): the sequence, the draft, and masked slots. On a CPU rows cost time,
-and every forward pass has its exact shape.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from ..trees.draft import Draft
 from .architectures import Reach
-from .attention import attending, biased_by_position, stand_in, stands_in
+from .attention import attending, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
 from .facts import kept_of, shape_of
 from .info import ModelInfo, UnsupportedModelError, model_info
@@ -35,37 +30,10 @@ from .inspection import arguments_of, bytes_read, context_length, input_device, 
 from .kv_cache import TreeCache, layout_of
 from .parts import parts_of
 from .prepacking import PREPACKED, prepacked_of
-from .tree_layer import Frame, TreeLayer, window_band, window_start
+from .tree_layer import Frame, TreeLayer
 
 if TYPE_CHECKING:
-    from ..trees.packed import PackedTrees
     from .recurrence import Mixer
-
-ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
-"""Numbers of nodes, the root included, that drafts are filled up to; the paper's tree has 81."""
-BATCHES = (1, 2, 4, 8, 16, 32)
-"""Numbers of sequences of captured passes."""
-SHORTEST_BAND = 1024
-"""Slots that an accelerator reads in a hundredth of the time of a pass; fewer are not worth a shape."""
-
-
-def rows_of(nodes: int) -> int:
-    """The smallest bucket for `nodes` nodes; beyond the largest, multiples of it."""
-    return next((bucket for bucket in ROWS if bucket >= nodes), -(-nodes // ROWS[-1]) * ROWS[-1])
-
-
-def band_of(slots: int) -> int:
-    """The band for `slots` slots: 1024, 2048, 3072, 4096, 6144, 8192, ..."""
-    band = SHORTEST_BAND
-    while band < slots:
-        band = band * 3 // 2 if band & (band - 1) == 0 and band > SHORTEST_BAND else 1 << band.bit_length()
-    return band
-
-
-def batch_of(sequences: int) -> int:
-    """The smallest batch for so many sequences; beyond the largest, multiples of it."""
-    return next((batch for batch in BATCHES if batch >= sequences), -(-sequences // BATCHES[-1]) * BATCHES[-1])
-
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
 """One mask for all layers, or one by type of layer."""
@@ -102,6 +70,10 @@ class Target:
         """The model that forward passes call: torch would recompile for every new shape of a tree."""
         self.inputs = TreeInputs(info, self.device, self.dtype)
         """Ids, masks and positions of its forward passes."""
+        self.fixed_shapes = device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
+        """Whether passes over drafts have shapes from few (`frames`): on an accelerator, where positions are an
+        argument.
+        """
         self.prepacked = prepacked_of(model)
         """Prepacked weights, where `prepack` was called before."""
         self.compiled = self.eager is not model
@@ -215,6 +187,8 @@ class Target:
             if self.device.type != "cpu":
                 others.enter_context(self._experts_of_decoding())
             if info.key_bias is not None and isinstance(mask, torch.Tensor):
+                from .key_bias import biased_by_position
+
                 others.enter_context(biased_by_position(self.model, info.key_bias, mask, _key_positions(inputs, cache)))
             if inputs.parents is not None and cache.states is not None:
                 others.enter_context(cache.states.node_by_node(self.mixers, inputs.parents))
@@ -276,7 +250,7 @@ class PassInputs(NamedTuple):
 
 
 def _key_positions(inputs: PassInputs, cache: TreeCache) -> torch.Tensor:
-    """Positions (batch, length + n) of all keys of a pass."""
+    """Return positions (batch, length + n) of all keys of a pass."""
     before, positions = inputs.key_positions, inputs.positions
     if before is None:
         before = torch.arange(cache.length, device=positions.device).expand(len(positions), -1)
@@ -288,10 +262,6 @@ class TreeInputs:
 
     def __init__(self, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
         self._info, self._device, self._dtype = info, device, dtype
-        self.fixed_shapes = device.type != "cpu" and info.branches and info.key_bias is None and not info.recurrent
-        """Whether passes over drafts have shapes from few (`rows_of`, `band_of`): on an accelerator, where positions
-        are an argument.
-        """
 
     def of(
         self, drafts: Sequence[Draft], lengths: Sequence[int], cached: int, active: Collection[int] | None = None
@@ -311,26 +281,6 @@ class TreeInputs:
             (depths + cached)[None],
             parents=[draft.parents.tolist()] if self._info.recurrent and len(draft) > 1 else None,
         )
-
-    def of_packed(self, trees: PackedTrees, band: int, cache: TreeCache) -> PassInputs:
-        """Inputs of a pass of a fixed shape over packed trees. The nodes of each take the slots behind its sequence,
-        and attention runs over the first `band` slots, in layers with a window over those that are left. Numbers on the
-        device are all that changes from pass to pass, so that one can be captured. The cache must take frames, and have
-        dropped no slots but those before windows of `trees.lengths` tokens.
-        """
-        n, layers, windowed = trees.tokens.shape[1], self._info.layers, cache.windowed
-        behind = trees.lengths[:, None] + torch.arange(n, device=self._device)
-        frame, mask = Frame(behind, band), tree_masks(layers, trees, band, self._dtype)
-        if windowed is not None:
-            starts, few = window_start(trees.lengths, windowed.window), min(band, window_band(windowed.window, n))
-            frame = Frame(behind, band, windowed=Frame(behind - starts[:, None], few))
-            near = tree_masks(layers, trees, few, self._dtype, starts)
-            if isinstance(mask, dict) and isinstance(near, dict):
-                mask = {kind: (mask if reach == Reach() else near)[kind] for kind, reach in layers.items()}
-            else:
-                mask = near
-        tokens = trees.tokens.where(trees.tokens >= 0, trees.tokens[:, :1])
-        return PassInputs(tokens, mask, trees.positions, frame)
 
     def of_prompt(self, unread: torch.Tensor, draft: Draft, cached: int) -> PassInputs:
         """Inputs of a forward pass over the m uncached tokens (m,) of a sequence after the `cached` slots of the cache,
@@ -387,29 +337,6 @@ class TreeInputs:
         positions = (depths + length)[None]
         keys = torch.cat([before[None], positions], dim=1)
         return masks(self._info.layers, visible, positions[:, -n:], keys, self._dtype)
-
-
-def tree_masks(
-    layers: Mapping[str, Reach],
-    trees: PackedTrees,
-    band: int,
-    dtype: torch.dtype,
-    starts: torch.Tensor | None = None,
-) -> Masks:
-    """Masks (batch, 1, n, band) of trees whose nodes have the slots behind their sequences: a node sees the tokens of
-    its sequence and its ancestors. The first slot of the band is number `starts` (batch,) of its sequence.
-    """
-    n = trees.tokens.shape[1]
-    slots = torch.arange(band, device=trees.tokens.device)[None]
-    if starts is not None:
-        slots = slots + starts[:, None]
-    nodes = slots - trees.lengths[:, None]
-    drafted = (nodes >= 0) & (nodes < n)
-    nodes = nodes.clamp(0, n - 1).expand(len(trees.tokens), -1)
-    ancestors = trees.ancestors.gather(2, nodes[:, None].expand(-1, n, -1))
-    visible = (slots < trees.lengths[:, None])[:, None] | (drafted[:, None] & ancestors)
-    keys = torch.where(drafted, trees.positions.gather(1, nodes), slots)
-    return masks(layers, visible[:, None], trees.positions, keys, dtype)
 
 
 def masks(

@@ -15,11 +15,10 @@ from operator import sub
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .._util.device import lasting
-from .compat import DynamicIndexedLayer, left_by_crop
+from .compat import left_by_crop
 
 _GRAIN = 64
 """Capacities are multiples of it."""
@@ -448,103 +447,6 @@ class OffloadedTreeLayer(TreeLayer):
 
     def prefetch(self) -> None:
         """Nothing: one layer at a time is on the device."""
-
-
-class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
-    """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
-
-    indexer_keys: torch.Tensor | None
-    _paddings: Sequence[int] = ()
-    """Slots before each sequence that are padding, once it was handed back; else none."""
-
-    @property
-    def indexer_position_ids(self) -> torch.Tensor | None:
-        """(3, batch, slots) positions of the slots, which some models read; None while there are none."""
-        keys = self.keys
-        if keys is None or not self.columns:
-            return None
-        positions = torch.arange(self.columns, device=keys.device)
-        paddings = torch.tensor(self._paddings or [0] * len(keys), device=keys.device)
-        return (positions - paddings[:, None]).clamp(min=0).expand(3, -1, -1)
-
-    @indexer_position_ids.setter
-    def indexer_position_ids(self, positions: torch.Tensor | None) -> None:
-        """Models append those of a pass here, drafted nodes included, and never remove one: slots say which are left,
-        since each sequence is in the slots from 0 on, in order.
-        """
-
-    def take_over(self, layer: Any) -> None:
-        super().take_over(layer)
-        if layer.indexer_keys is not None:
-            self.update_indexer(layer.indexer_keys)
-
-    @lasting
-    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
-        """As in transformers."""
-        return super().update_indexer(indexer_key_states)
-
-    def slice(self, row: int, first: int, last: int) -> list[torch.Tensor]:
-        states = super().slice(row, first, last)
-        return states if self.indexer_keys is None else [*states, self.indexer_keys[row, first:last]]
-
-    def append(self, states: Sequence[torch.Tensor]) -> None:
-        super().append(states)
-        for keys in states[2:]:
-            self.update_indexer(keys[None])
-
-    def move(self, rows: torch.Tensor, columns: torch.Tensor, to: torch.Tensor) -> None:
-        super().move(rows, columns, to)
-        if self.indexer_keys is not None:
-            self.indexer_keys[rows, to] = self.indexer_keys[rows, columns]
-
-    def shift(self, distances: Sequence[int], lengths: Sequence[int]) -> None:
-        touched = max(self.columns, max(lengths))
-        super().shift(distances, lengths)
-        self._paddings = [max(0, distance) for distance in distances]
-        if self.indexer_keys is not None:
-            self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, touched - self.indexer_keys.shape[1]))
-            for row, distance in enumerate(distances):
-                roll(self.indexer_keys[row], distance)
-            self.indexer_keys = self.indexer_keys[:, : self.length]
-
-    def settle(self, lengths: Sequence[int]) -> None:
-        super().settle(lengths)
-        if self.indexer_keys is not None:
-            self.indexer_keys = self.indexer_keys[:, : self.length]
-
-    def wipe(self, lengths: Sequence[int]) -> None:
-        super().wipe(lengths)
-        if self.indexer_keys is not None:
-            for row, length in enumerate(lengths):
-                self.indexer_keys[row, length:] = 0
-
-    def cut(self, slots: int) -> None:
-        super().cut(slots)
-        if self.indexer_keys is not None:
-            self.indexer_keys = self.indexer_keys[:, : self.length]
-
-    def reset(self) -> None:
-        super().reset()
-        self.indexer_keys, self.is_indexer_initialized = None, False
-
-    def _pick(self, rows: torch.Tensor) -> None:
-        super()._pick(rows)
-        self._paddings = []
-        if self.indexer_keys is not None:
-            self.indexer_keys = self.indexer_keys[rows.to(self.indexer_keys.device)]
-
-
-class BlockTreeLayer(IndexedTreeLayer):
-    """A layer of MiniMax M3, which attends to blocks of keys, and chooses them by one index key (1, size) a slot."""
-
-    def take_over(self, layer: Any) -> None:
-        TreeLayer.take_over(self, layer)
-        if self.buffers:
-            self.update_index(layer.idx_keys)
-
-    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
-        """Append index keys (batch, 1, n, size) and return those of all slots, as in transformers."""
-        return self.update_indexer(idx_k[:, 0])[:, None]
 
 
 def roll(states: torch.Tensor, distance: int) -> None:

@@ -221,10 +221,11 @@ class SuffixIndex:
             return
         larger = max(_LEAST, _power_of_two(2 * total))
         larger = larger if self.capacity is None else min(larger, self.capacity)
-        if total > capacity < larger:
-            self._rebuild(larger)
-        elif total > _RENUMBERED:
-            self._rebuild(len(self.arrays.tokens))
+        grows = total > capacity < larger
+        if grows or total > _RENUMBERED:
+            tokens = self.tokens.astype(np.int64)
+            self.arrays = IndexArrays.empty(larger if grows else capacity)
+            append(self.arrays, tokens)
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Return whether the last `LONGEST` tokens and the one after them are in the index already; False for fewer
@@ -235,11 +236,6 @@ class SuffixIndex:
         before = np.array(tokens[-LONGEST - 1 : -1], np.int64)
         places, length = longest_match(self.arrays, before, FOUND // 2)
         return length == len(before) and any(token_at(self.arrays, place) == tokens[-1] for place in places)
-
-    def _rebuild(self, capacity: int) -> None:
-        tokens = self.tokens.astype(np.int64)
-        self.arrays = IndexArrays.empty(capacity)
-        append(self.arrays, tokens)
 
 
 class Recorder:

@@ -12,8 +12,9 @@ from torch.nn import functional
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 
 import token_recycling as tr
+from token_recycling.model.frames import ROWS, band_of, rows_of
 from token_recycling.model.prefill import piece_of
-from token_recycling.model.target import ROWS, Target, band_of, rows_of
+from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.usefixtures("card_of_torch")
 

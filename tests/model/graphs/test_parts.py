@@ -17,9 +17,10 @@ from token_recycling.loop.accept import TreeSteps, accept_walk
 from token_recycling.loop.processors import penalised
 from token_recycling.loop.request import TokenSelector, TokenSequence
 from token_recycling.model.architectures import Reach
+from token_recycling.model.frames import ROWS, band_of, batch_of, rows_of, tree_masks
 from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.prefill import prefill
-from token_recycling.model.target import ROWS, Target, band_of, batch_of, rows_of, tree_masks
+from token_recycling.model.target import Target
 from token_recycling.trees.packed import PADDING, send
 
 CPU = torch.device("cpu")

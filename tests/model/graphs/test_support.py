@@ -128,6 +128,6 @@ def _all_seen(layers, trees, band, dtype):
 
 def test_a_fault_is_found_before_a_text_is_written(model, monkeypatch):
     """The first passes on a machine are compared with eager ones."""
-    monkeypatch.setattr("token_recycling.model.target.tree_masks", _all_seen)
+    monkeypatch.setattr("token_recycling.model.frames.tree_masks", _all_seen)
     with pytest.raises(NoFastPathError, match="logits"):
         tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

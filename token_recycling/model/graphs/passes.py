@@ -14,10 +14,11 @@ from transformers.utils.logging import tqdm
 from ..._util.device import lasting
 from ...trees.draft import Draft, star
 from ...trees.packed import PackedTrees, pack, packed_size, unpack
+from ..frames import ROWS, SHORTEST_BAND, band_of, batch_of, packed_inputs, rows_of
 from ..hidden import layer_states
 from ..kv_cache import TreeCache
 from ..runner import EagerRunner, NoFastPathError, Pass
-from ..target import ROWS, SHORTEST_BAND, Target, band_of, batch_of, rows_of
+from ..target import Target
 from .capture import Graphs
 from .state import state_of
 
@@ -191,7 +192,7 @@ class CapturedPasses:
         are written. Nothing else changes, so that it may run again.
         """
         with layer_states(target.model, shape.states) if shape.states else nullcontext([None]) as states:
-            logits = target.forward(target.inputs.of_packed(trees, shape.band, self.slots), self.slots)
+            logits = target.forward(packed_inputs(target, trees, shape.band, self.slots), self.slots)
         return self._shared("logits", logits), None if states[-1] is None else self._shared("states", states[-1])
 
     def _shared(self, name: str, result: torch.Tensor) -> torch.Tensor:
