@@ -82,4 +82,4 @@ def test_texts_have_the_distribution_of_generate(name, runs):
         assert stats.drafter_statistics["verified_copies"] > runs / 6
     if name == "specdec_pp":
         assert runs / 8 < stats.drafter_statistics["stopped_by_head"] < stats.steps
-    assert fit(seen, texts, exact, least=6) > 0.001
+    assert fit(seen, texts, exact) > 0.001

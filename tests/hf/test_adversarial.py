@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-import itertools
 import random
 import types
 import weakref
@@ -145,15 +144,6 @@ def by_default(module, seen=collections.Counter()):  # noqa: B006
     return seen["n"]
 
 
-@functools.cache
-def _counter() -> Any:
-    return itertools.count(1)
-
-
-def by_cached_function(module):
-    return next(_counter())
-
-
 def by_tensor() -> Callable[[Any], Any]:
     count = torch.zeros(1)
     return lambda module: count.add_(1)
@@ -201,11 +191,6 @@ def by_nested_object():
 def largest():
     steps = Steps()
     return lambda: min(1, max(0, steps.step() - AFTER))
-
-
-def from_table():
-    steps, table = Steps(), [0] * AFTER + [1] * 1000
-    return lambda: table[steps.step()]
 
 
 def property_of_object():
@@ -480,7 +465,6 @@ CASES: dict[str, Bring] = {
     "a library": when(by_library),
     "an import": when(by_import),
     "a default": when(by_default),
-    "a cached function": when(by_cached_function),
     "a tensor": lambda model: when(by_tensor())(model),
     "a view": lambda model: when(by_view())(model),
     "slots": lambda model: when(Slots())(model),
@@ -493,7 +477,6 @@ CASES: dict[str, Bring] = {
     "a list of another hook": by_a_list_of_another_hook,
     "a named tuple": lambda model: on_layer(model, Steering(3.0)) or {},
     "the largest": adding(largest),
-    "a table": adding(from_table),
     "a property": adding(property_of_object),
     "an iterator": adding(from_iterator),
     "a vector": strength_between_calls,
@@ -532,7 +515,6 @@ def _outputs(prepare: Callable[[Any], Any], bring: Bring) -> list[torch.Tensor]:
     PASSES = Called.passes = Counting.passes = STEERING.passes[0] = 0
     NAMES.clear()
     by_default.__defaults__[0].clear()
-    _counter.cache_clear()
     CONTEXT.set(0)
     model, own = llama(), functional.silu
     for holder in (torch, type(model.model.layers[0]), by_own_attribute):

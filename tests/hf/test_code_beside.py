@@ -454,7 +454,7 @@ class InterruptedCallError(Exception):
     pass
 
 
-@pytest.mark.parametrize("after", [1, 2, 5, 9])
+@pytest.mark.parametrize("after", [1, 5])
 @pytest.mark.parametrize("by", ["logits_processor", "stopping_criteria"])
 def test_the_cache_of_a_call_that_an_error_ends_can_be_used_again(by, after):
     """It holds what plain decoding would have left, and no drafts."""

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
 from support import tiny
 from support.architectures import model_of
 from support.batches import padded
+from support.chi_square import p_value
 from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
@@ -92,25 +92,6 @@ class Sampler:
         return texts[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-def p_value(tables):
-    """Of chi-square, for several tables of observed and expected numbers together.
-
-    Cells are joined, the rarest first, until each expects five or more. What cannot happen but did makes it 0.
-    """
-    statistic, freedom = 0.0, 0
-    for observed, expected in tables:
-        if any(found and not wanted for found, wanted in zip(observed, expected, strict=True)):
-            return 0.0
-        cells = [[0.0, 0.0]]
-        for wanted, found in sorted(zip(expected, observed, strict=True)):
-            if cells[-1][0] >= 5:
-                cells.append([0.0, 0.0])
-            cells[-1] = [cells[-1][0] + wanted, cells[-1][1] + found]
-        statistic += sum((found - wanted) ** 2 / wanted for wanted, found in cells)
-        freedom += len(cells) - 1
-    return float(chi2.sf(statistic, freedom))
-
-
 def three_tokens(prompt, sampling):
     """The probability of every text of three tokens after a prompt."""
     tokens = range(VOCABULARY)
@@ -129,7 +110,7 @@ def of_three_tokens(sampler, calls):
     for prompt, found in zip(sampler.prompts, seen, strict=True):
         exact = three_tokens(prompt, sampler.sampling)
         tables.append(([found[text] for text in exact], [odd * calls for odd in exact.values()]))
-    return p_value(tables)
+    return p_value(*tables)
 
 
 def of_long_texts(sampler, calls, new=40):
@@ -147,7 +128,7 @@ def of_long_texts(sampler, calls, new=40):
     smear = torch.rand(share.shape, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     uniform = probabilities.cumsum(dim=-1).gather(1, places) - share * smear
     cells = (uniform * 3).long().clamp(0, 2).view(-1, 2) @ torch.tensor([3, 1])
-    return p_value([(cells.bincount(minlength=9).tolist(), [len(cells) / 9] * 9)])
+    return p_value((cells.bincount(minlength=9).tolist(), [len(cells) / 9] * 9))
 
 
 WAYS = [("tree", 1), ("chain", 4), ("chain", 1), ("tree", 4)]

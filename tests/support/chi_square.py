@@ -1,21 +1,35 @@
-"""How well sampled texts fit their exact probabilities (Pearson's chi-square)."""
+"""How well counts fit what is expected of them (Pearson's chi-square)."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chi2
+
+Table = tuple[Sequence[float], Sequence[float]]
+"""Observed and expected numbers, cell by cell."""
 
 
-def fit(seen: Counter[tuple[int, ...]], texts: torch.Tensor, exact: torch.Tensor, least: int = 0) -> float:
-    """The p-value of `seen` for all possible `texts` (n, length) of probabilities `exact` (n,); rare ones count
-    together. More than `least` texts must be expected five times or more.
+def p_value(*tables: Table) -> float:
+    """Of several tables together. Cells are joined, the rarest first, until each expects five or more. What cannot
+    happen but did makes it 0.
     """
-    counts = torch.tensor([seen[tuple(text.tolist())] for text in texts]).double()
-    expected = exact * seen.total()
-    often = expected >= 5
-    assert often.sum() > least
-    observed = [*counts[often].tolist(), float(counts[~often].sum())]
-    wanted = [*expected[often].tolist(), float(expected[~often].sum())]
-    return float(chisquare(observed, wanted).pvalue)
+    statistic, freedom = 0.0, 0
+    for observed, expected in tables:
+        if any(found and not wanted for found, wanted in zip(observed, expected, strict=True)):
+            return 0.0
+        cells = [[0.0, 0.0]]
+        for wanted, found in sorted(zip(expected, observed, strict=True)):
+            if cells[-1][0] >= 5:
+                cells.append([0.0, 0.0])
+            cells[-1] = [cells[-1][0] + wanted, cells[-1][1] + found]
+        statistic += sum((found - wanted) ** 2 / wanted for wanted, found in cells)
+        freedom += len(cells) - 1
+    return float(chi2.sf(statistic, freedom))
+
+
+def fit(seen: Counter[tuple[int, ...]], texts: torch.Tensor, exact: torch.Tensor) -> float:
+    """The p-value of `seen` for all possible `texts` (n, length) of probabilities `exact` (n,)."""
+    return p_value(([seen[tuple(text)] for text in texts.tolist()], (exact * seen.total()).tolist()))

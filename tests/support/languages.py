@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import torch
-from scipy.stats import chisquare
+from support.chi_square import p_value
 
 from token_recycling import Draft, Step, Template
 from token_recycling.drafters._shared.graph import draw
@@ -95,4 +95,4 @@ def fits(seen: Counter[Text]) -> float:
     """p-value of these counts, if every text were as likely as the target says."""
     every = list(itertools.product(range(TOKENS), repeat=LENGTH))
     odds = [float(torch.stack([P[text[:n]][text[n]] for n in range(LENGTH)]).prod()) for text in every]
-    return float(chisquare([seen[text] for text in every], [seen.total() * one / sum(odds) for one in odds]).pvalue)
+    return p_value(([seen[text] for text in every], [seen.total() * one / sum(odds) for one in odds]))
