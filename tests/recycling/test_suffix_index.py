@@ -153,10 +153,11 @@ def test_texts_that_are_written_at_once_do_not_mix(turns):
 
 
 @pytest.mark.parametrize("piece", [32, 64])
-def test_a_match_is_of_the_longest_kind_where_a_piece_ends(piece):
+def test_a_match_is_of_the_longest_kind_where_a_piece_ends(monkeypatch, piece):
     """Of texts that are written at once: the history has them in pieces."""
+    monkeypatch.setattr(module, "_PIECE", piece)
     history = SuffixIndex(capacity=4096)
-    recorders = [Recorder(history, piece=piece) for _ in range(3)]
+    recorders = [Recorder(history) for _ in range(3)]
     for start in range(0, 256, 4):
         for who, recorder in enumerate(recorders):
             recorder.add(range(1000 * who + start, 1000 * who + start + 4))

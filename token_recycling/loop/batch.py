@@ -52,7 +52,7 @@ class Batch:
         pacer: Pacer,
         cache: TreeCache,
         clock: Clock,
-        reading: Reading | None = None,
+        reading: Reading | None,
     ) -> None:
         """`cache` holds `cached` tokens of each request, from slot 0 on. `reading` is called before each piece of a
         prompt, and may raise.

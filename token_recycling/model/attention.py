@@ -180,7 +180,7 @@ def stands_in(names: frozenset[str]) -> bool:
 
 
 @contextmanager
-def attending(config: PretrainedConfig, attention: str, grouped: bool = False) -> Iterator[None]:
+def attending(config: PretrainedConfig, attention: str, grouped: bool) -> Iterator[None]:
     """For the length of the block, this thread's passes of a model with this configuration attend with `attention`,
     sdpa or eager; `grouped` sdpa does so without copies of shared heads. `stand_in` was called for them.
     """

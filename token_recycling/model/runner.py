@@ -99,8 +99,8 @@ class EagerRunner:
         self,
         target: Target,
         cache: TreeCache,
-        reading: Reading | None = None,
-        prepared: Callable[[], None] = lambda: None,
+        reading: Reading | None,
+        prepared: Callable[[], None],
     ) -> None:
         """`reading` is called before each piece of a prompt, and may raise; `prepared` before each pass over drafts,
         once its inputs are made.

@@ -128,13 +128,13 @@ def verdict(model: PreTrainedModel, info: ModelInfo) -> Verdict:
 
 
 @torch.no_grad()
-def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray, seed: int = 1) -> tuple[float, float]:
+def largest_difference(target: Target, text: torch.Tensor, parents: np.ndarray) -> tuple[float, float]:
     """Return the largest difference between a tree's logits and those of passes over the sequence up to each leaf,
     leaves of one depth together, and the standard deviation of the latter.
 
     `text` (length,) ends with the root; the other nodes are random.
     """
-    tokens = torch.cat([text[-1:], random_tokens(target, len(parents) - 1, seed)])
+    tokens = torch.cat([text[-1:], random_tokens(target, len(parents) - 1, seed=1)])
     ours = tree_logits(target, text[None], parents, tokens[1:])[0]
     expected = torch.empty_like(ours)
     for leaves in leaf_paths(parents).values():

@@ -244,9 +244,9 @@ class Recorder:
     history is not added again.
     """
 
-    def __init__(self, history: SuffixIndex, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
-        """`before` (n,): tokens before the sequence, matched but never drafted. `piece`: tokens added at once."""
-        self._history, self._piece, self._written_to = history, piece, -1
+    def __init__(self, history: SuffixIndex, before: np.ndarray | None = None) -> None:
+        """`before` (n,): tokens before the sequence, matched but never drafted."""
+        self._history, self._written_to = history, -1
         self._tokens: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
         """The end of the last piece, or of `before`, and the tokens since."""
         self._lead = len(self._tokens)
@@ -254,7 +254,7 @@ class Recorder:
     def add(self, tokens: Iterable[int], ends: bool = False) -> None:
         """Add tokens; `ends`: the sequence ends with them."""
         self._tokens.extend(tokens)
-        if len(self._tokens) - self._lead < (1 if ends else self._piece):
+        if len(self._tokens) - self._lead < (1 if ends else _PIECE):
             return
         with self._history.writing:
             if self._history.holds(self._tokens):
