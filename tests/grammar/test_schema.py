@@ -194,10 +194,12 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(schema, place):
     [
         {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
         {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}},
+        {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#"}},
         {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}]},
         {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}},
     ],
-    ids=["object", "array", "alternative", "reference"],
+    ids=["object", "array", "additional", "least", "alternative", "reference"],
 )
 def test_values_that_would_contain_themselves_for_ever_are_refused(schema):
     with pytest.raises(ValueError, match="admits no"):

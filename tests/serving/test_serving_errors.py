@@ -286,6 +286,14 @@ def test_other_errors(server, path, body, status, code):
     assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("identity", 200), ("Identity", 200)])
+def test_a_compressed_body_is_refused_by_its_encoding(server, encoding, status):
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    answer = post_raw(server, H, json.dumps({**ASKED[H], "max_tokens": 1}), **headers)
+    assert answer.status_code == status
+    assert status == 200 or f'Content-Encoding "{encoding}"' in answer.json()["error"]["message"]
+
+
 def test_a_base_model_refuses_chats(model):
     with serving(model, tiny.tokenizer()) as server:
         for path in (H, R, A):

@@ -44,8 +44,12 @@ def _can_end(schema: Schema, ending: Set[str]) -> bool:
         if keyword in schema and not any(_can_end(part, ending) for part in schema[keyword]):
             return False
     if schema.get("type") in ("object", ["object"]):
-        properties = schema.get("properties", {})
-        return all(_can_end(properties.get(name, True), ending) for name in schema.get("required", ()))
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        others = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", True)]
+        rest = any(_can_end(part, ending) for part in others)
+        if not all(_can_end(properties[name], ending) if name in properties else rest for name in required):
+            return False
+        return not schema.get("minProperties") or rest or any(_can_end(part, ending) for part in properties.values())
     if schema.get("type") in ("array", ["array"]):
         items = [*schema.get("prefixItems", ()), schema.get("items", True)][: schema.get("minItems", 0)]
         return all(_can_end(item, ending) for item in items)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._util.network import is_loopback
-from .errors import ApiError, error_body
+from .errors import ApiError, error_body, shown
 from .keys import METRICS, Key, find_key
 from .metrics import Metrics
 
@@ -122,7 +122,7 @@ class LocalNamesMiddleware:
 
 
 class LimitMiddleware:
-    """ASGI middleware: counts requests, and does not read a body that is too large to its end."""
+    """ASGI middleware: counts requests, and reads neither a body that is too large to its end nor a compressed one."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, metrics: Metrics) -> None:
         self._app, self._max_bytes, self._metrics = app, max_bytes, metrics
@@ -149,17 +149,26 @@ class LimitMiddleware:
                 status = message["status"]
             await send(message)
 
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        error = self._refusal(dict(scope["headers"]))
         try:
-            if length.isdigit() and int(length) > self._max_bytes:
-                error = self._too_large()
-                response = JSONResponse(error_body(413, error.detail, error.code), 413)
-                await response(scope, receive, watched)
+            if error is not None:
+                body = error_body(error.status_code, error.detail, error.code)
+                await JSONResponse(body, error.status_code)(scope, receive, watched)
             else:
                 await self._app(scope, limited, watched)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.count_request(path, status, time.monotonic() - began)
+
+    def _refusal(self, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Return the error for a body that is not read at all, or None."""
+        length, encoding = headers.get(b"content-length", b"0"), headers.get(b"content-encoding", b"")
+        if length.isdigit() and int(length) > self._max_bytes:
+            return self._too_large()
+        if encoding.lower() not in (b"", b"identity"):
+            name = shown(encoding.decode("latin-1"))
+            return ApiError(415, f"Content-Encoding {name} is not supported; send the body as it is", "unsupported")
+        return None
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body must have at most {self._max_bytes:,} bytes, got more", "request_too_large")
