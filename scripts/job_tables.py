@@ -20,7 +20,6 @@ from matplotlib.patches import Patch
 
 from token_recycling.bench.data import BASELINES, COLD, FORCED, REPLAY_BASELINE
 from token_recycling.bench.plots import Plot, canvas, legend, styled
-from token_recycling.bench.report import NONE, Table, clock_words, counted, escaped, with_interval
 from token_recycling.bench.summary import (
     TERMS,
     Comparison,
@@ -32,6 +31,7 @@ from token_recycling.bench.summary import (
     read,
     speedup_of,
 )
+from token_recycling.bench.tables import NONE, Table, clock_words, counted, escaped, with_interval
 
 ROOT = Path(__file__).parent.parent
 README, PAGE, PICTURE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "jobs.svg"

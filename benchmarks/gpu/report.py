@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from token_recycling._util.files import replacing
-from token_recycling.bench.report import NONE, Table
+from token_recycling.bench.tables import NONE, Table
 from token_recycling.costs import best_size
 from token_recycling.trees.templates import RANK_ACCEPTANCE, grow
 

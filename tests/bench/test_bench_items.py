@@ -4,7 +4,7 @@ import pytest
 from support import benching
 
 from token_recycling.bench.data import Question
-from token_recycling.bench.methods import prompt
+from token_recycling.bench.prompts import prompt
 from token_recycling.bench.session import what_does_not_fit
 
 

@@ -10,7 +10,8 @@ from support.drafters import learned
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from token_recycling.bench.methods import BenchmarkConfig, Call, Drafted, Oracle, ReplaySelector, parse
+from token_recycling.bench.methods import Call, Drafted, Oracle, ReplaySelector, parse
+from token_recycling.bench.prompts import BenchmarkConfig
 from token_recycling.loop.request import TokenSequence
 from token_recycling.model.info import UnsupportedModelError
 

@@ -9,9 +9,10 @@ import pytest
 from support.commandline import assert_refused, run, run_json
 from support.measured import ENVIRONMENT, failed, only, row, summary_of, whole_run, write
 
-from token_recycling.bench import report
-from token_recycling.bench.report import escaped, findings_of, findings_table, warnings_of
+from token_recycling.bench import report, tables
+from token_recycling.bench.findings import findings_of, findings_table, warnings_of
 from token_recycling.bench.summary import read, summarize
+from token_recycling.bench.tables import escaped
 
 HOSTILE = '<script>alert("1")</script> a|b *c*'
 
@@ -63,9 +64,9 @@ def test_failures_are_counted_and_change_nothing_else():
     rows.append(failed("ours", "a/3", "E: got 7"))
     ours = only(rows).figures.loc["ours"]
     assert (ours["prompts"], ours["failures"], ours["speedup"], ours["mat"]) == (1, 2, 1.0, 2.0)
-    table = report.failure_table(summary_of(*rows)).frame
+    table = tables.failure_table(summary_of(*rows)).frame
     assert table.to_numpy().tolist() == [["E: got 12", "label of ours", "2", "2"]]
-    assert report.failure_table(summary_of(*rows[:3])) is None
+    assert tables.failure_table(summary_of(*rows[:3])) is None
 
 
 # Reading
@@ -116,7 +117,7 @@ def test_every_mode_has_its_fastest_and_an_oracle_is_never_it():
     rows = run_of({"oracle:model=draft": [0.5, 0.5], "theirs": [1.0, 1.0]})
     rows += run_of({"ours": [1.0, 2.0]}, mode="replay", baseline="plain")
     assert [each["fastest"] for each in fastest(*rows)] == ["label of theirs", "label of ours"]
-    table = report.speedup_table(summary_of(*rows).main[0]).frame
+    table = tables.speedup_table(summary_of(*rows).main[0]).frame
     assert list(table["speedup"]) == ["8.00", "**4.00**", "1.00"]
 
 
@@ -161,7 +162,7 @@ def test_the_first_table_is_the_papers():
         row("ours", "mt_bench/1", total_seconds=[1.0], seconds=[0.4]),
         row("ours", "qa/1", total_seconds=[3.0], seconds=[0.4]),
     ]
-    table = report.speedup_table(only(rows)).frame
+    table = tables.speedup_table(only(rows)).frame
     assert [list(table), *table.to_numpy().tolist()] == [
         ["method", "MT", "QA", "speedup", "95% CI", "MAT", "tokens/s"],
         ["label of generate", "1.00", "**1.00**", "**1.00**", "-", "1.00", "9.0"],

@@ -9,7 +9,7 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as ResponseParams
 from support.openai_answers import MESSAGES, chat, completion, streamed_chat, streamed_completion
 
-from token_recycling.serving import protocol
+from token_recycling.serving import errors
 from token_recycling.serving.api.completions import CompletionRequest
 from token_recycling.serving.api.responses import ResponsesRequest
 from token_recycling.serving.generation import AdditivePenalties
@@ -27,7 +27,7 @@ UNSUPPORTED = [(path, name) for path, (kind, _, _) in ASKED.items() for name in 
 @pytest.mark.parametrize("path", ASKED)
 def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, path):
     """All fields of the official client that are neither honoured nor refused, and one that nobody knows."""
-    monkeypatch.setattr(protocol.warn_ignored, "_subjects", set())
+    monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     kind, params, body = ASKED[path]
     hints = typing.get_type_hints(params).keys() - kind.model_fields.keys() - kind.unsupported.keys() | {"swing"}
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, pa
     ids=["chat", "responses", "messages"],
 )
 def test_tools_of_another_type_are_skipped_with_a_warning(server, caplog, monkeypatch, path, body, tool, choice):
-    monkeypatch.setattr(protocol.warn_ignored, "_subjects", set())
+    monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     others = [{"type": "search_2099", "name": "search"}, {"type": "shell"}]
     answer = server.post(path, {**body, "tools": [others[0], tool, others[1]], "tool_choice": choice})
     assert answer.status_code == 200, answer.text
@@ -56,7 +56,7 @@ def test_tools_of_another_type_are_skipped_with_a_warning(server, caplog, monkey
 
 def test_names_of_ignored_fields_do_not_fill_the_log(server, caplog, monkeypatch):
     """Clients choose them: they are escaped, cut, and limited in number."""
-    monkeypatch.setattr(protocol.warn_ignored, "_subjects", set())
+    monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     names = ["line\nbreak", "x" * 5000, *(f"swing {number}" for number in range(1000))]
     completion(server, max_tokens=1, **dict.fromkeys(names, 1))
     said = [record.getMessage() for record in caplog.records]

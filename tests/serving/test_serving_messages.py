@@ -2,7 +2,7 @@
 
 import pytest
 
-from token_recycling.serving import protocol
+from token_recycling.serving import errors
 from token_recycling.serving.api.messages import MessagesRequest
 
 MESSAGES = [{"role": "user", "content": "import os"}]
@@ -73,7 +73,7 @@ def test_tools_are_chosen_as_anthropic_defines_it(choice, mode):
 
 
 def test_what_a_chat_cannot_say_of_tools_is_ignored_with_a_warning(caplog, monkeypatch):
-    monkeypatch.setattr(protocol.warn_ignored, "_subjects", set())
+    monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     used = {"type": "tool_use", "id": "t1", "name": "a", "input": {}}
     failed = {"type": "tool_result", "tool_use_id": "t1", "content": "no such file", "is_error": True}
     tool = {"name": "a", "input_schema": {}, "input_examples": [{"at": 1}], "defer_loading": True, "type": "custom"}

@@ -16,7 +16,8 @@ from token_recycling.bench.data import Question, RunOptions
 from token_recycling.bench.environment import environment
 from token_recycling.bench.measure import BenchmarkPlan, Hook, measure
 from token_recycling.bench.measure import plan as plan_of
-from token_recycling.bench.methods import BenchmarkConfig, Call, Outcome, parse
+from token_recycling.bench.methods import Call, Outcome, parse
+from token_recycling.bench.prompts import BenchmarkConfig
 from token_recycling.bench.session import settings
 from token_recycling.bench.store import Store, delete_rows
 from token_recycling.model.target import Target

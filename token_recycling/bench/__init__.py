@@ -1,13 +1,16 @@
 """Measuring methods against each other, and the report of what was measured.
 
 data         what is measured: questions, options of a run, scenario files
+prompts      from questions to token ids
 methods      any drafter, and transformers' own decoding: each decodes a call
 measure      workloads, and the loop over methods and items
 session      one run: options become a plan, an estimate and rows
 environment  hardware, versions and model, in each row
 store        rows and their folder
 summary      figures from rows
-report       tables, findings and the page, with `plots`
+tables       figures as tables
+findings     what the figures mean, in words
+report       the page, with `plots`
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from .data import BASELINE, COLD, REPLAY_BASELINE, Question, RunOptions
-from .methods import DEFAULT, BenchmarkConfig, Call, Method, Outcome, parse, prompt, replayed
+from .methods import DEFAULT, Call, Method, Outcome, parse
+from .prompts import BenchmarkConfig, prompt, replayed
 from .store import Key, Row, Store, row
 
 Repetition = list[Outcome]

@@ -15,7 +15,8 @@ from ..model import loading
 from .data import BASELINE, Question, RunOptions, digest, load
 from .environment import environment
 from .measure import BenchmarkPlan, Hook, Item, measure, plan
-from .methods import BenchmarkConfig, Call, PromptTooLongError, parse, prompt
+from .methods import Call, parse
+from .prompts import BenchmarkConfig, PromptTooLongError, prompt
 from .store import Store, delete_rows
 
 _SHARED = (

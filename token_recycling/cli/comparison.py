@@ -24,7 +24,8 @@ from .._util.prompts import Prompt
 from .._util.text_stream import first_line
 from ..bench.data import BASELINE, Question
 from ..bench.measure import Event, Item, Workload, WorkloadRun
-from ..bench.methods import BenchmarkConfig, Drafted, Method, Outcome, parse
+from ..bench.methods import Drafted, Method, Outcome, parse
+from ..bench.prompts import BenchmarkConfig
 from ..bench.store import Row
 from ..loop.stats import Stats
 from ..model.backend import Fast

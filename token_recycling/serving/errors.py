@@ -38,6 +38,9 @@ class WarnOnce:
             logger.warning(self._message, ascii(detail)[1:-1] if detail else escaped)
 
 
+warn_ignored = WarnOnce("%s is not supported and is ignored")
+
+
 class ApiError(HTTPException):
     """An error for the client: a status, a sentence, and a code that programs can read."""
 

@@ -26,9 +26,10 @@ from ..grammar.calls import Calls, Function
 from ..grammar.disjoint import Comparison
 from ..grammar.references import References
 from ..model.loading import Loaded
+from .conversation import Message, joined
 from .errors import ApiError
 from .output import REASONING
-from .protocol import ChatRequest, Constraint, Form, Message, joined
+from .protocol import ChatRequest, Constraint, Form
 
 if TYPE_CHECKING:
     import torch

@@ -1,5 +1,5 @@
 """Requests of the HTTP API as pydantic models: what all of them share, and a chat, into which the other forms of chats
-are converted. The requests of the other APIs stand in their modules in `api`.
+are converted. The requests of the other APIs stand in their modules in `api`, messages and tools in `conversation`.
 
 Clients send many fields by default that are only hints. A field that is unknown here is ignored, with one warning per
 field and process. A field that would change the meaning of the answer, and is not supported, is an error.
@@ -7,7 +7,6 @@ field and process. A field that would change the meaning of the answer, and is n
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 from functools import cached_property
@@ -18,18 +17,17 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     PrivateAttr,
     StringConstraints,
-    Tag,
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticOmit, from_json
+from pydantic_core import from_json
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
-from .errors import ApiError, WarnOnce, invalid, refusal, shown
+from .conversation import Message, Object, Part, ToolChoice, Tools, joined
+from .errors import ApiError, invalid, refusal, shown, warn_ignored
 
 MAX_CHOICES = 128
 """Choices of one request, as in OpenAI's API."""
@@ -68,7 +66,6 @@ def _greedy_or_divisor(value: float) -> float:
 
 
 _Temperature = Annotated[float, AfterValidator(_greedy_or_divisor)]
-_Object = dict[str, Any]
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
 
@@ -80,7 +77,6 @@ def _stop_list(stops: str | list[str]) -> list[str]:
 _Stop = Annotated[str, StringConstraints(max_length=128)]
 Stops = Annotated[_Stop | Annotated[list[_Stop], Field(max_length=16)], AfterValidator(_stop_list)]
 """Stop strings as clients give them: a list, or one."""
-warn_ignored = WarnOnce("%s is not supported and is ignored")
 
 
 class Fields(BaseModel):
@@ -114,247 +110,13 @@ def _whole_numbers(value: Any) -> Any:
     return [_whole_numbers(item) for item in value] if isinstance(value, list) else value
 
 
-# Messages and tools
-
-_TEXT_PARTS = ("text", "input_text", "output_text")
-
-
-class Part(BaseModel, extra="allow"):
-    """A part of a message's content: text or a refusal."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-    @model_validator(mode="after")
-    def _text_only(self) -> Part:
-        if self.type == "refusal" and self.refusal is not None:
-            self.text = self.refusal
-        elif self.type not in _TEXT_PARTS:
-            raise ValueError(f"content of type {self.type[:40]!r} is not supported: this server takes text only")
-        elif self.text is None:
-            raise ValueError("text is missing")
-        return self
-
-
-def joined(content: str | list[Part] | None) -> str:
-    """Return the text of a content, parts joined without a separator."""
-    return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
-
-
-def _arguments(value: Any) -> _Object | str:
-    """Return the arguments of a tool call as an object, as chat templates need them; null, in a string too, and an
-    empty string are an empty one. Others that are no JSON object stay text: the model wrote them, and the client can
-    only repeat them.
-    """
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            value = from_json(value or "{}", allow_inf_nan=False)
-    return {} if value is None else value if isinstance(value, dict) else text
-
-
-Arguments: TypeAlias = Annotated[_Object | str, BeforeValidator(_arguments)]
-
-
-class Called(BaseModel, extra="allow"):
-    """The function and the arguments of a tool call."""
-
-    name: str
-    arguments: Arguments = Field(default_factory=dict)
-
-
-class ToolCall(BaseModel, extra="allow"):
-    """A tool call of a message."""
-
-    function: Called
-
-
-class Message(BaseModel, extra="allow"):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _newest(cls, data: Any) -> Any:
-        """Return the call of a function, which OpenAI's API had before tools, as that of a tool, and its result too; a
-        refusal as the content that it stands for.
-        """
-        if not isinstance(data, dict):
-            return data
-        newest = {name: value for name, value in data.items() if name not in ("function_call", "refusal")}
-        if (called := data.get("function_call")) is not None:
-            newest["tool_calls"] = [{"type": "function", "function": called}]
-        if data.get("role") == "function":
-            newest["role"] = "tool"
-        if data.get("refusal") and not data.get("content"):
-            newest["content"] = data["refusal"]
-        return newest
-
-
-FunctionName = Annotated[str, StringConstraints(min_length=1, pattern=r'^[^"\\\x00-\x1f]*$')]
-"""Without characters that cannot stand between the quotes of a call."""
-
-
-class Function(BaseModel, extra="allow"):
-    """A function that the model may call."""
-
-    name: FunctionName
-    description: str | None = None
-    parameters: _Object | None = None
-    strict: bool | None = None
-
-
-class Tool(BaseModel, extra="allow"):
-    """A tool of a chat; only functions are supported."""
-
-    type: Literal["function"] = "function"
-    function: Function
-
-    def shown(self) -> _Object:
-        """Return the tool as chat templates read it."""
-        return {**self.model_dump(exclude_unset=True), "type": "function"}
-
-
-def tag_of(value: Any, usual: str) -> str:
-    """Return the type that an object of a request states; the usual one where it states none, or is no object."""
-    tag = (value.get("type") or usual) if isinstance(value, dict) else usual
-    if not isinstance(tag, str):
-        raise ValueError(f"type must be a string, got {shown(tag)}")
-    return tag
-
-
-def only_of_type(wanted: str) -> BeforeValidator:
-    """Return a validator of a tool that skips it, with a warning, if it is of another type."""
-
-    def kept(tool: Any) -> Any:
-        if (tag := tag_of(tool, wanted)) != wanted:
-            warn_ignored(f"a tool of type {tag}")
-            raise PydanticOmit
-        return tool
-
-    return BeforeValidator(kept)
-
-
-Tools: TypeAlias = list[Annotated[Tool, only_of_type("function")]]
-
-
-class _Named(BaseModel):
-    name: str
-
-
-class NamedTool(BaseModel, extra="allow"):
-    """A tool by its name, which a chat states in `function`, and responses beside the type."""
-
-    type: str = "function"
-    name: str | None = None
-    function: _Named | None = None
-
-    @property
-    def named(self) -> str:
-        """The name of the function."""
-        return self.name or (self.function.name if self.function else "")
-
-
-class Mode(BaseModel):
-    """Whether functions are called, as a word or as the type of an object. `any` is Mistral's and Anthropic's word for
-    `required`.
-    """
-
-    type: Literal["auto", "none", "required", "any"]
-    names: ClassVar[None] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_word(cls, value: Any) -> Any:
-        return {"type": value} if isinstance(value, str) else value
-
-    @property
-    def mode(self) -> str:
-        """`auto`, `none` or `required`."""
-        return "required" if self.type == "any" else self.type
-
-    def stated(self) -> str:
-        """Return it as responses repeat it."""
-        return self.mode
-
-
-class OneFunction(NamedTool):
-    """One function, which must be called."""
-
-    type: Literal["function"]
-    mode: ClassVar[str] = "named"
-
-    @property
-    def names(self) -> list[str]:
-        """The name of the function."""
-        return [self.named]
-
-    def stated(self) -> _Object:
-        """Return it as the client stated it."""
-        return self.model_dump(exclude_unset=True)
-
-
-class AllowedTools(BaseModel):
-    """A subset of the tools, which a chat states in `allowed_tools`, and responses beside the type."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"] = "auto"
-    tools: list[NamedTool]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _beside_the_type(cls, value: Any) -> Any:
-        stated = value.get("allowed_tools") if isinstance(value, dict) else None
-        return {**value, **stated} if isinstance(stated, dict) else value
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the functions among them."""
-        return [tool.named for tool in self.tools if tool.type == "function"]
-
-    def stated(self) -> _Object:
-        """Return it as responses state it."""
-        return self.model_dump(exclude_unset=True)
-
-
-_MODES = ("auto", "none", "required", "any")
-
-
-def _tag_of_choice(choice: Any) -> str | None:
-    if isinstance(choice, dict):
-        choice = choice.get("type")
-    type_ = getattr(choice, "type", choice)
-    if type_ in ("function", "allowed_tools"):
-        return str(type_)
-    return "mode" if type_ in _MODES else None
-
-
-ToolChoice: TypeAlias = Annotated[
-    Annotated[Mode, Tag("mode")]
-    | Annotated[OneFunction, Tag("function")]
-    | Annotated[AllowedTools, Tag("allowed_tools")],
-    Discriminator(
-        _tag_of_choice,
-        custom_error_type="tool_choice",
-        custom_error_message=f"Input should be {', '.join(_MODES)}, a function or allowed_tools",
-    ),
-]
-"""Each has a `mode`, which is `auto`, `none`, `required` or `named`, and the `names` of the only functions, None for
-all of them.
-"""
-
-
 # Output formats
 
 
 class JsonSchema(BaseModel, extra="allow"):
     """A named schema."""
 
-    schema_: _Object = Field(alias="schema")
+    schema_: Object = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -365,7 +127,7 @@ class OutputFormat(BaseModel, extra="allow"):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: _Object | None = Field(None, alias="schema")
+    schema_: Object | None = Field(None, alias="schema")
     strict: bool | None = None
 
     @model_validator(mode="after")
@@ -374,7 +136,7 @@ class OutputFormat(BaseModel, extra="allow"):
             raise ValueError("the type json_schema needs a schema, got none")
         return self
 
-    def stated(self) -> _Object:
+    def stated(self) -> Object:
         """Return it as the client stated it."""
         return self.model_dump(exclude_unset=True, by_alias=True)
 
@@ -405,7 +167,7 @@ def _schema_of(value: Any) -> Any:
         raise ValueError(f"the schema is not JSON: {error}, got {shown(value)}") from None
 
 
-_Schema = Annotated[_Object, BeforeValidator(_schema_of)]
+_Schema = Annotated[Object, BeforeValidator(_schema_of)]
 _Choices = Annotated[list[NonemptyText], Field(min_length=1, max_length=MAX_ENTRIES)]
 
 
@@ -652,7 +414,7 @@ class Prediction(Fields):
 _TEMPLATE_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"}
 
 
-def _variables_only(variables: _Object) -> _Object:
+def _variables_only(variables: Object) -> Object:
     """Refuse arguments of `apply_chat_template`, above all another template."""
     if taken := sorted(_TEMPLATE_ARGUMENTS & variables.keys()):
         raise ValueError(f"must name variables of the template, got {', '.join(taken)}")
@@ -662,7 +424,7 @@ def _variables_only(variables: _Object) -> _Object:
 class TemplatedRequest(Request):
     """A request that goes through the chat template."""
 
-    chat_template_kwargs: Annotated[_Object, AfterValidator(_variables_only)] | None = Field(
+    chat_template_kwargs: Annotated[Object, AfterValidator(_variables_only)] | None = Field(
         None, description="vLLM and transformers: variables of the chat template."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
@@ -720,7 +482,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
         return "auto" if self.tool_choice is None else self.tool_choice.mode
 
     @cached_property
-    def shown_tools(self) -> list[_Object] | None:
+    def shown_tools(self) -> list[Object] | None:
         """The functions that the model is told of, as chat templates read them; None for none."""
         mode, names = self.tool_mode, None if self.tool_choice is None else self.tool_choice.names
         tools = self.tools or []

@@ -12,11 +12,12 @@ import torch
 from transformers import GenerationConfig
 
 from ..engine import Engine, Job
-from ..errors import ApiError
+from ..errors import ApiError, warn_ignored
 from ..generation import Generation
-from ..output import Delta, Output, Piece, chat_logprobs
+from ..logprobs import chat_logprobs
+from ..output import Delta, Output, Piece
 from ..prompt import calls_constraint, needs_prompted_tools, render_prompt, response_parser, with_prompted_tools
-from ..protocol import ChatRequest, warn_ignored
+from ..protocol import ChatRequest
 from .common import ChoicesReply, Event, generation_of
 
 PREFIX = "chatcmpl-"

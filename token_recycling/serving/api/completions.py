@@ -14,7 +14,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..engine import Engine, Job
 from ..errors import invalid
 from ..generation import Generation
-from ..output import Delta, Output, completion_logprobs
+from ..logprobs import completion_logprobs
+from ..output import Delta, Output
 from ..protocol import MAX_CHOICES, REFUSED, ChoicesRequest, TokenId, Unsupported
 from .common import ChoicesReply, Event, generation_of
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
+from ..conversation import Function, FunctionName, Part, Tool, joined, only_of_type
 from ..engine import Engine, Job
-from ..errors import invalid
+from ..errors import invalid, warn_ignored
 from ..generation import Generation
 from ..output import Delta, Kind, Piece
 from ..protocol import (
@@ -20,18 +21,11 @@ from ..protocol import (
     ChatRequest,
     Fields,
     FormatOptions,
-    Function,
-    FunctionName,
     OutputFormat,
-    Part,
     Stops,
     TemplatedRequest,
-    Tool,
     Unsupported,
     chat_of,
-    joined,
-    only_of_type,
-    warn_ignored,
 )
 from .chat import chat_generation, prompt_of
 from .common import Event, Parts

@@ -14,29 +14,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WrapValidator, model_validator
 from pydantic_core import PydanticOmit
 
+from ..conversation import Arguments, Function, Part, Tool, ToolChoice, joined, only_of_type, tag_of
 from ..engine import Engine, Job
-from ..errors import ApiError, shown
+from ..errors import ApiError, shown, warn_ignored
 from ..generation import Generation
 from ..output import Delta, Kind, Piece
-from ..protocol import (
-    REFUSED,
-    Arguments,
-    ChatRequest,
-    Fields,
-    FormatOptions,
-    Function,
-    NonemptyText,
-    Part,
-    TemplatedRequest,
-    Tool,
-    ToolChoice,
-    Unsupported,
-    chat_of,
-    joined,
-    only_of_type,
-    tag_of,
-    warn_ignored,
-)
+from ..protocol import REFUSED, ChatRequest, Fields, FormatOptions, NonemptyText, TemplatedRequest, Unsupported, chat_of
 from .chat import chat_generation
 from .common import Event, Parts
 

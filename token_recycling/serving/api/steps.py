@@ -42,11 +42,12 @@ from transformers import GenerationConfig
 from ...drafters._base import Drafter, DrafterTraits, SequenceDrafter
 from ...model.target import Target
 from ...trees.draft import Context, Draft, Step
+from ..conversation import Message
 from ..engine import Engine, Job
 from ..errors import CancelledError, failure, invalid
 from ..generation import Generation
 from ..output import Output, ScoredToken
-from ..protocol import ChatRequest, Message, NonemptyText, Request
+from ..protocol import ChatRequest, NonemptyText, Request
 from .chat import prompt_of
 from .common import generation_of, written
 

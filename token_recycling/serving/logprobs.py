@@ -1,0 +1,83 @@
+"""Log-probabilities of an output as OpenAI's API states them, with the bytes that each token stands for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from .output import ScoredToken
+
+
+def completion_logprobs(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int], top: int
+) -> dict[str, Any]:
+    """The field `logprobs` of a choice of /v1/completions; `offsets` are the tokens' places in the text."""
+    return {
+        "tokens": [tokenizer.decode([token.token]) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [_by_text(tokenizer, token) for token in tokens] if top else None,
+        "text_offset": offsets,
+    }
+
+
+def _by_text(tokenizer: PreTrainedTokenizerBase, scored: ScoredToken) -> dict[str, float] | None:
+    """Return the most probable tokens and the chosen one; of several with the same text the most probable counts."""
+    if scored.logprob is None:
+        return None
+    logprobs: dict[str, float] = {}
+    for token, logprob in [*scored.top, (scored.token, scored.logprob)]:
+        logprobs.setdefault(tokenizer.decode([token]), logprob)
+    return logprobs
+
+
+def chat_logprobs(tokenizer: PreTrainedTokenizerBase, tokens: list[ScoredToken], offsets: list[int]) -> dict[str, Any]:
+    """The field `logprobs` of a choice of /v1/chat/completions; `offsets` are the tokens' places in the text.
+
+    The bytes of the tokens put together are those of the text: a token may be a part of a character.
+    """
+
+    def about(token: int, logprob: float | None, first: bool) -> dict[str, Any]:
+        bytes_ = token_bytes(tokenizer, token, first)
+        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(bytes_)}
+
+    content = []
+    for token, offset in zip(tokens, offsets, strict=True):
+        others = [about(*other, offset == 0) for other in token.top]
+        content.append({**about(token.token, token.logprob, offset == 0), "top_logprobs": others})
+    return {"content": content, "refusal": None}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return how byte-level tokenizers write each byte (Radford et al., GPT-2): visible Latin-1 characters as they are,
+    the others as the characters from U+0100 on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What SentencePiece writes for the space before a word."""
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, first: bool = False) -> bytes:
+    """Return the bytes that a token stands for in UTF-8, which may be a part of a character. `first`: the text begins
+    with it, so that SentencePiece shows no space before it.
+    """
+    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    written = tokenizer.convert_ids_to_tokens(token)
+    if not isinstance(written, str):  # a row of the embedding that is no token
+        return text.encode()
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        if byte := _BYTE_TOKEN.fullmatch(written):
+            return bytes([int(byte[1], 16)])
+        values = [_BYTE_OF.get(character) for character in written]
+        if None not in values:
+            return bytes(value for value in values if value is not None)
+    if written.startswith(_WORD_START) and not text.startswith(" ") and not first:
+        return f" {text}".encode()
+    return text.encode()
