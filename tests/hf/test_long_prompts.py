@@ -19,7 +19,7 @@ from transformers import DynamicCache, MistralForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
 from token_recycling.hf.acceleration import Acceleration, view
-from token_recycling.loop.hints import Hints
+from token_recycling.loop.request import Hints
 from token_recycling.model import prefill
 from token_recycling.model.backend import EAGER
 from token_recycling.model.prefixes import PrefixCache

@@ -23,7 +23,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch, why_not_batched
-from token_recycling.loop.hints import Hints
+from token_recycling.loop.request import Hints
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.target import Target
 

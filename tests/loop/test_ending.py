@@ -12,8 +12,7 @@ from support.running import Texts
 import token_recycling as tr
 from token_recycling import Draft
 from token_recycling.loop.batch import Batch
-from token_recycling.loop.hints import Hints
-from token_recycling.loop.request import Request
+from token_recycling.loop.request import Hints, Request
 from token_recycling.model.pass_times import PassTimes
 from token_recycling.model.tree_layer import Frame
 from token_recycling.serving.decoding_thread import DecodingThread

@@ -13,7 +13,7 @@ from support.running import GoneError, Texts, alone
 import token_recycling as tr
 from token_recycling.loop import continuous
 from token_recycling.loop.batch import Batch
-from token_recycling.loop.hints import Hints
+from token_recycling.loop.request import Hints
 from token_recycling.model import prefill
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.target import Target

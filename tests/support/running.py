@@ -8,8 +8,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch
-from token_recycling.loop.hints import NO_HINTS
-from token_recycling.loop.request import Request, TokenSelector, TokenSequence
+from token_recycling.loop.request import NO_HINTS, Request, TokenSelector, TokenSequence
 from token_recycling.model.backend import EAGER
 from token_recycling.model.target import Target
 

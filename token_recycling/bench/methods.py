@@ -37,8 +37,7 @@ from ..drafters._shared.graph import Rules
 from ..drafters._shared.pairing import DraftModelOption
 from ..hf.accelerate import accelerated
 from ..loop.batch import decode, requests_of
-from ..loop.hints import NO_HINTS, Hints
-from ..loop.request import TokenSelector, TokenSequence
+from ..loop.request import NO_HINTS, Hints, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import Fast
 from ..model.info import UnsupportedModelError

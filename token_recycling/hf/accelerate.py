@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.hints import NO_HINTS, Hints
+from ..loop.request import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..model.backend import Backend, Fast
 from ..model.prepacking import drop, prepacked_of

@@ -23,7 +23,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from .._util.locks import Lock
 from ..drafters._base import Drafter
-from ..loop.hints import NO_HINTS, Hints
+from ..loop.request import NO_HINTS, Hints
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import MARKS_NO_CACHES, mark_callers

@@ -37,9 +37,8 @@ from transformers.generation.streamers import BaseStreamer
 from .._util.device import seeded_generators
 from ..drafters._base import Drafter
 from ..loop.batch import Run, decode, requests_of
-from ..loop.hints import NO_HINTS, Hints
 from ..loop.processors import Scope, scope
-from ..loop.request import TokenSelector, TokenSequence
+from ..loop.request import NO_HINTS, Hints, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, CALLERS, cache_argument

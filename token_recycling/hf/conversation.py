@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
 from ..drafters._base import Drafter
-from ..loop.hints import Hints
+from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Fast
 from ..model.prefill import checked_prompt

@@ -30,9 +30,8 @@ from ..model.runner import EagerRunner, Pass, Runner
 from ..model.target import Target
 from ..trees.draft import Draft, Step
 from .accept import TreeSteps, accept_walk
-from .hints import NO_HINTS, Hints
 from .pacer import Clock, Pace, Pacer
-from .request import Request, TokenSelector, TokenSequence
+from .request import NO_HINTS, Hints, Request, TokenSelector, TokenSequence
 from .stats import Stats
 
 if TYPE_CHECKING:

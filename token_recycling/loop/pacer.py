@@ -234,7 +234,7 @@ class Pacer:
         """Return what the next draft of a sequence may cost, None to leave it out; `within`: there is a grammar."""
         pace.budget = None
         if pace.nodes != "auto":
-            return Budget() if pace.nodes is None else Budget.of_nodes(pace.nodes)
+            return Budget.of_nodes(pace.nodes)
         if pace.paused:
             pace.paused -= 1
             return None

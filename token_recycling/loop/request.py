@@ -1,4 +1,4 @@
-"""A request: its tokens, stopping criteria, token selection and drafter.
+"""A request: its tokens, stopping criteria, token selection, hints and drafter.
 
 Stopping and selection are exactly `generate`'s: the criteria and processors that transformers prepares are called once
 per token, with the tokens that they would see there, the padding before a prompt included.
@@ -25,7 +25,6 @@ from ..drafters._base import Drafter, DrafterTraits
 from ..model.origin import name_of
 from ..model.target import Target
 from ..trees.draft import Context, Draft, Step
-from .hints import NO_HINTS, Hints
 from .pacer import Pace, Pacer, now
 from .processors import Scope, holds_at_nodes, penalised, scope
 from .stats import Stats
@@ -33,6 +32,7 @@ from .stats import Stats
 if TYPE_CHECKING:
     from ..grammar.constraint import Constraint
     from ..grammar.state import State
+    from ..model.prefixes import Prefixes
     from ..trees.packed import PackedTrees
 
 IMPOSSIBLE = -2
@@ -249,6 +249,21 @@ def _wrong_scores(processors: LogitsProcessorList, scores: Any) -> Exception:
         return TypeError(f"logits processors must return a tensor of scores, got {type(scores).__name__} from {names}")
     problem = f"logits processors must return scores (1, vocabulary), got {tuple(scores.shape)} from {names}"
     return IndexError(problem) if scores.ndim < 2 else RuntimeError(problem)
+
+
+@dataclass(frozen=True, eq=False)
+class Hints:
+    """Hints for one request; its output is the same without them."""
+
+    prefixes: Prefixes | None = None
+    """Prefix cache: the beginning of the request is looked up there, and kept there."""
+    prediction: torch.Tensor | None = None
+    """(n,) int64: expected output; a source of drafts that the target never reads."""
+    nodes: int | None = None
+    """Maximum number of drafted nodes in a forward pass; None for the drafter's own limit."""
+
+
+NO_HINTS = Hints()
 
 
 @dataclass(eq=False)

@@ -21,8 +21,7 @@ from ..drafters._base import Drafter
 from ..hf.acceleration import Acceleration, view
 from ..hf.call import GenerateCall, Output, beginnings, mixes_sequences, run_call
 from ..loop.continuous import RunningBatch
-from ..loop.hints import NO_HINTS, Hints
-from ..loop.request import Request
+from ..loop.request import NO_HINTS, Hints, Request
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.kv_cache import slots

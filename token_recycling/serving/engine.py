@@ -28,7 +28,7 @@ from ..drafters._base import PREDICTED, Drafter
 from ..grammar.schema import Unenforced
 from ..hf.acceleration import ANOTHER_LOOP, Acceleration, view
 from ..hf.call import GenerateCall
-from ..loop.hints import Hints
+from ..loop.request import Hints
 from ..loop.stats import Stats
 from ..model.backend import Backend
 from ..model.loading import Loaded

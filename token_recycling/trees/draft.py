@@ -320,15 +320,9 @@ class Budget:
     """Passes of draft models so far."""
 
     @classmethod
-    def of_nodes(cls, nodes: int) -> Budget:
-        """Return the budget of a draft of a given size: every one of its nodes pays."""
-        return cls(np.ones(1 + nodes))
-
-    def for_part(self, nodes: int | str | None) -> Budget:
-        """Return the budget of a part of a fused drafter, whose traits have these `nodes`."""
-        if nodes is None:
-            return Budget()
-        return self if isinstance(nodes, str) else Budget.of_nodes(nodes)
+    def of_nodes(cls, nodes: int | None) -> Budget:
+        """Return the budget of a draft of a given size, None for any: every one of its nodes pays."""
+        return cls() if nodes is None else cls(np.ones(1 + nodes))
 
     @property
     def nodes(self) -> int:

@@ -9,7 +9,7 @@ from support.running import GoneError, Texts, alone
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling.loop.hints import Hints
+from token_recycling.loop.request import Hints
 from token_recycling.model.backend import Backend
 from token_recycling.model.graphs.support import passes_of
 from token_recycling.model.prefixes import PrefixCache

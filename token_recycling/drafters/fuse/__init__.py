@@ -21,7 +21,7 @@ import torch
 from ..._util.locks import Lock
 from ..._util.options import name_and_options, split_outside
 from ...model.target import Target
-from ...trees.draft import Context, Draft, Step
+from ...trees.draft import Budget, Context, Draft, Step
 from .._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter, check_auto_or_nodes
 from .._registry import make_drafter
 from .merge import FuseCalibration, Merged, NodeValues, fixed_nodes, merge_drafts, valued_draft, warm_up
@@ -146,7 +146,7 @@ class FuseSequence(SequenceDrafter):
     def draft(self, context: Context) -> Draft:
         drafts, budget = [], context.budget
         for part, nodes in zip(self._parts, self._nodes, strict=True):
-            own = budget.for_part(nodes)
+            own = budget if nodes == "auto" else Budget.of_nodes(nodes)
             draft = part.draft(replace(context, budget=own)).cut(context.remaining - 1)
             drafts.append(draft.first_ranked(1 + nodes) if isinstance(nodes, int) else draft)
             budget.passes += 0 if own is budget else own.passes
