@@ -1,15 +1,22 @@
 """The accounting, on a model that counts modulo 16: every acceptance can be worked out by hand."""
 
 import json
+from collections import Counter
 from dataclasses import fields
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import tiny
-from support.drafters import learned
+from support.drafters import Garbage, learned
+from support.strategies import trees
 
 import token_recycling as tr
+from token_recycling import Template
 from token_recycling.loop.stats import PARTS
+
+SMALL = tiny.llama(vocab_size=5, num_hidden_layers=1)
 
 
 def run(model, drafter, tokens, start=0, **options):
@@ -44,19 +51,52 @@ def test_accepted_and_discarded_nodes_are_counted(
     assert json.loads(json.dumps(stats.as_dict()))["discarded_tokens"] == discarded
 
 
-def test_runs_are_added_up(counting):
-    drafter = learned(counting, "0 1 2 00 10")
-    parts = [run(counting, drafter, 9), run(counting, drafter, 6), run(counting, learned(counting, "chain:4"), 10)]
-    total = parts[0] + parts[1] + parts[2]
-    assert (total.tokens, total.steps, total.prompt_tokens) == (25, 3 + 2 + 2, 3)
-    assert total.drafted == sum(part.drafted for part in parts)
-    assert total.discarded == sum(part.discarded for part in parts)
-    assert total.mat == pytest.approx(25 / 7)
-    assert total.acceptance_by_depth == pytest.approx({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0})
-    assert total.acceptance_by_rank[1] == 0.0
+def figures_of(steps):
+    """What is said of these steps, counted anew."""
+    tokens, drafts = [len(step.tokens) for step in steps], [step.draft for step in steps]
+    accepted, depths = [len(step.accepted) - 1 for step in steps], [draft.depth for draft in drafts]
+    drafted, tried, right = sum(map(len, drafts)) - len(drafts), Counter(), Counter()
+    for step in steps:
+        tried.update(rank for node in step.accepted for rank in range(len(step.draft.children[node])))
+        right.update(step.draft.ranks[node] for node in step.accepted[1:])
+    return {
+        "tokens": sum(tokens),
+        "steps": len(steps),
+        "mat": sum(tokens) / len(steps),
+        "drafted": drafted,
+        "discarded": drafted - sum(accepted),
+        "discard_rate": (drafted - sum(accepted)) / sum(tokens),
+        "verification_rate": len(steps) / sum(tokens),
+        "acceptance_rate": sum(accepted) / max(1, sum(depths)),
+        "plain_steps": [*map(len, drafts)].count(1) / len(steps),
+        "lengths": Counter(tokens),
+        "nodes": Counter(map(len, drafts)),
+        "depths": Counter(depths),
+        "acceptance_by_depth": {
+            depth: sum(number >= depth for number in accepted) / sum(number >= depth for number in depths)
+            for depth in range(1, max(depths) + 1)
+        },
+        "acceptance_by_rank": {rank: right[rank] / number for rank, number in sorted(tried.items())},
+    }
+
+
+@settings(max_examples=12)
+@given(st.lists(st.lists(trees(max_nodes=12), min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 10**6))
+def test_figures_are_those_of_the_steps_of_a_run_and_of_several_that_are_added_up(shapes, seed):
+    """Trees of every shape, a lone root among them, whose random tokens are right now and then."""
+    parts, steps, length = [], [], 0
+    for place, trees_of_run in enumerate(shapes):
+        stats, prompt = tr.Stats(cached_tokens=place), tiny.prompt(place, 3 + place, 5)
+        drafter = Garbage([Template([-1], [0]), *trees_of_run], seed, 5)
+        own = list(tr.stream(SMALL, prompt, drafter, max_new_tokens=12, stats=stats))
+        parts, steps, length = [*parts, stats], [*steps, own], length + prompt.shape[1]
+    total = sum(parts[1:], parts[0])
+    for stats, said in (*zip(parts, steps, strict=True), (total, sum(steps, []))):
+        wanted = figures_of(said)
+        assert {name: getattr(stats, name) for name in wanted} == wanted
+    assert (total.prompt_tokens, total.cached_tokens) == (length, sum(range(len(parts))))
+    assert total.first_tokens == sum(len(own[0].tokens) for own in steps)
     assert total.seconds == pytest.approx({name: sum(part.seconds[name] for part in parts) for name in PARTS})
-    assert total.drafter == parts[2].drafter
-    assert parts[0].tokens == 9
 
 
 def test_a_sum_waits_for_the_device_where_one_run_does_and_describes_the_last_that_says_how_it_was_made():

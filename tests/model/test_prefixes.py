@@ -72,6 +72,12 @@ def test_a_text_goes_on_from_what_is_kept_as_from_its_own_cache(case):
         assert n == end
         wanted = after(target, text[: end + 1])
         torch.testing.assert_close(after(target, text[: end + 1], cache), wanted, atol=1e-4, rtol=1e-4)
+    for end in (25, 13, 9):  # where another text branches off: a state is there at the ends of what was kept alone
+        other = text[: end + 2].clone()
+        other[end] = (text[end] + 1) % target.vocab_size
+        cache, n = kept.take(other, "")
+        assert n == (end if not target.info.recurrent else end // 10 * 10 if target.info.reads_on else 0)
+        torch.testing.assert_close(after(target, other, cache), after(target, other), atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")

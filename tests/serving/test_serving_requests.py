@@ -203,12 +203,13 @@ def test_steps_end_as_completions_do(open_server, drafter):
 
 def test_metrics_count_what_usage_says(model):
     with serving(model, tiny.tokenizer()) as server:
-        usages = [server.complete(max_tokens=30, temperature=0).usage for _ in range(3)]
+        usages = [server.complete(max_tokens=15, temperature=0, n=2).usage for _ in range(3)]
         refused(server, max_tokens=0)
         counted = server.metrics()
     said = [usage.model_extra["speculation"] for usage in usages]
     wanted = {name: sum(one[name] for one in said) for name in ("steps", "drafted_tokens", "accepted_tokens")}
     wanted |= {"generated_tokens": 90, "prompt_tokens": sum(usage.prompt_tokens for usage in usages)}
+    wanted["cached_tokens"] = sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
     wanted = {f"{name}_total": number for name, number in wanted.items()}
     wanted |= {
         'generations_total{outcome="complete"}': 3,
