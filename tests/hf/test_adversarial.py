@@ -6,6 +6,7 @@ import collections
 import copy
 import functools
 import random
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -418,6 +419,20 @@ def by_generator(model):
     return lambda ids, scores: running.send(ids) or scores
 
 
+def by_frame(model):
+    """Holds nothing of the model, and finds it among what is running."""
+
+    def process(ids, scores):
+        frame = sys._getframe()
+        while frame is not None and not isinstance(frame.f_locals.get("self"), LlamaForCausalLM):
+            frame = frame.f_back
+        if frame is not None:
+            _scale(frame.f_locals["self"], ids)
+        return scores
+
+    return process
+
+
 def by_module_of_the_model(model):
     attention = model.model.layers[0].self_attn
     return lambda ids, scores: setattr(attention, "scaling", 1.0 if ids[0, -1] % 2 else 0.1) or scores
@@ -494,6 +509,7 @@ CASES: dict[str, Bring] = {
     "a wrapper": processor(by_wrapper),
     "a view of a weight": processor(by_weight_view),
     "a generator of a processor": processor(by_generator),
+    "a frame": processor(by_frame),
     "a module": processor(by_module_of_the_model),
     "a function of torch": processor(by_replaced_function),
     "a function of torch, by setattr": processor(by_setattr),

@@ -277,6 +277,18 @@ def test_sixteen_bits(hook):
     assert (model.acceleration.fallback is None) == (hook is everywhere)
 
 
+def test_a_hook_of_a_quantised_model_is_seen():
+    outputs = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = llama()
+        model.is_quantized = True
+        prepare(model)
+        model.model.layers[0].register_forward_hook(last)
+        outputs.append(model.generate(IDS, **GREEDY))
+    assert torch.equal(*outputs)
+    assert "forward hook last" in model.acceleration.fallback
+
+
 def test_a_family_that_is_not_known_fails_its_test_with_a_hook_alone():
     model = tiny.unknown(llama())
     handle = model.model.layers[0].register_forward_hook(last)

@@ -91,7 +91,7 @@ def test_figures_are_those_of_the_steps_of_a_run_and_of_several_that_are_added_u
         own = list(tr.stream(SMALL, prompt, drafter, max_new_tokens=12, stats=stats))
         parts, steps, length = [*parts, stats], [*steps, own], length + prompt.shape[1]
     total = sum(parts[1:], parts[0])
-    for stats, said in (*zip(parts, steps, strict=True), (total, sum(steps, []))):
+    for stats, said in (*zip(parts, steps, strict=True), (total, [step for own in steps for step in own])):
         wanted = figures_of(said)
         assert {name: getattr(stats, name) for name in wanted} == wanted
     assert (total.prompt_tokens, total.cached_tokens) == (length, sum(range(len(parts))))

@@ -140,6 +140,8 @@ def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_faile
     """Other weights may pass."""
     tried, verdict = [], self_test.verdict
     monkeypatch.setattr(self_test, "verdict", lambda model, info: (tried.append(model), verdict(model, info))[1])
+    assert tr.why_not(tiny.llama()) is None
+    assert not tried, "a family that is tested needs none"
     failing = [tiny.unknown(tiny.llama()) for _ in range(2)]
     for model in failing:
         model.lm_head.weight.data.zero_()

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import tiny
+from support.architectures import model_of, named
+from support.recurrent_architectures import RECURRENT
 from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
@@ -25,6 +27,23 @@ class Unknown(LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         return scores
+
+
+MODELS = {
+    "was not tested": lambda: tiny.unknown(tiny.llama()),
+    "has ALiBi": lambda: model_of(named("bloom")),
+    "recurrent layers": lambda: model_of(next(case for case in RECURRENT if case.family == "bamba")),
+    "computes differently by length": lambda: model_of(named("llama", "dynamic rotary scaling from 32")),
+}
+"""Models whose passes cannot be captured, by the reason."""
+
+
+@pytest.mark.parametrize("reason", MODELS)
+def test_models_that_it_does_not_hold_for_say_why(reason):
+    model = MODELS[reason]()
+    assert reason in str(tr.check(model).no_fast_path)
+    with pytest.raises(tr.NoFastPathError, match=reason):
+        tr.generate(model, tiny.prompt(0, 5), fast=True, max_new_tokens=2)
 
 
 def test_calls_that_it_does_not_hold_for_say_why(model, tmp_path):
