@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from ..recycling.ngrams import ABSENT
 from ..recycling.recycler import CHILDREN, Recycler
 from ..recycling.recycler import warm_up as compile_drafting
 from ..trees.draft import Context, Draft, Step
-from ..trees.templates import Template, size_in_words, template_from
+from ..trees.templates import Template, nodes_of, size_in_words, template_from
 from ._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter
 
 if TYPE_CHECKING:
@@ -62,12 +62,9 @@ class Recycling(Drafter, Options):
 
     @property
     def traits(self) -> DrafterTraits:
-        nodes: int | Literal["auto"] | None = None
-        if self.template is None:
-            nodes = "auto" if self.tree == "auto" else int(str(self.tree))
         return DrafterTraits(
             on_host=True,
-            nodes=nodes,
+            nodes=nodes_of(self.tree, self.template),
             assumed_nodes=_UNLEARNED,
             top_k=self.k,
             predictions=self.suffix,
@@ -83,7 +80,6 @@ class Recycling(Drafter, Options):
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
-        self._size = str(self.template or size_in_words(self.tree))
         self._making = Lock()
 
     def warm_up(self, device: torch.device) -> None:
@@ -141,7 +137,7 @@ class Recycling(Drafter, Options):
             "warmed": self.warmed,
         }
         parts += [name for name, value in sources.items() if value]
-        return f"recycling: tree {self._size}; {', '.join(parts)}"
+        return f"recycling: tree {size_in_words(self.tree, self.template)}; {', '.join(parts)}"
 
 
 class RecyclingSequence(SequenceDrafter):

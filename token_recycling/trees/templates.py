@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -199,6 +200,15 @@ def template_from(spec: str | int | Template) -> Template | None:
         ) from None
 
 
-def size_in_words(spec: str | int | Template) -> str:
-    """Return a description of the size of growing trees, where the option names no template."""
+def nodes_of(spec: str | int | Template, template: Template | None) -> int | Literal["auto"] | None:
+    """Return how many nodes of drafts are verified, as of `DrafterTraits`, where the option names this template."""
+    if template is not None:
+        return None
+    return "auto" if spec == "auto" else int(str(spec))
+
+
+def size_in_words(spec: str | int | Template, template: Template | None) -> str:
+    """Return a description of drafts, where the option names this template."""
+    if template is not None:
+        return str(template)
     return f"{spec} nodes, best first" if str(spec).isdigit() else "as large as pays"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...trees.draft import Draft, Step
-from ...trees.templates import Template, best_paths, size_in_words, tree_of
+from ...trees.templates import Template, best_paths, nodes_of, size_in_words, tree_of
 from .._base import SequenceDrafter
 from .neural import NeuralDrafter, T
 
@@ -68,13 +68,11 @@ class StatesDrafter(NeuralDrafter[T]):
     @property
     def nodes(self) -> int | Literal["auto"] | None:
         """How many nodes of its drafts are verified: see `DrafterTraits.nodes`."""
-        if self.template is not None:
-            return None
-        return "auto" if self.tree == "auto" else int(self.tree)
+        return nodes_of(self.tree, self.template)
 
     def tree_in_words(self) -> str:
         """Return a description of the draft."""
-        return str(self.template or size_in_words(self.tree))
+        return size_in_words(self.tree, self.template)
 
 
 class StatesSequence(SequenceDrafter):
