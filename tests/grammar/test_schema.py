@@ -206,6 +206,17 @@ def test_values_that_would_contain_themselves_for_ever_are_refused(schema):
         compiled(TOKENIZER, "json_schema", schema)
 
 
+@pytest.mark.parametrize("pattern", ["^x$", "^(x|y)$", r"^\x01$"])
+def test_patterns_of_no_names_but_those_listed_are_refused(pattern):
+    """After the last name, llguidance admits a comma, and then nothing."""
+    schema = {**obj({"x": {}, "y": {}}), "patternProperties": {pattern: {"type": "null"}}}
+    with pytest.raises(ValueError, match="#/patternProperties: matches no names but"):
+        compiled(TOKENIZER, "json_schema", schema)
+    grammar = compiled(TOKENIZER, "json_schema", {**schema, "patternProperties": {"^[xyz]$": {"type": "null"}}})
+    outputs = [random_output(grammar, random.Random(seed)) for seed in range(20)]
+    assert all(json.loads(output).keys() <= {*"xyz"} for output in outputs if output is not None)
+
+
 NEVER = [{"$ref": "#/$defs/r"}, {"$ref": "#/$defs/o"}, {"allOf": [{"$ref": "#/$defs/r"}, {"type": ["object", "null"]}]}]
 
 

@@ -8,6 +8,7 @@ of the next token from a trie of the vocabulary: a schema compiles in a millisec
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def compiled_text(tokenizer: LLTokenizer, kind: str, text: str, unenforced: list
     matcher = _matcher(tokenizer, text, **limits)
     grammar = Grammar(matcher, words_of(tokenizer.vocab_size), tuple(tokenizer.eos_tokens), unenforced)
     first = matcher.deep_copy()
-    has_output = not matcher.is_error() and _has_output(grammar, first)
+    has_output = not matcher.is_error() and _allows_more(first, grammar.stops)
     if first.is_error() and "NoExtension" not in first.get_error():
         raise ValueError(f"cannot compile the {kind}: {_reason(first)}")
     if not has_output:
@@ -123,12 +124,36 @@ def supported(
     mistakes = [lost for lost in enforced.unenforced if lost.mistaken]
     if mistakes:
         raise UnenforceableError(mistakes)
+    _drop_patterns_of_no_names(tokenizer, enforced)
     while not (strict and enforced.unenforced):
         matcher = _matcher(tokenizer, schema_grammar(enforced.schema))
         if not matcher.is_error():
             return enforced.schema, enforced.unenforced
         enforced.unenforced.append(_fault(tokenizer, enforced, _reason(matcher)))
     raise UnenforceableError(enforced.unenforced)
+
+
+def _drop_patterns_of_no_names(tokenizer: LLTokenizer, enforced: Enforceable) -> None:
+    """Drop patterns that match no names but listed ones: after those, llguidance 1.9.1 admits a comma and no more."""
+    for place, node in enforced.nodes:
+        if "patternProperties" not in node or node.get("additionalProperties") is not False:
+            continue
+        names = {**dict.fromkeys(node.get("required", ()), True), **node.get("properties", {})}
+        listed = {name: value is not False and {"const": 0} for name, value in names.items()}
+        text = "".join(f"{json.dumps(name, ensure_ascii=False)}: 0, " for name, value in listed.items() if value)
+        patterns = dict.fromkeys(node["patternProperties"], True)
+        schema = {"properties": listed, "patternProperties": patterns, "additionalProperties": False}
+        matcher = _matcher(tokenizer, schema_grammar({"type": "object", **schema}))
+        if text and not matcher.is_error() and not _goes_on(tokenizer, matcher, f"{{{text}"):
+            del node["patternProperties"]
+            why = "matches no names but those of properties and required"
+            enforced.unenforced.append(Unenforced(f"{place}/patternProperties", why))
+
+
+def _goes_on(tokenizer: LLTokenizer, matcher: LLMatcher, text: str) -> bool:
+    """Whether a token may follow a text that does not end the sequence."""
+    matcher.consume_tokens(tokenizer.greedy_tokenize(text))
+    return not matcher.is_error() and _allows_more(matcher, tokenizer.eos_tokens)
 
 
 _OUTER = ("properties", "prefixItems", "items", "additionalProperties", "required", "allOf")
@@ -181,9 +206,9 @@ def _reason(matcher: LLMatcher) -> str:
     return one_line(matcher.get_error().partition("<state>")[0])
 
 
-def _has_output(grammar: Grammar, matcher: LLMatcher) -> bool:
-    """Whether a token may follow at the beginning that does not end the sequence."""
+def _allows_more(matcher: LLMatcher, stops: Sequence[int]) -> bool:
+    """Whether a token may follow that does not end the sequence."""
     allowed = int.from_bytes(matcher.compute_bitmask(), "little")
-    for token in grammar.stops:
+    for token in stops:
         allowed &= ~(1 << token)
     return bool(allowed)

@@ -17,7 +17,7 @@ def prune(schema: dict[str, Any]) -> None:
     definitions = schema.get("$defs", {})
     ending = _ending(definitions)
     if not _can_end(schema, ending):
-        raise ValueError("#: admits no value: each would contain another one for ever; let a reference be left out")
+        raise ValueError("#: admits no value: a part that is required has none, or contains itself for ever; omit it")
     if len(ending) < len(definitions):
         _pruned(schema, ending)
 
