@@ -146,12 +146,25 @@ def pre_hooked(make: Callable[[], Any], path: str) -> Bring:
     return bring
 
 
+def by_odd_tensors():
+    """A complex table, and one of nothing."""
+    model = llama()
+    layer = model.model.layers[0]
+    layer.register_buffer("table", torch.tensor([3 + 4j, 1j]))
+    layer.register_buffer("nothing", torch.empty(0))
+    layer.register_forward_hook(
+        lambda module, inputs, output: output + (module.table.abs().sum() + module.nothing.sum()) * VECTOR
+    )
+    return model
+
+
 def last_input(module, inputs):
     return (torch.cat([inputs[0][:, :-1], inputs[0][:, -1:] + VECTOR], 1),)
 
 
 HOOKS: dict[str, tuple[Bring, str | None]] = {
     "everywhere": (hooked(lambda: everywhere), None),
+    "by tensors without a smallest number": (by_odd_tensors, None),
     "everywhere, on the output layer": (hooked(lambda: lambda m, i, o: o.roll(1, -1), "lm_head"), None),
     "by token": (hooked(lambda: by_token, "model.embed_tokens"), None),
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
@@ -254,6 +267,16 @@ def test_what_hooks_keep_is_as_after_generate():
     tr.accelerate(model)
     model.generate(IDS, **GREEDY)
     assert counter.calls == GREEDY["max_new_tokens"]
+
+
+def test_a_trial_fits_into_a_short_context():
+    def bring():
+        torch.manual_seed(0)
+        model = tiny.gpt2(n_positions=20).eval()
+        model.transformer.h[0].register_forward_hook(everywhere)
+        return model
+
+    compare(bring, None, max_new_tokens=8)
 
 
 def test_a_list_that_is_only_appended_to_holds_the_passes_of_the_call():

@@ -120,6 +120,7 @@ CASES: dict[str, Callable[[list[Any]], Code]] = {
     "a criterion that changes a temperature": a_criterion_that_changes_a_temperature,
     "a criterion that changes the ends": a_criterion_that_changes_the_ends,
     "a processor that changes the length": a_processor_that_changes_the_length,
+    "two lengths": lambda log: {"stopping_criteria": [MaxLengthCriteria(30), MaxLengthCriteria(22)]},
     "tokens of an iterator": tokens_of_an_iterator,
     "no scores": scores(lambda scores: None),
     "scores that are no tensor": scores(lambda scores: scores.numpy()),

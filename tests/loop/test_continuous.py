@@ -183,9 +183,10 @@ class FailingDrafter(tr.Drafter):
         {"processors": [lambda ids, scores: scores if ids.shape[1] < 9 else failing()]},
         {"criteria": [lambda ids, scores, **_: False if ids.shape[1] < 9 else failing()]},
         {"on_step": failing},
+        {"on_step": lambda step: step.row and failing()},  # once it shares passes
         *({"drafter": FailingDrafter(at)} for at in ("start", "draft", "observe")),
     ],
-    ids=["processor", "criterion", "client", "start", "draft", "observe"],
+    ids=["processor", "criterion", "client", "client beside others", "start", "draft", "observe"],
 )
 def test_what_fails_for_one_text_ends_that_text_alone(wrong):
     """Beside others that accept several nodes in the step that fails."""
@@ -201,6 +202,17 @@ def test_what_fails_for_one_text_ends_that_text_alone(wrong):
     for row, own in ((first, ids[0]), (last, ids[2])):
         assert row.error is None
         assert texts.said[row] == alone(LLAMA, own, 40)
+
+
+def test_each_text_that_ends_leaves_its_own_beginning():
+    """All of it but the last token, whose slot is not there yet."""
+    texts = Texts(LLAMA)
+    prefixes = PrefixCache(texts.batch.target, 10**8).of("")
+    rows = [texts.join(tiny.prompt(seed, 6), 12 - 3 * seed, hints=Hints(prefixes)) for seed in range(3)]
+    texts.finish()
+    for row in rows:
+        said = row.sequence.tokens
+        assert prefixes.cached_tokens(torch.cat([said, said[:1]])) == row.sequence.length - 1
 
 
 @pytest.mark.parametrize("after", [7, 9, 12])

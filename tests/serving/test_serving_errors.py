@@ -286,6 +286,22 @@ def test_other_errors(server, path, body, status, code):
     assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)
 
 
+LIMITS = [
+    (C, {"prompt": [[5]] * 64, "n": 2, "max_tokens": 1}),
+    (C, {"min_tokens": 8, "max_tokens": 8}),
+    (C, {"stop": [*["x"] * 15, "a" * 128]}),
+    (C, {"logit_bias": {"299": 100, "298": -100}}),
+    (C, {"logprobs": 5, "prompt": [299]}),
+    (H, {"logprobs": True, "top_logprobs": 20}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LIMITS)
+def test_limits_themselves_are_kept(server, path, body):
+    status, text = ask(server, path, False, **{"max_tokens": 8, **body})
+    assert status == 200, text
+
+
 @pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("identity", 200), ("Identity", 200)])
 def test_a_compressed_body_is_refused_by_its_encoding(server, encoding, status):
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}

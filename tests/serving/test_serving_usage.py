@@ -60,6 +60,8 @@ def test_statistics_are_those_of_all_outputs(server, prompts):
         assert statistics["accepted_tokens"] > 0
         assert statistics["steps"] + statistics["accepted_tokens"] == usage.completion_tokens
         assert round(statistics["mat"] * statistics["steps"]) == usage.completion_tokens
+    once = server.complete(prompt=prompts, max_tokens=1).usage.model_extra["speculation"]
+    assert once["drafter"] == statistics["drafter"] != ""
 
 
 @pytest.mark.parametrize("n", [1, 3])
