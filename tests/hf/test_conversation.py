@@ -143,7 +143,7 @@ def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
     lengths = [0]
     while lengths[-1] < 63:
         chat.reset()
-        chat.say("x" * len(lengths))
+        chat.say("x" * len(lengths), max_new_tokens=1)
         lengths.append(chat.last.arguments["input_ids"].shape[1])
     assert lengths[-1] == 63, "there is room for one token"
     chat.reset()
