@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
+import operator
 import random
 import sys
 import types
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -564,3 +567,124 @@ def test_no_silent_difference(bring, monkeypatch):
     assert not all(torch.equal(output, plain()) for output in wanted), "the code changes nothing"
     monkeypatch.setenv("PASSES", "0")
     assert all(map(torch.equal, _outputs(tr.accelerate, bring), wanted))
+
+
+class LastRow(torch.nn.Module):
+    """A module that treats the last row of a pass in another way."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *given, **named):
+        output = self.inner(*given, **named).clone()
+        output[:, -1] += VECTOR
+        return output
+
+
+class Hook(torch.nn.Module):
+    def forward(self, module, inputs, output):
+        return LastRow(torch.nn.Identity())(output)
+
+
+class Scaling(contextlib.ContextDecorator):
+    """Decorates a function with a context that counts its calls."""
+
+    def __init__(self, linear):
+        self.linear, self.passes = linear, 0
+
+    def __enter__(self):
+        self.passes += 1
+        self.linear.weight.data.mul_(2 if self.passes % 2 else 0.5)
+
+    def __exit__(self, *error):
+        pass
+
+
+class TorchScaling(torch.utils._contextlib._DecoratorContextManager):  # type: ignore[name-defined, misc]
+    """The same by torch's class of decorators."""
+
+    def __init__(self, linear):
+        self.inner = Scaling(linear)
+
+    def clone(self):
+        return self
+
+    def __enter__(self):
+        self.inner.__enter__()
+
+    def __exit__(self, *error):
+        pass
+
+
+def generated(linear):
+    context = Scaling(linear)
+
+    @contextlib.contextmanager
+    def scaled():
+        with context:
+            yield
+
+    return scaled()
+
+
+def decorated(make: Callable[[Any], Any]) -> Bring:
+    """A method of a library that a decorator of a library wraps, with a context of a user."""
+
+    def bring(model):
+        linear = model.model.layers[0].mlp.down_proj
+        linear.forward = make(linear)(linear.forward)
+        return {}
+
+    return bring
+
+
+def replaced_by(make: Callable[[LastRow], Any]) -> Bring:
+    """A method that is replaced by one of a library, which calls a module of a user."""
+
+    def bring(model):
+        mlp = model.model.layers[0].mlp
+        mlp.__dict__["forward"] = make(LastRow(copy.deepcopy(mlp)))
+        return {}
+
+    return bring
+
+
+def shadowed(model):
+    mlp = model.model.layers[0].mlp
+    mlp.__dict__["down_proj"] = LastRow(mlp.down_proj)
+    return {}
+
+
+def in_a_list(model):
+    layers = list(model.model.layers)
+    del model.model.layers
+    model.model.layers = [LastRow(layers[0]), *layers[1:]]
+    return {}
+
+
+HELD_BY_LIBRARIES: dict[str, Bring] = {
+    "a bound call of a module": replaced_by(lambda module: module.__call__),
+    "a bound method of a container": replaced_by(lambda module: torch.nn.Sequential(module).forward),
+    "a container": replaced_by(torch.nn.Sequential),
+    "a module": replaced_by(lambda module: module),
+    "an operator": replaced_by(lambda module: functools.partial(operator.call, module)),
+    "a mock": replaced_by(lambda module: mock.MagicMock(side_effect=module)),
+    "a hook": lambda model: on_layer(model, Hook().__call__) or {},
+    "a decorator": decorated(Scaling),
+    "a decorator of torch": decorated(TorchScaling),
+    "a decorator by a generator": decorated(generated),
+    "a module before another": shadowed,
+    "a list of layers": in_a_list,
+}
+
+
+@pytest.mark.parametrize("bring", HELD_BY_LIBRARIES.values(), ids=HELD_BY_LIBRARIES)
+def test_code_that_libraries_hold_is_of_its_user(bring):
+    plain, accelerated = llama(), llama()
+    bring(plain)
+    bring(accelerated)
+    tr.accelerate(accelerated)
+    for _ in range(2):
+        assert torch.equal(accelerated.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
+    assert accelerated.acceleration.fallback is not None

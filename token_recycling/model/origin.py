@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
+
 _OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
 """Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
+_WRAPPING = frozenset({"torch", *sys.stdlib_module_names}) - {"builtins"}
+"""Packages whose objects call functions that they are given: mocks, contexts that decorate, operators of one's own."""
 
 
 def package_of(module: str | None) -> str:
@@ -27,20 +31,27 @@ def is_own(module: str | None) -> bool:
 def home_of(function: Any) -> str | None:
     """Return the name of the module that a function, method, property or callable object is written in; None for one of
     a compiled language. A wrapper is written where its own code is, whatever it wraps; but of wrappers of Python, torch
-    and transformers what they wrap counts. A class that names a library as its home is written where its methods are.
+    and transformers what they wrap counts, what they are bound to and what they hold. A class that names a library as
+    its home is written where its methods are.
     """
+    home = _own_home(function)
+    if not is_own(home):
+        return home
+    seen, unread = {id(function)}, [*_run_by(function)]
+    for code in unread:  # which grows
+        if id(code) not in seen:
+            seen.add(id(code))
+            if not is_own(inner := _own_home(code)):
+                return inner
+            unread += _run_by(code)
+    return home
+
+
+def _own_home(function: Any) -> str | None:
+    """The same, whatever the function or object holds."""
     cls = type(function)
     if cls is FunctionType:
-        home = str(function.__globals__.get("__name__"))
-        wrapped = function.__dict__.get("__wrapped__")  # as by torch.compile, or torch.no_grad
-        return home_of(wrapped) if wrapped is not None and is_own(home) else home
-    if cls in (MethodType, staticmethod, classmethod):
-        return home_of(function.__func__)
-    if cls is property:
-        homes = [home_of(accessor) for accessor in (function.fget, function.fset) if accessor is not None]
-        return next((home for home in homes if not is_own(home)), None)
-    if cls.__module__ == "functools":  # partial, partialmethod, cached_property, what lru_cache makes
-        return home_of(_within(function))
+        return str(function.__globals__.get("__name__"))
     if not isinstance(function, type) and cls.__module__ == "builtins":
         return getattr(function, "__module__", None)
     written = function if isinstance(function, type) else cls
@@ -48,6 +59,40 @@ def home_of(function: Any) -> str | None:
         return written.__module__
     bases = [base for base in written.__mro__ if base is written or not is_own(base.__module__)]
     return min((home for base in bases for home in _homes_of_methods(base) if not is_own(home)), default=cls.__module__)
+
+
+def _run_by(function: Any) -> Iterator[Any]:
+    """Code that a function, method, property or object of a library runs: what it wraps, is bound to, or holds."""
+    cls = type(function)
+    if cls is FunctionType:
+        yield from filter(None, [function.__dict__.get("__wrapped__")])  # as by torch.compile, or torch.no_grad
+        yield from held_by(function)
+    elif cls in (MethodType, staticmethod, classmethod):
+        yield function.__func__
+        yield from filter(is_callable, [getattr(function, "__self__", None)])
+    elif cls is property:
+        yield from (accessor for accessor in (function.fget, function.fset) if accessor is not None)
+    elif cls.__module__ == "functools":  # partial, partialmethod, cached_property, what lru_cache makes
+        yield _within(function)
+        given = (*getattr(function, "args", ()), *getattr(function, "keywords", {}).values())
+        yield from (type(item) if isinstance(item, torch.nn.Module) else item for item in given if is_callable(item))
+    elif isinstance(function, torch.nn.Module):
+        yield from function.children()
+    elif not isinstance(function, type) and package_of(cls.__module__) in _WRAPPING:
+        yield from filter(is_callable, list(getattr(function, "__dict__", {}).values()))
+
+
+def held_by(function: FunctionType) -> Iterator[Any]:
+    """Callable objects in the closure of a function."""
+    for cell in function.__closure__ or ():
+        content = getattr(cell, "cell_contents", None)
+        if is_callable(content):
+            yield content
+
+
+def is_callable(value: Any) -> bool:
+    """Whether a value can be called, and is no class."""
+    return not isinstance(value, type) and callable(value)
 
 
 def _homes_of_methods(cls: type) -> set[str]:

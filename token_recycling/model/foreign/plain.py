@@ -25,7 +25,7 @@ from torch.overrides import get_overridable_functions
 from transformers import PretrainedConfig, modeling_outputs
 from transformers.utils import ModelOutput
 
-from ..origin import is_own, package_of
+from ..origin import held_by, is_foreign, is_own, package_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
     FAMILIES,
@@ -247,6 +247,7 @@ class Reach:
         if is_own(function.__globals__.get("__name__")):
             home = package_of(function.__globals__.get("__name__"))
             inner = function.__dict__.get("__wrapped__")  # by a decorator of a library
+            self._unread += [(name, item) for item in held_by(function) if is_foreign(item)]
             if home not in _LIBRARIES:
                 self.reason = f"it reaches {name}, a function of {home}"
             elif inner is not None:

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..compat import LOOP, methods_of_the_loop
-from ..origin import is_code, is_foreign, is_of, is_own, name_of
+from ..origin import is_callable, is_code, is_foreign, is_of, is_own, name_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
     CACHES,
@@ -122,13 +122,23 @@ def _replaced_methods(cls: type) -> Iterator[Foreign]:
 
 
 def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Functions that are set on a module itself: they shadow methods of its class, or are called by them."""
+    """Functions that are set on a module itself, lists and dictionaries of them included: they shadow methods of its
+    class and modules, or are called by them.
+    """
     hooks = [*device_map_hooks(module)]
     for name, value in list(vars(module).items()):
-        if name in ATTRIBUTES_OF_TORCH or isinstance(value, (torch.nn.Module, type)) or not callable(value):
+        if name in ATTRIBUTES_OF_TORCH:
             continue
-        if is_foreign(value) and value not in hooks:
-            yield name, value
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        for item in [*held]:
+            shadows = not isinstance(item, torch.nn.Module) or _is_used(module, name)
+            if is_callable(item) and shadows and is_foreign(item) and item not in hooks:
+                yield name, item
+
+
+def _is_used(module: torch.nn.Module, name: str) -> bool:
+    """Whether an attribute stands before a method or a module of the same name, or holds what stood there."""
+    return name in module._modules or hasattr(type(module), name) or isinstance(vars(module)[name], (list, tuple, dict))
 
 
 # What no trial can show
