@@ -21,6 +21,7 @@ from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, skip_before
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import token_recycling as tr
 
@@ -281,3 +282,35 @@ def test_a_setting_that_caches_read_and_the_model_does_not(setting):
         model.config = windowed(model.config, **setting)
     assert torch.equal(accelerated.generate(ids, **GREEDY), plain.generate(ids, **GREEDY))
     assert next(iter(setting)) in accelerated.acceleration.fallback
+
+
+@pytest.mark.parametrize("recording", ["from the start", "after a call"])
+@pytest.mark.skipif(not hasattr(DynamicSlidingWindowLayer, "activate_past_recording"), reason="no layer records")
+def test_a_cache_that_goes_back_behind_its_window(recording):
+    """The caller's own, cropped by more tokens than a layer with a window keeps, unless it records them."""
+    model, texts = model_of(named("mistral", "window of 8")), []
+    model.generation_config.pad_token_id = 0
+    ids = tiny.prompt(0, 6, VOCABULARY).repeat(1, 3)
+    for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
+        cache = DynamicCache(config=model.config)
+        if recording == "from the start":
+            cache.activate_past_recording()
+        text = generate(ids, past_key_values=cache, max_new_tokens=4, do_sample=False)
+        cache.activate_past_recording()
+        text = generate(text, past_key_values=cache, max_new_tokens=40, do_sample=False)
+        cache.crop(-35)
+        left = int(cache.get_seq_length()) + 1
+        texts.append(generate(text[:, :left], past_key_values=cache, **GREEDY))
+    assert torch.equal(*texts)
+
+
+def test_values_of_another_type_than_keys():
+    """Under autocast what rotates keys computes in float32."""
+    model, ids, types = model_of(named("llama")), tiny.prompt(0, 6, VOCABULARY), []
+    for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
+        with torch.autocast("cpu", torch.bfloat16):
+            cache = generate(ids, return_dict_in_generate=True, **GREEDY).past_key_values
+        types.append([(layer.keys.dtype, layer.values.dtype) for layer in cache.layers])
+        cache.update(*torch.rand(2, 1, *cache.layers[0].keys.shape[1:]), layer_idx=0)  # such as in another model
+        types[-1].append((cache.layers[0].keys.dtype, cache.layers[0].values.dtype))
+    assert types[0] == types[1]

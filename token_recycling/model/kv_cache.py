@@ -334,7 +334,7 @@ def why_not_cache(cache: Cache) -> str | None:
     states = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if states and cache.offloading:
         return "an offloaded cache with recurrent states is unsupported"
-    if any(layer.record_past for layer in states):
+    if any(getattr(layer, "record_past", False) for layer in cache.layers):
         return "a cache that records earlier states (activate_past_recording) is unsupported"
     read = any(any(layer.has_previous_state.values()) for layer in states)
     if read and not counts_tokens(cache):

@@ -173,7 +173,8 @@ class TreeLayer(DynamicLayer):
         """Make buffers for keys and values like these (batch, heads, n, size)."""
         self.device, self.dtype = key_states.device, key_states.dtype
         like = [states[None] for states in (key_states, value_states)]
-        if like[0].shape == like[1].shape:
+        # Under autocast they may be of two types: what rotates keys computes in float32.
+        if like[0].shape == like[1].shape and like[0].dtype == like[1].dtype:
             like = [like[0].expand(2, -1, -1, -1, -1)]
         rows, (reserved, columns) = len(key_states), self.reserved
         self.buffers = [self._empty(buffer, max(rows, reserved), columns) for buffer in like]
@@ -230,9 +231,11 @@ class TreeLayer(DynamicLayer):
             raise RuntimeError(f"the cache must hold the {rows} sequences of the pass, got {self.rows}")
         if self.frame is not None:
             return self._update_frame(self.frame, key_states, value_states)
-        if key_states.dtype != self.buffers[0].dtype:  # as of a model that was converted since, in plain `generate`
-            self.dtype = torch.promote_types(key_states.dtype, self.buffers[0].dtype)
-            self.buffers = [buffer.to(self.dtype) for buffer in self.buffers]
+        for part, states in (0, key_states), (-1, value_states):
+            buffer = self.buffers[part]
+            if states.dtype != buffer.dtype:  # as of a model that was converted since, in plain `generate`
+                self.buffers[part] = buffer.to(torch.promote_types(states.dtype, buffer.dtype))
+        self.dtype = self.buffers[0].dtype
         start, end = self.columns, self.columns + n
         self.length += n
         _, most_rows, _, most_columns, _ = self.buffers[-1].shape
@@ -405,6 +408,16 @@ class TreeLayer(DynamicLayer):
     def reset(self) -> None:
         self.length = self.columns = self.first_needed = 0
         self.starts = [0] * self.rows
+
+    def activate_past_recording(self) -> None:
+        """Become a layer of transformers, which keeps all slots until it is cropped; nothing where all stay anyway."""
+        if not self.window:
+            return
+        if self.buffers:
+            self._hand_back(0, self.keys)
+        else:
+            self.__class__, self.__dict__ = DynamicSlidingWindowLayer, vars(DynamicSlidingWindowLayer(self.window))
+        self.activate_past_recording()  # that of transformers
 
     def _pick(self, rows: torch.Tensor) -> None:
         """Let the sequences be those of these numbers."""
