@@ -64,7 +64,7 @@ class Recycling(Drafter, Options):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(
             on_host=True,
-            nodes=nodes_of(self.tree, self.template),
+            nodes=self._nodes,
             assumed_nodes=_UNLEARNED,
             top_k=self.k,
             predictions=self.suffix,
@@ -80,6 +80,7 @@ class Recycling(Drafter, Options):
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"ranks of the tree must be below {CHILDREN}, got rank {self.template.breadth - 1}")
+        self._nodes, self._size = nodes_of(self.tree, self.template), size_in_words(self.tree, self.template)
         self._making = Lock()
 
     def warm_up(self, device: torch.device) -> None:
@@ -137,7 +138,7 @@ class Recycling(Drafter, Options):
             "warmed": self.warmed,
         }
         parts += [name for name, value in sources.items() if value]
-        return f"recycling: tree {size_in_words(self.tree, self.template)}; {', '.join(parts)}"
+        return f"recycling: tree {self._size}; {', '.join(parts)}"
 
 
 class RecyclingSequence(SequenceDrafter):
