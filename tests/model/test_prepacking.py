@@ -127,6 +127,16 @@ def test_changed_weights_are_used_as_they_are(change, packed_products: list[int]
     assert packed_products, "laid out again"
 
 
+@pytest.mark.parametrize("part", [(5, slice(None)), (slice(None), 5)], ids=["a row", "a column"])
+def test_a_row_or_column_that_is_written_through_data_is_seen(part) -> None:
+    """As of one token, one neuron or one head."""
+    model = llama(vocab_size=600)
+    assert prepack(model) is not None
+    assert prepacked_of(model) is not None
+    model.lm_head.weight.data[part] *= 3
+    assert prepacked_of(model) is None
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_have_layers_of_their_own(copied) -> None:
     model = accelerate(llama())

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..compat import LOOP, methods_of_the_loop
@@ -44,6 +45,11 @@ _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions by which a token is chosen, which no trial compares."""
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
+_ROWS_APART = (
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList, nn.ModuleDict, nn.Sequential),
+    *(nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.ELU),
+)
+"""Modules of torch that compute each row by itself."""
 _SHOWN = 3
 
 
@@ -84,11 +90,15 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
     classes: set[type] = set()
     for path, module in model.named_modules():
         where, cls = path or type(model).__name__, own_class(module)
-        if not is_own(cls.__module__):
+        if not is_own(cls.__module__) or _mixes_rows(model, path, cls):
             pieces.append(Foreign(f"{where}, a {cls.__module__}.{cls.__qualname__}", cls, module))
         elif cls not in classes:
             classes.add(cls)
             pieces += _replaced_methods(cls)
+        for name, tensor in itertools.chain(module.named_parameters("", False), module.named_buffers("", False)):
+            if not is_own(type(tensor).__module__):
+                what = f"{name} of {where}, a {type(tensor).__module__}.{type(tensor).__qualname__}"
+                pieces.append(Foreign(what, type(tensor), module, name))
         for hook in foreign_hooks(module):
             pieces.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
         for name, function in _foreign_attributes(module):
@@ -98,6 +108,14 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
         if name in sys.modules:
             pieces += itertools.starmap(_replaced, replaced_in(sys.modules[name]))
     return tuple(piece for piece in pieces if not (quantised and is_of(piece.code, _QUANTISERS)))
+
+
+def _mixes_rows(model: torch.nn.Module, path: str, cls: type) -> bool:
+    """Whether a module of torch may look at several rows, but for the convolutions that families have."""
+    if not cls.__module__.startswith("torch.nn.modules.") or cls in _ROWS_APART:
+        return False
+    holder = own_class(model.get_submodule(path.rpartition(".")[0]))
+    return cls is not nn.Conv1d or not holder.__module__.startswith(FAMILIES)
 
 
 # In the place of a library's own
