@@ -30,6 +30,7 @@ from ..parts import (
     replaced_in,
     replaced_in_libraries,
 )
+from .bytecode import operations_in
 
 _PREPARES_INPUTS = "_for_generation"
 """How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
@@ -111,11 +112,15 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
 
 
 def _mixes_rows(model: torch.nn.Module, path: str, cls: type) -> bool:
-    """Whether a module of torch may look at several rows, but for the convolutions that families have."""
+    """Whether a module of torch may look at several rows, but for those that the family's own code makes."""
     if not cls.__module__.startswith("torch.nn.modules.") or cls in _ROWS_APART:
         return False
-    holder = own_class(model.get_submodule(path.rpartition(".")[0]))
-    return cls is not nn.Conv1d or not holder.__module__.startswith(FAMILIES)
+    holder: type = cls
+    while path and not holder.__module__.startswith(FAMILIES):
+        path = path.rpartition(".")[0]
+        holder = own_class(model.get_submodule(path))
+    makers = [vars(base).get("__init__") for base in holder.__mro__ if base.__module__.startswith(FAMILIES)]
+    return not any(cls.__name__ in operations_in(maker.__code__).attributes for maker in makers if maker is not None)
 
 
 # In the place of a library's own
