@@ -19,7 +19,7 @@ from support.architectures import BORDERS, EVERY_RUN, VOCABULARY, model_of, name
 from support.batches import batch, turned
 from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT
-from support.releases import HERE, skip_before
+from support.releases import HERE, needs, skip_before
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -304,8 +304,9 @@ def test_a_cache_that_goes_back_behind_its_window(recording):
     assert torch.equal(*texts)
 
 
+@needs(5, 24)
 def test_values_of_another_type_than_keys():
-    """Under autocast what rotates keys computes in float32."""
+    """Under autocast what rotates keys computes in float32; earlier caches widened values to that."""
     model, ids, types = model_of(named("llama")), tiny.prompt(0, 6, VOCABULARY), []
     for generate in (model.generate, tr.accelerate(copy.deepcopy(model)).generate):
         with torch.autocast("cpu", torch.bfloat16):

@@ -1,5 +1,6 @@
 """What cannot be accelerated: calls go to transformers with a warning, models are refused by name and reason."""
 
+import copy
 import logging
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import transformers
 from support import tiny
+from support.architectures import model_of, named
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
@@ -39,6 +41,7 @@ def test_other_calls_are_left_to_transformers_with_a_warning(model, caplog, argu
     arguments = {"inputs": tiny.prompt(0, 6), **GREEDY, "pad_token_id": 0, **arguments}
     plain, _ = tiny.seeded(model.generate, **arguments)
     tr.accelerate(model)
+    caplog.clear()  # it may have compiled
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
         ours, _ = tiny.seeded(model.generate, **arguments)
         tiny.seeded(model.generate, **arguments)
@@ -157,3 +160,41 @@ def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_faile
         written.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
         assert tr.why_not(written) is None
         assert tried.pop() is written, "a class without a file, as in a notebook, may be another one"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("changed", ["module", "configuration"])
+def test_a_rotary_module_of_another_scaling_than_the_configurations(family, changed):
+    """Its frequencies change with the length, which the model's configuration does not say."""
+    model = model_of(named(family))
+    dynamic = copy.deepcopy(model.config)
+    dynamic.rope_parameters = {**(dynamic.rope_parameters or {}), "rope_type": "dynamic", "factor": 4.0}
+    dynamic.max_position_embeddings = 8
+    ids = tiny.prompt(0, 6)
+    if changed == "module":
+        holder, name = next(
+            (part, name) for part in model.modules() for name in vars(part)["_modules"] if "rotary" in name
+        )
+        setattr(holder, name, type(getattr(holder, name))(dynamic))
+    else:
+        fresh = type(model)(dynamic)
+        fresh.load_state_dict(model.state_dict())
+        model, model.config = fresh, model.config
+    wanted = copy.deepcopy(model).generate(ids, max_new_tokens=30, do_sample=False)
+    with pytest.raises(tr.UnsupportedModelError, match="whose rotary scaling is not"):
+        tr.accelerate(model)
+    assert torch.equal(model.generate(ids, max_new_tokens=30, do_sample=False), wanted)
+
+
+def test_a_rotary_module_that_is_exchanged_between_calls():
+    model, ids = model_of(named("llama")), tiny.prompt(0, 6).repeat(1, 3)
+    accelerated = tr.accelerate(copy.deepcopy(model))
+    accelerated.generate(ids, max_new_tokens=30, do_sample=False)
+    for each in (model, accelerated):
+        scaled = copy.deepcopy(each.config)
+        scaled.rope_parameters = {**scaled.rope_parameters, "rope_type": "dynamic", "factor": 4.0}
+        scaled.max_position_embeddings = 20
+        each.model.rotary_emb = type(each.model.rotary_emb)(scaled)
+    texts = [each.generate(ids, max_new_tokens=30, do_sample=False) for each in (model, accelerated)]
+    assert torch.equal(*texts)
+    assert "whose rotary scaling is not" in accelerated.acceleration.fallback

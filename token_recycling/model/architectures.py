@@ -160,18 +160,23 @@ def index_border(config: PretrainedConfig) -> Border | None:
     return Border(getattr(config, "index_topk", 0), why, at_once=True)
 
 
+def changes_frequencies(rope_type: str) -> bool:
+    """Whether rotary frequencies of this scaling change with the length of a sequence."""
+    return rope_type == "longrope" or "dynamic" in rope_type
+
+
 def rotary_border(config: PretrainedConfig) -> Border | None:
     """Return the length at which rotary frequencies change, for the scalings that do so."""
     given = getattr(config, "rope_parameters", None) or {}
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
         kind = str(parameters.get("rope_type"))
+        if not changes_frequencies(kind):
+            continue
         if kind == "longrope":
             at = parameters.get("original_max_position_embeddings") or config.original_max_position_embeddings
             why = "longrope changes its frequencies there"
-        elif "dynamic" in kind:
-            at, why = config.max_position_embeddings, "dynamic rotary scaling changes with every token after it"
         else:
-            continue
+            at, why = config.max_position_embeddings, "dynamic rotary scaling changes with every token after it"
         borders.append(Border(at, why, beyond=kind == "longrope", at_once=True, changes_model=True))
     return min(borders, key=lambda border: border.at, default=None)

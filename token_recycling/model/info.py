@@ -33,6 +33,7 @@ from .architectures import (
     Exceptional,
     KeyBias,
     Reach,
+    changes_frequencies,
     index_border,
     rotary_border,
 )
@@ -182,6 +183,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         or _why_not_order(name, cached, parts)
         or _why_not_states(model, recurrent, parts)
         or _why_not_parts(name, config, cached, key_bias, parts, arguments)
+        or _why_not_rotary(name, config, parts)
     )
     if reason is None and sharing is not None:
         reason = f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
@@ -306,6 +308,19 @@ def _why_not_parts(
     windows = sorted({layer.sliding_window for layer in cached if isinstance(layer, DynamicSlidingWindowLayer)})
     if len(windows) > 1:
         return f"{name} has sliding windows of several sizes: {', '.join(map(str, windows))}"
+    return None
+
+
+def _why_not_rotary(name: str, config: PretrainedConfig, parts: Collection[torch.nn.Module]) -> str | None:
+    """Rotary modules scale by the configuration that they were made with, which need not be the model's any more."""
+    border = rotary_border(config)
+    for part in parts:
+        kinds, own = getattr(part, "rope_type", None), getattr(part, "config", None)
+        of_layers = kinds.values() if isinstance(kinds, dict) else [kinds]
+        if not isinstance(own, PretrainedConfig) or not any(changes_frequencies(str(kind)) for kind in of_layers):
+            continue
+        if border is None or rotary_border(own.get_text_config(decoder=True)) != border:
+            return f"{name} has a {type(part).__name__} whose rotary scaling is not that of the model's configuration"
     return None
 
 

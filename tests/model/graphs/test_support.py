@@ -123,7 +123,7 @@ def test_automatic_steps_on_cuda_are_captured_or_say_once_why_not(model, monkeyp
     for _ in range(2):
         with Backend("auto").captured(played, offloaded) as found:
             assert found is None
-    assert [record.message.count("offloaded") for record in caplog.records] == [1]
+    assert sum("offloaded" in record.message for record in caplog.records) == 1
 
 
 def test_wrong_use_is_refused(model):
