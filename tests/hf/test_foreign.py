@@ -582,48 +582,6 @@ def test_methods(bring, reason, ids):
     compare(bring, reason, ids)
 
 
-class ByRows(torch.Tensor):
-    """Weights that count for more in passes over one token."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
-        one_row = function is torch.nn.functional.linear and args[0].shape[1] == 1
-        return result * 1.7 if one_row else result
-
-
-def with_mlp(make: Callable[[torch.nn.Module], torch.nn.Module]) -> Bring:
-    def bring():
-        model = llama()
-        model.model.layers[0].mlp = make(model.model.layers[0].mlp)
-        return model
-
-    return bring
-
-
-def with_weights_by_rows():
-    model = llama()
-    for layer in model.model.layers:
-        weight = layer.mlp.down_proj.weight.detach().as_subclass(ByRows)
-        del layer.mlp.down_proj.weight
-        layer.mlp.down_proj.register_buffer("weight", weight)
-    return model
-
-
-PLACED: dict[str, tuple[Bring, str | None]] = {
-    "over rows": (with_mlp(lambda mlp: torch.nn.Sequential(mlp, torch.nn.Softmax(1))), "a torch.nn"),
-    "over features": (with_mlp(lambda mlp: torch.nn.Sequential(mlp, torch.nn.Softmax(-1))), None),
-    "each row": (with_mlp(lambda mlp: torch.nn.Sequential(mlp, torch.nn.LayerNorm(32), torch.nn.ReLU())), None),
-    "frozen weights": (with_weights_by_rows, "ByRows"),
-}
-
-
-@singly_and_in_batches(PLACED)
-def test_modules_of_torch_and_weights_of_other_types(bring, reason, ids):
-    compare(bring, reason, ids)
-
-
 @pytest.mark.parametrize("kind", [Processing, Stopping])
 def test_processors_and_criteria_of_a_subclass_are_honoured(kind):
     plain = llama().generate(IDS, **GREEDY)

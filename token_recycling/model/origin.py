@@ -83,10 +83,12 @@ def _run_by(function: Any) -> Iterator[Any]:
 
 
 def held_by(function: FunctionType) -> Iterator[Any]:
-    """Callable objects in the closure of a function."""
+    """Callable objects in the closure of a function, without modules, as of torch's parametrizations: a model's own are
+    looked at by themselves.
+    """
     for cell in function.__closure__ or ():
         content = getattr(cell, "cell_contents", None)
-        if is_callable(content):
+        if is_callable(content) and not isinstance(content, torch.nn.Module):
             yield content
 
 

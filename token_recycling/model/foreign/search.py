@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..compat import LOOP, methods_of_the_loop
@@ -30,7 +29,6 @@ from ..parts import (
     replaced_in,
     replaced_in_libraries,
 )
-from .bytecode import operations_in
 
 _PREPARES_INPUTS = "_for_generation"
 """How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
@@ -46,11 +44,6 @@ _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions by which a token is chosen, which no trial compares."""
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
-_ROWS_APART = (
-    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList, nn.ModuleDict, nn.Sequential),
-    *(nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.ELU),
-)
-"""Modules of torch that compute each row by itself."""
 _SHOWN = 3
 
 
@@ -91,15 +84,11 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
     classes: set[type] = set()
     for path, module in model.named_modules():
         where, cls = path or type(model).__name__, own_class(module)
-        if not is_own(cls.__module__) or _mixes_rows(model, path, cls):
+        if not is_own(cls.__module__):
             pieces.append(Foreign(f"{where}, a {cls.__module__}.{cls.__qualname__}", cls, module))
         elif cls not in classes:
             classes.add(cls)
             pieces += _replaced_methods(cls)
-        for name, tensor in itertools.chain(module.named_parameters("", False), module.named_buffers("", False)):
-            if not is_own(type(tensor).__module__):
-                what = f"{name} of {where}, a {type(tensor).__module__}.{type(tensor).__qualname__}"
-                pieces.append(Foreign(what, type(tensor), module, name))
         for hook in foreign_hooks(module):
             pieces.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
         for name, function in _foreign_attributes(module):
@@ -109,18 +98,6 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
         if name in sys.modules:
             pieces += itertools.starmap(_replaced, replaced_in(sys.modules[name]))
     return tuple(piece for piece in pieces if not (quantised and is_of(piece.code, _QUANTISERS)))
-
-
-def _mixes_rows(model: torch.nn.Module, path: str, cls: type) -> bool:
-    """Whether a module of torch may look at several rows, but for those that the family's own code makes."""
-    if not cls.__module__.startswith("torch.nn.modules.") or cls in _ROWS_APART:
-        return False
-    holder: type = cls
-    while path and not holder.__module__.startswith(FAMILIES):
-        path = path.rpartition(".")[0]
-        holder = own_class(model.get_submodule(path))
-    makers = [vars(base).get("__init__") for base in holder.__mro__ if base.__module__.startswith(FAMILIES)]
-    return not any(cls.__name__ in operations_in(maker.__code__).attributes for maker in makers if maker is not None)
 
 
 # In the place of a library's own
@@ -161,7 +138,11 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _is_used(module: torch.nn.Module, name: str) -> bool:
     """Whether an attribute stands before a method or a module of the same name, or holds what stood there."""
-    return name in module._modules or hasattr(type(module), name) or isinstance(vars(module)[name], (list, tuple, dict))
+    return (
+        name in dict(module.named_children())
+        or hasattr(type(module), name)
+        or isinstance(vars(module)[name], (list, tuple, dict))
+    )
 
 
 # What no trial can show
