@@ -9,7 +9,7 @@ environment  hardware, versions and model, in each row
 store        rows and their folder
 summary      figures from rows
 tables       figures as tables
-findings     what the figures mean, in words
+findings     what the figures mean, as text
 report       the page, with `plots`
 """
 

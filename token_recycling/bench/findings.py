@@ -1,4 +1,4 @@
-"""What a report says in words: what was measured and how, the fastest method, and what a reader must know before
+"""What a report says as text: what was measured and how, the fastest method, and what a reader must know before
 believing the numbers.
 """
 

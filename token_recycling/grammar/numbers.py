@@ -28,7 +28,7 @@ _DIGITS = 15
 def inclusive(value: float, exclusive: bool, upward: bool, whole: bool) -> float:
     """Return a limit that numbers may reach for one that they may not where it is `exclusive`.
 
-    It is no weaker than `value`. llguidance 1.9.1 loses digits of a limit after the fifteenth, and whoever reads an
+    It is no weaker than `value`. llguidance 1.9.1 loses digits of a limit after the fifteenth, and a reader of an
     output as float64 those of its numbers. `upward`: whether it is a least value; `whole`: whether the numbers are
     integers.
     """

@@ -14,7 +14,7 @@ import torch
 _OWN = frozenset({"transformers", "torch", "accelerate", "token_recycling", "builtins", *sys.stdlib_module_names})
 """Packages whose code treats rows alike, or is known to the rest of this package where it does not."""
 _WRAPPING = frozenset({"torch", *sys.stdlib_module_names}) - {"builtins"}
-"""Packages whose objects call functions that they are given: mocks, contexts that decorate, operators of one's own."""
+"""Packages whose objects call functions that they are given: mocks, contexts that decorate, custom operators."""
 
 
 def package_of(module: str | None) -> str:
