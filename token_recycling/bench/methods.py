@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -47,9 +47,6 @@ from ..model.support import ready
 from ..model.target import Target
 from ..trees.draft import Context
 from .data import BASELINE, COLD, FORCED, HINDSIGHT, REPLAY_BASELINE
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT = (BASELINE, "prompt_lookup_hf:n=10", REPLAY_BASELINE, "published", "recycling")
 """Default methods; `published` is Token Recycling as published."""

@@ -135,9 +135,14 @@ class TreeLayer(DynamicLayer):
             raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
         parts: list[Any] = [self.keys, self.values]
         parts[part] = states
+        self._become_plain(parts)
+
+    def _become_plain(self, parts: Sequence[Any] = ()) -> None:
+        """Become a layer of transformers with these keys and values, or without any."""
         own = DynamicSlidingWindowLayer(sliding_window=self.window) if self.window else DynamicLayer()
-        own.lazy_initialization(*parts)
-        own.keys, own.values = parts
+        if parts:
+            own.lazy_initialization(*parts)
+            own.keys, own.values = parts
         if isinstance(own, DynamicSlidingWindowLayer):
             own.cumulative_length = self.length
         self.__class__, self.__dict__ = type(own), vars(own)
@@ -416,7 +421,7 @@ class TreeLayer(DynamicLayer):
         if self.buffers:
             self._hand_back(0, self.keys)
         else:
-            self.__class__, self.__dict__ = DynamicSlidingWindowLayer, vars(DynamicSlidingWindowLayer(self.window))
+            self._become_plain()
         self.activate_past_recording()  # that of transformers
 
     def _pick(self, rows: torch.Tensor) -> None:

@@ -125,24 +125,17 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Functions that are set on a module itself, lists and dictionaries of them included: they shadow methods of its
     class and modules, or are called by them.
     """
-    hooks = [*device_map_hooks(module)]
+    hooks, children = [*device_map_hooks(module)], dict(module.named_children())
     for name, value in list(vars(module).items()):
         if name in ATTRIBUTES_OF_TORCH:
             continue
         held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        # A module by itself is called in place of a method or of a module of the same name, or not at all.
+        if isinstance(value, torch.nn.Module) and name not in children and not hasattr(type(module), name):
+            continue
         for item in [*held]:
-            shadows = not isinstance(item, torch.nn.Module) or _is_used(module, name)
-            if is_callable(item) and shadows and is_foreign(item) and item not in hooks:
+            if is_callable(item) and is_foreign(item) and item not in hooks:
                 yield name, item
-
-
-def _is_used(module: torch.nn.Module, name: str) -> bool:
-    """Whether an attribute stands before a method or a module of the same name, or holds what stood there."""
-    return (
-        name in dict(module.named_children())
-        or hasattr(type(module), name)
-        or isinstance(vars(module)[name], (list, tuple, dict))
-    )
 
 
 # What no trial can show
