@@ -549,6 +549,34 @@ def with_head(*modules: torch.nn.Module, before: bool = False) -> Bring:
     return bring
 
 
+class Experts(torch.nn.Module):
+    """Experts that each take so many rows of a pass, first come first served, and drop the others."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.router = torch.nn.Linear(32, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, states):
+        rows = states.reshape(-1, 32)
+        chosen, output = self.router(rows).argmax(-1), torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            taken = (chosen == number).nonzero().flatten()[: self.capacity]
+            output = output.index_add(0, taken, 3 * expert(rows[taken]))
+        return output.view_as(states)
+
+
+def with_experts(capacity: int) -> Bring:
+    def bring():
+        model = llama()
+        torch.manual_seed(3)
+        model.model.layers[0].mlp = Experts(capacity)
+        return model
+
+    return bring
+
+
 METHODS: dict[str, tuple[Bring, str | None]] = {
     "an output layer with a cap": (with_head(Softcapped()), None),
     "an output layer of one row": (with_head(LastRow(), before=True), "returns the logits of 1"),
@@ -570,6 +598,10 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
         with_forward("model.layers.0.mlp", lambda o: torch.cat([o[:, :-1], o[:, -1:] + VECTOR], 1)),
         "set as forward of model.layers.0.mlp",
     ),
+    "experts of a small capacity": (with_experts(4), "Experts: logits differ"),
+    "experts of some capacity": (with_experts(16), "Experts: logits differ"),
+    "experts of a capacity beyond usual drafts": (with_experts(40), "passes of 42"),
+    "experts that take all rows": (with_experts(10_000), None),
     "a layer's forward, by rows": (
         with_forward("model.layers.1", lambda o: o + o.shape[1] * VECTOR),
         "of model.layers.1",
@@ -684,26 +716,42 @@ def test_a_hook_for_each_call_is_tried_once(monkeypatch):
     assert len(tried) == 1
 
 
-def attending(scale: Callable[[torch.Tensor], Any]) -> Bring:
+def attending(scale: Callable[[torch.Tensor, torch.Tensor], Any], **config: Any) -> Bring:
     def attention(module, query, key, value, mask, **options):
-        return sdpa_attention_forward(module, query * scale(query), key, value, mask, **options)
+        return sdpa_attention_forward(module, query * scale(query, key), key, value, mask, **options)
 
     def bring():
         AttentionInterface.register("of the test", attention)
         AttentionMaskInterface.register("of the test", sdpa_mask)
-        model = llama()
+        model = llama(**config)
         model.set_attn_implementation("of the test")
         return model
 
     return bring
 
 
-@pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])
-def test_attention_of_ones_own(ids):
+ATTENTION: dict[str, tuple[Bring, str | None]] = {
+    "as it is": (attending(lambda query, key: 1.0), None),
+    "scaled": (attending(lambda query, key: 2.5), "attending.<locals>.attention"),
+    "by rows": (attending(lambda query, key: query.shape[2]), "attending.<locals>.attention"),
+    "beyond some keys": (attending(lambda query, key: 1 + (key.shape[2] > 40)), "behind a prompt of 128 tokens"),
+    "one row beyond some keys": (
+        attending(lambda query, key: 1 + (query.shape[2] == 1) * (key.shape[2] / 30 > 1.5)),
+        "behind a prompt of 128 tokens",
+    ),
+    "beyond many keys": (attending(lambda query, key: 1 + (key.shape[2] > 200)), "behind a prompt of 400 tokens"),
+    "beyond keys that no trial has": (
+        attending(lambda query, key: 1 + (key.shape[2] > 700), max_position_embeddings=1024),
+        "it names 700",
+    ),
+    "beyond the context": (attending(lambda query, key: 1 + (key.shape[2] > 2000), max_position_embeddings=1024), None),
+}
+
+
+@singly_and_in_batches(ATTENTION)
+def test_attention_of_ones_own(bring, reason, ids):
     """Accelerated calls attend with sdpa in place of implementations that take no tree mask."""
-    compare(attending(lambda query: 1.0), None, ids)
-    compare(attending(lambda query: 2.5), "attending.<locals>.attention", ids)
-    compare(attending(lambda query: query.shape[2]), "attending.<locals>.attention", ids)
+    compare(bring, reason, ids, max_new_tokens=60)
 
 
 # Modes and configurations

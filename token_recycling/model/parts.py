@@ -195,13 +195,21 @@ def code_around(model: torch.nn.Module) -> list[tuple[str, Any]]:
     code = [("the global forward hook {}", hook) for hook in global_hooks() if is_foreign(hook)]
     modes = [mode for stack in MODES for mode in stack()]
     code += [("the mode of torch {}", mode) for mode in modes if not is_own(type(mode).__module__)]
+    return code + registered_attention(model)
+
+
+def registered_attention(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Return the functions of `code_around` that are registered for a model's attention and its masks."""
     config = getattr(model, "config", None)
-    if isinstance(config, PretrainedConfig):
-        for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-            function = interface.get(attention_name(config))
-            if function is not None:
-                code.append(("the attention function {}, registered by name", getattr(function, "before", function)))
-    return code
+    if not isinstance(config, PretrainedConfig):
+        return []
+    interfaces = ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
+    functions = [interface.get(attention_name(config)) for interface in interfaces]
+    return [
+        ("the attention function {}, registered by name", getattr(function, "before", function))
+        for function in functions
+        if function is not None
+    ]
 
 
 # Comparing

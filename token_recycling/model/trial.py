@@ -1,18 +1,19 @@
 """Trials of foreign code: does a model with plain code (`foreign.plain`) or adapters read trees as plain text?
 
 The reference is transformers' own `generate` on the same model, forced along the paths of a small tree. Its logits are
-compared with those of our passes: over the prompt, over a branching tree, and over other numbers of nodes, for a batch
-of as many sequences as the call has. The texts contain numbers that the code names, as ids of tokens and as numbers of
-rows. Code that draws random numbers or writes to a tensor of its own is refused. Cost: some twenty short forward passes
-for each form of the code.
+compared with those of our passes: over the prompt, over a branching tree, over other numbers of nodes, distinct and
+equal, and behind longer prompts, for a batch of as many sequences as the call has. The texts contain numbers that the
+code names, as ids of tokens, as numbers of rows and as lengths. Code that draws random numbers or writes to a tensor of
+its own is refused. Cost: some thirty forward passes for each form of the code.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -31,7 +32,7 @@ from ..trees.templates import parse_paths
 from .compat import LOOP, plain_loop
 from .foreign.plain import Numbers, Reach, form_of, numbers_in
 from .foreign.search import Foreign, listed
-from .parts import own_class
+from .parts import own_class, registered_attention
 from .prefill import first_pass
 from .self_test import leaf_paths, random_tokens, tree_logits
 from .target import Target
@@ -46,8 +47,10 @@ _PATIENCE = 1.0
 _TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
 _ROWS = (1, 5, 33)
+_LONG = 128
+"""Tokens of a prompt that is longer than most thresholds, whatever numbers the code names."""
 _MOST_ROWS = 512
-"""Rows that a number in the code is tried as."""
+"""Rows, and tokens of a prompt, that a number in the code is tried as."""
 _MOST_NUMBERS = 8
 _TOLERANCE = {4: 2e-4, 8: 2e-4}
 """Difference that rounding explains, in standard deviations of the logits, by bytes of a number."""
@@ -64,6 +67,12 @@ def why_not(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach
     for reach in searched:
         if reach.reason is not None:
             return f"{reach.description}: {reach.reason}; code in a model is accelerated only without state"
+    # Accelerated calls do without attention that is registered by name: it must do as theirs, however many keys it has.
+    registered = {id(code) for _, code in registered_attention(target.model)}
+    for reach in searched:
+        for number in numbers_in([reach]) if id(reach.code) in registered else ():
+            if _MOST_ROWS <= number < (target.max_length or math.inf):
+                return f"{reach.description}: it names {number}, by which it may decide beyond the keys of a trial"
     return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
 
 
@@ -195,20 +204,42 @@ def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | 
         for node, expected in wanted.items():
             if size := off(logits[:, node], expected):
                 return what.format(size) + "where a draft is read with the prompt"
-    longest = target.max_length or _MOST_ROWS + _LENGTH
-    more = [count + 1 for count in numbers if _ROWS[-1] <= count < min(_MOST_ROWS, longest - _LENGTH)]
-    child = tokens[:1]
-    for rows in (*_ROWS, *more[:_MOST_NUMBERS]):
-        if not target.info.fits(texts.shape[1] - 1, rows):
-            continue
-        shape = star(rows) if target.info.branches else branch(rows)
-        nodes = torch.cat([child, random_tokens(target, rows, 2)])[: rows - 1]
-        logits = tree_logits(target, texts, shape, nodes)
-        if size := off(logits[:, 0], wanted[0]):
-            return what.format(size) + f"between passes of {rows} and of single tokens"
-        if rows > 1 and (size := off(logits[:, 1], wanted[1])):
-            return what.format(size) + f"between passes of {rows} and of single tokens"
+    longest = (target.max_length or _MOST_ROWS + _LENGTH) - len(parents)
+    numbers = [number for number in numbers if _LENGTH <= number < min(_MOST_ROWS, longest)]
+    for rows in (*_ROWS, *[number + 2 for number in numbers if number + 2 > _ROWS[-1]][:_MOST_NUMBERS]):
+        if target.info.fits(texts.shape[1] - 1, rows):
+            for logits, expected in _passes_over(target, texts, tokens[:1], rows, wanted):
+                if size := off(logits, expected):
+                    return what.format(size) + f"between passes of {rows} and of single tokens"
+    lengths = [max(number + _LENGTH, min(2 * number, _MOST_ROWS)) for number in numbers[:_MOST_NUMBERS]]
+    for length in dict.fromkeys(min(length, longest) for length in (_LONG, *lengths)) if searched else ():
+        if target.info.fits(length - 1, len(parents)):
+            text = random_tokens(target, length, 3)[None]
+            expected = _generated(target, text, tokens[None, :1])
+            if size := off(tree_logits(target, text, parents, tokens)[:, :2], expected):
+                return what.format(size) + f"behind a prompt of {length} tokens"
     return None
+
+
+def _passes_over(
+    target: Target, texts: torch.Tensor, child: torch.Tensor, rows: int, wanted: dict[int, torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits of nodes in passes over `rows` nodes for each of the prompts (batch, length), and the logits that these
+    must be: of the root, and of `child` (1,) below it. Children are distinct, but for the first and the last; then all
+    are equal, so that they want the same of whatever a pass shares out among its rows.
+    """
+    distinct = torch.cat([child, random_tokens(target, rows, 2)])[: rows - 1]
+    if not target.info.branches:
+        logits = tree_logits(target, texts, branch(rows), distinct)
+        yield logits[:, :2], torch.stack([wanted[0], wanted[1]], dim=1)[:, :rows]
+        return
+    distinct[-1:] = child
+    for nodes in (distinct, child.expand(rows - 1)):
+        logits = tree_logits(target, texts, star(rows), nodes)
+        yield logits[:, 0], wanted[0]
+        if rows > 1:
+            equal = 1 + (nodes == child).nonzero().flatten()
+            yield logits[:, equal], wanted[1][:, None].expand(-1, len(equal), -1)
 
 
 def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float | None:

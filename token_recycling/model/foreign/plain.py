@@ -131,7 +131,7 @@ class Reach:
     """What foreign code reaches, and whether it is plain."""
 
     def __init__(self, model: torch.nn.Module, piece: Foreign) -> None:
-        self.description = piece.description
+        self.description, self.code = piece.description, piece.code
         self.reason: str | None = None
         """What is not plain, or None."""
         self.functions: list[FunctionType] = []
