@@ -158,6 +158,12 @@ def by_odd_tensors():
     return model
 
 
+def by_a_number():
+    model, strength = llama(), torch.tensor(2.0)
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output + strength * VECTOR)
+    return model
+
+
 def last_input(module, inputs):
     return (torch.cat([inputs[0][:, :-1], inputs[0][:, -1:] + VECTOR], 1),)
 
@@ -165,6 +171,7 @@ def last_input(module, inputs):
 HOOKS: dict[str, tuple[Bring, str | None]] = {
     "everywhere": (hooked(lambda: everywhere), None),
     "by tensors without a smallest number": (by_odd_tensors, None),
+    "by a tensor of one number": (by_a_number, None),
     "everywhere, on the output layer": (hooked(lambda: lambda m, i, o: o.roll(1, -1), "lm_head"), None),
     "by token": (hooked(lambda: by_token, "model.embed_tokens"), None),
     "by position": (hooked(lambda: by_position, with_kwargs=True), None),
@@ -567,6 +574,42 @@ class Experts(torch.nn.Module):
         return output.view_as(states)
 
 
+def with_mlp(*modules: Callable[[], torch.nn.Module], training: bool = False) -> Bring:
+    """A model whose first perceptron is followed by modules of torch."""
+
+    def bring():
+        model = llama()
+        torch.manual_seed(3)
+        mlp = torch.nn.Sequential(model.model.layers[0].mlp, *(make() for make in modules))
+        model.model.layers[0].mlp = mlp.train(training)
+        return model
+
+    return bring
+
+
+def over_rows(make: Callable[[], torch.nn.Module]) -> tuple[Callable[[], torch.nn.Module], ...]:
+    """Makers of a module of torch that looks at all rows as at an image."""
+    return lambda: torch.nn.Unflatten(1, (1, -1)), make, lambda: torch.nn.Flatten(1, 2)
+
+
+def with_activation(make: Callable[[], torch.nn.Module]) -> Bring:
+    def bring():
+        model = llama()
+        model.model.layers[0].mlp.act_fn = make()
+        return model
+
+    return bring
+
+
+def observed():
+    """A model whose activations are rounded by the range of all that it has read."""
+    model = llama().train()
+    mlp = model.model.layers[0].mlp
+    mlp.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    torch.ao.quantization.prepare_qat(mlp, inplace=True)
+    return model
+
+
 def with_experts(capacity: int) -> Bring:
     def bring():
         model = llama()
@@ -612,6 +655,50 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
 @singly_and_in_batches(METHODS)
 def test_methods(bring, reason, ids):
     compare(bring, reason, ids)
+
+
+OF_TORCH: dict[str, tuple[Bring, str | None]] = {
+    "over rows": (with_mlp(lambda: torch.nn.Softmax(1)), "Softmax: logits differ"),
+    "over features": (with_mlp(lambda: torch.nn.Softmax(-1)), None),
+    "each row": (with_mlp(lambda: torch.nn.LayerNorm(32), torch.nn.ReLU, torch.nn.Dropout), None),
+    "reshaping": (with_mlp(*over_rows(torch.nn.Identity)), None),
+    "a convolution over rows": (with_mlp(*over_rows(lambda: torch.nn.Conv2d(1, 1, 3, padding=1))), "Conv2d"),
+    "an average over rows": (with_mlp(*over_rows(lambda: torch.nn.AvgPool2d((3, 1), 1, (1, 0)))), "AvgPool2d"),
+    "an average over features": (with_mlp(lambda: torch.nn.AvgPool1d(3, 1, 1)), None),
+    "a norm of all rows": (with_mlp(*over_rows(lambda: torch.nn.GroupNorm(1, 1))), "GroupNorm"),
+    "fixed statistics": (with_mlp(*over_rows(lambda: torch.nn.BatchNorm2d(1))), None),
+    "statistics": (with_mlp(*over_rows(lambda: torch.nn.BatchNorm2d(1)), training=True), "training mode"),
+    "random slopes": (with_mlp(torch.nn.RReLU, training=True), "a RReLU"),
+    "attention": (
+        with_mlp(lambda: torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)),
+        "TransformerEncoderLayer: logits differ",
+    ),
+    "an activation over rows": (with_activation(lambda: torch.nn.Softmax(1)), "Softmax: logits differ"),
+    "an activation": (with_activation(torch.nn.Tanh), None),
+    "observers": (observed, "FakeQuantize"),
+}
+
+
+@singly_and_in_batches(OF_TORCH)
+def test_modules_of_torch(bring, reason, ids):
+    compare(bring, reason, ids)
+
+
+def test_modules_of_torch_that_change_between_calls():
+    """Their attributes and weights decide on whether they look at several rows."""
+    outputs = []
+    for prepare in (lambda model: model, tr.accelerate):
+        model = with_mlp(*over_rows(lambda: torch.nn.Conv2d(1, 1, 3, padding=1)), lambda: torch.nn.Softmax(-1))()
+        prepare(model)
+        convolution, softmax = model.model.layers[0].mlp[2], model.model.layers[0].mlp[4]
+        refused = []
+        for rows, dim in ((slice(1, 2), -1), (slice(0, 3), -1), (slice(1, 2), 1), (slice(1, 2), -1)):
+            convolution.weight.data.zero_()[:, :, rows] = 1.0
+            softmax.dim = dim
+            outputs.append(model.generate(IDS, **GREEDY))
+            refused.append(model.acceleration.fallback is not None if prepare is tr.accelerate else None)
+    assert all(map(torch.equal, outputs[:4], outputs[4:]))
+    assert refused == [False, True, True, False]
 
 
 @pytest.mark.parametrize("kind", [Processing, Stopping])

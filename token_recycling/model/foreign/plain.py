@@ -409,32 +409,37 @@ def numbers_in(searched: Iterable[Reach]) -> list[int]:
 
 def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numbers) -> Hashable:
     """Return something equal for code that does the same: of plain code its functions and all values that they reach,
-    of adapters the attributes of their modules and which weights are full of one number, such as 0. `numbers`: what was
-    looked up of weights before.
+    of adapters the attributes of their modules and which weights are full of one number, such as 0, of modules of torch
+    attributes and weights. `numbers`: what was looked up of weights before.
     """
     values: list[Any] = []
     objects: list[Any] = []
     for piece in foreign:
         values.append(piece.description)
-        if piece.holder is not None and piece.is_adapter:
+        if piece.holder is not None and (piece.is_adapter or piece.is_of_torch):
             describe([piece.holder.training, own_attributes(piece.holder)], values, objects)
             weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
-            values += [(weight.shape, _only_number(weight, numbers)) for weight in weights]
+            if piece.is_adapter:
+                values += [(weight.shape, _only_number(weight, numbers)) for weight in weights]
+            else:
+                values += map(_content, weights)
     for reach in searched:
         values += [function.__code__ for function in reach.functions]
         for name, value in reach.values:
             values.append(name)
-            if not isinstance(value, torch.Tensor):
-                describe(value, values, objects)
-            elif value.numel() <= _SMALL and not value.is_meta:
-                values += (
-                    value.shape,
-                    value.dtype,
-                    value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(),
-                )
+            if isinstance(value, torch.Tensor):
+                values.append(_content(value))
             else:
-                values += (id(value), address_of(value), value.shape, times_written(value))
+                describe(value, values, objects)
     return tuple(values), tuple(map(id, objects))
+
+
+def _content(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return something equal while a tensor has the same numbers."""
+    if tensor.numel() <= _SMALL and not tensor.is_meta:
+        numbers = tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+        return tensor.shape, tensor.dtype, numbers
+    return id(tensor), address_of(tensor), tensor.shape, times_written(tensor)
 
 
 def _only_number(tensor: torch.Tensor, numbers: Numbers) -> float | None:

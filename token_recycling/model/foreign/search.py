@@ -5,6 +5,7 @@ in and around it with what it was (`parts.Fingerprint`).
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..compat import LOOP, methods_of_the_loop
@@ -29,6 +31,7 @@ from ..parts import (
     replaced_in,
     replaced_in_libraries,
 )
+from .bytecode import operations_in
 
 _PREPARES_INPUTS = "_for_generation"
 """How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
@@ -44,6 +47,14 @@ _CHOOSING = frozenset({"argmax", "multinomial", "softmax"})
 """Functions by which a token is chosen, which no trial compares."""
 _DROPOUT = ("dropout", "drop_prob", "layerdrop", "drop_path", "jitter")
 """Parts of the names of numbers that make a forward pass in training mode random."""
+_NEVER_OF_FAMILIES = ("torch.ao.quantization.", "torch.ao.nn.qat.")
+"""Where those modules of torch are that note down statistics of a pass; no family is made of them."""
+_ROW_BY_ROW = (
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Dropout),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softsign, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh),
+)
+"""Modules of torch that compute each row by itself."""
 _SHOWN = 3
 
 
@@ -59,6 +70,11 @@ class Foreign:
     """The module of the model, or the module or class of a library, that has it; None for code around all of them."""
     name: str = ""
     """Its name there."""
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether it is a module of torch, which does what its attributes say."""
+        return isinstance(self.code, type) and is_own(self.code.__module__)
 
     @cached_property
     def is_adapter(self) -> bool:
@@ -84,9 +100,9 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
     classes: set[type] = set()
     for path, module in model.named_modules():
         where, cls = path or type(model).__name__, own_class(module)
-        if not is_own(cls.__module__):
+        if not is_own(cls.__module__) or _is_put_there(model, path, cls):
             pieces.append(Foreign(f"{where}, a {cls.__module__}.{cls.__qualname__}", cls, module))
-        elif cls not in classes:
+        if is_own(cls.__module__) and cls not in classes:
             classes.add(cls)
             pieces += _replaced_methods(cls)
         for hook in foreign_hooks(module):
@@ -98,6 +114,31 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
         if name in sys.modules:
             pieces += itertools.starmap(_replaced, replaced_in(sys.modules[name]))
     return tuple(piece for piece in pieces if not (quantised and is_of(piece.code, _QUANTISERS)))
+
+
+def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:
+    """Whether a module of torch that may look at several rows was put into a module of transformers, whose own code
+    makes none of its class. What other modules hold is theirs.
+    """
+    if cls.__module__.startswith(_NEVER_OF_FAMILIES):
+        return True
+    if not cls.__module__.startswith("torch.nn.modules.") or cls in _ROW_BY_ROW or _only_holds(cls):
+        return False
+    holder: type = nn.Sequential
+    while path and _only_holds(holder):
+        path = path.rpartition(".")[0]
+        holder = own_class(model.get_submodule(path))
+    bases = [base for base in holder.__mro__ if base.__module__.startswith("transformers.")]
+    makers = [inspect.unwrap(vars(base)["__init__"]) for base in bases if "__init__" in vars(base)]
+    names = {name for maker in makers for name in operations_in(maker.__code__).attributes}
+    return bool(bases) and cls.__name__ not in names
+
+
+def _only_holds(cls: type) -> bool:
+    """Whether a class of torch is one of lists and dictionaries of modules or tensors."""
+    return cls is nn.Sequential or (
+        cls.__module__.startswith("torch.") and getattr(cls, "forward", None) is nn.Module.forward
+    )
 
 
 # In the place of a library's own
@@ -159,8 +200,13 @@ def why_not_plain_loop(model: PreTrainedModel) -> str | None:
             return f"{piece.description}: it decides on tokens"
     random = next(_random_in_training(model), None)
     if random is not None:
-        return f"{cls.__name__} is in training mode, where {random} makes forward passes random; call model.eval()"
+        return f"{cls.__name__} is in training mode, where {random} makes forward passes differ; call model.eval()"
     return None
+
+
+def _varies(module: nn.Module) -> bool:
+    """Whether a module in training mode takes random numbers, or keeps statistics of what it reads."""
+    return isinstance(module, nn.RReLU) or bool(getattr(module, "track_running_stats", False))
 
 
 def _random_in_training(model: PreTrainedModel) -> Iterator[str]:
@@ -170,6 +216,8 @@ def _random_in_training(model: PreTrainedModel) -> Iterator[str]:
         numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float)) and value > 0}
         if "Dropout" in type(module).__name__ and "p" in numbers:
             yield f"{path}, a {type(module).__name__} of {numbers['p']}"
+        if _varies(module) and _is_put_there(model, path, type(module)):
+            yield f"{path}, a {type(module).__name__},"
         for name in numbers:
             if any(part in name for part in _DROPOUT):
                 yield f"{name}={numbers[name]} of {path or type(module).__name__}"
