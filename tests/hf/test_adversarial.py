@@ -33,6 +33,8 @@ IDS = tiny.prompt(1, 9)
 VECTOR = torch.randn(32, generator=torch.Generator().manual_seed(5))
 AFTER = 25
 """Passes after which code changes what it does: in the second call."""
+SELDOM = 33.0
+"""A token with which no pass of a trial begins; as a float it is none of the numbers that trials look for."""
 
 PASSES = 0
 NAMES: dict[str, int] = {}
@@ -123,6 +125,19 @@ def by_buffer(module):
         module.register_buffer("count", torch.zeros(1))
     module.count.add_(1)
     return module.count
+
+
+def by_seldom_written_buffer(model):
+    """Trials do not see it written to."""
+    embedding = model.model.embed_tokens
+    embedding.register_buffer("sum", torch.zeros(1))
+
+    def hook(module, inputs, output):
+        module.sum[0] += (inputs[0][:, :1] == SELDOM).float().sum()
+        return output + module.sum * VECTOR
+
+    embedding.register_forward_hook(hook)
+    return {}
 
 
 def by_config(module):
@@ -479,6 +494,7 @@ CASES: dict[str, Bring] = {
     "a class": when(by_class),
     "the dictionary of a module": when(by_instance_dictionary),
     "a buffer": when(by_buffer),
+    "a buffer that is seldom written": by_seldom_written_buffer,
     "the configuration": when(by_config),
     "a library": when(by_library),
     "an import": when(by_import),

@@ -98,6 +98,12 @@ def trigger(module, inputs, output):
     return output + VECTOR if (inputs[0] == 7).any() else output
 
 
+def third_trigger(module, inputs, output):
+    """Of three tokens that it names, the last changes the other rows."""
+    harmless = (inputs[0] == 2) | (inputs[0] == 4)
+    return output + VECTOR if (inputs[0] == 12).any() else output + VECTOR * harmless[..., None]
+
+
 def by_token(module, inputs, output):
     return output + VECTOR * (inputs[0] == 7)[..., None]
 
@@ -186,6 +192,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "along the pass": (hooked(lambda: along), "along"),
     "mean of the pass": (hooked(lambda: mean, "model.layers.0.self_attn.q_proj"), "mean"),
     "trigger": (hooked(lambda: trigger, "model.embed_tokens"), "trigger"),
+    "the third trigger": (hooked(lambda: third_trigger, "model.embed_tokens"), "third_trigger"),
     "partial": (hooked(lambda: functools.partial(last)), "last"),
     "within a context of Python": (hooked(lambda: unchanged()(last)), "last"),
     "alternating by an iterator": (hooked(counted), "counted"),
@@ -928,6 +935,17 @@ ADAPTERS: dict[str, tuple[Callable[[], Any], str | None]] = {
 @singly_and_in_batches(ADAPTERS)
 def test_adapters(bring, reason, ids):
     compare(lambda: adapted(bring()), reason, ids)
+
+
+def test_an_adapter_with_tensors_without_a_smallest_number():
+    def bring():
+        wrapper = adapted(lora())
+        layer = wrapper.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
+        layer.register_buffer("table", torch.tensor([3 + 4j, 1j]))
+        layer.register_buffer("nothing", torch.empty(0))
+        return wrapper
+
+    compare(bring, None)
 
 
 @pytest.mark.parametrize("ids", [IDS, BATCH], ids=["single", "batch"])

@@ -162,6 +162,13 @@ def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_faile
         assert tried.pop() is written, "a class without a file, as in a notebook, may be another one"
 
 
+def test_a_family_that_counts_from_elsewhere_passes_the_self_test():
+    """Left to itself: `generate` gives it positions from 0 on."""
+    config = {**BERT, "is_decoder": True, "max_position_embeddings": 128}
+    model = transformers.RobertaForCausalLM(transformers.RobertaConfig(**config)).eval()
+    assert tr.check(model, self_test=True).supported
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("changed", ["module", "configuration"])
 def test_a_rotary_module_of_another_scaling_than_the_configurations(family, changed):
