@@ -142,6 +142,21 @@ def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
     assert chat.say("add a, b") == before[-1]["content"]
 
 
+def test_a_prompt_as_long_as_the_context_is_refused_and_one_token_shorter_answered():
+    chat = Conversation(tiny.llama(vocab_size=300), chatty(tiny.tokenizer()), max_new_tokens=1)
+    chat.say("add a, b")
+    length = chat.last.arguments["input_ids"].shape[1]
+    for context in (length, length + 1):
+        model = tiny.llama(vocab_size=300, max_position_embeddings=context)
+        chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=9)
+        if context == length:
+            with pytest.raises(ValueError, match=f"context of {length}, got {length}; begin a new one"):
+                chat.say("add a, b")
+        else:
+            chat.say("add a, b")
+            assert len(chat.last.tokens) == 1
+
+
 def test_what_a_conversation_needs_of_a_tokenizer(model):
     with pytest.raises(ValueError, match="chat template"):
         Conversation(model, tiny.tokenizer())

@@ -278,7 +278,9 @@ def test_an_echo_is_the_prompt_with_its_log_probabilities(server, model, tokeniz
     assert said.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
     assert "".join(said.logprobs.tokens) == said.text
     assert said.logprobs.top_logprobs is None
-    assert completion(server, prompt=tokenizer(PROMPT)["input_ids"], echo=True).choices[0].text.startswith(PROMPT)
+    for special in ([], [tokenizer.eos_token_id]):
+        asked = {"prompt": [*special, *tokenizer(PROMPT)["input_ids"]], "echo": True}
+        assert completion(server, **asked).choices[0].text.startswith(PROMPT)
 
 
 def test_the_bytes_of_tokens_are_those_of_the_text_within_characters_too(server, tokenizer):
