@@ -71,10 +71,17 @@ def hybrid():
 
 
 def odds(texts, sampling):
-    """The probability of every next token after each text, (texts, vocabulary), as plain `generate` draws it."""
+    """The probability of every next token after each text, (texts, vocabulary), as plain `generate` draws it. Texts of
+    one length are read together, without padding: penalties of the lowest releases count it as tokens.
+    """
     shown = {"return_dict_in_generate": True, "output_scores": True}
-    output = model().generate(**padded(texts), do_sample=True, max_new_tokens=1, **shown, **sampling)
-    return output.scores[0].double().softmax(-1)
+    probabilities = torch.empty(len(texts), VOCABULARY, dtype=torch.double)
+    for length in {len(text) for text in texts}:
+        rows = [row for row, text in enumerate(texts) if len(text) == length]
+        alike = padded([texts[row] for row in rows])
+        output = model().generate(**alike, do_sample=True, max_new_tokens=1, **shown, **sampling)
+        probabilities[rows] = output.scores[0].double().softmax(-1)
+    return probabilities
 
 
 class Sampler:
