@@ -120,7 +120,7 @@ def supported(
     except RecursionError:
         raise ValueError("the schema is nested in too many levels") from None
     if enforced.schema is False:
-        raise ValueError("#: admits no value")
+        raise ValueError(f"#{'' if schema is False else '/not'}: admits no value; correct the schema")
     mistakes = [lost for lost in enforced.unenforced if lost.mistaken]
     if mistakes:
         raise UnenforceableError(mistakes)
@@ -135,7 +135,8 @@ def supported(
 
 def _drop_patterns_of_no_names(tokenizer: LLTokenizer, enforced: Enforceable) -> None:
     """Drop patterns that match no names but listed ones: after those, llguidance 1.9.1 admits a comma and no more."""
-    for place, node in enforced.nodes:
+    for part in enforced.parts:
+        node = part.schema
         if "patternProperties" not in node or node.get("additionalProperties") is not False:
             continue
         names = {**dict.fromkeys(node.get("required", ()), True), **node.get("properties", {})}
@@ -147,7 +148,7 @@ def _drop_patterns_of_no_names(tokenizer: LLTokenizer, enforced: Enforceable) ->
         if text and not matcher.is_error() and not _goes_on(tokenizer, matcher, f"{{{text}"):
             del node["patternProperties"]
             why = "matches no names but those of properties and required"
-            enforced.unenforced.append(Unenforced(f"{place}/patternProperties", why))
+            enforced.unenforced.append(Unenforced(part.pointer("patternProperties"), why))
 
 
 def _goes_on(tokenizer: LLTokenizer, matcher: LLMatcher, text: str) -> bool:
@@ -156,30 +157,39 @@ def _goes_on(tokenizer: LLTokenizer, matcher: LLMatcher, text: str) -> bool:
     return not matcher.is_error() and _allows_more(matcher, tokenizer.eos_tokens)
 
 
-_OUTER = ("properties", "prefixItems", "items", "additionalProperties", "required", "allOf")
-"""Keywords that are kept as long as others can be blamed."""
-_SUSPECTS = ("pattern", "patternProperties", "multipleOf", "minProperties", "maxProperties")
+_OUTER = ("allOf", "required", "additionalProperties", "items", "prefixItems", "properties", "type")
+"""Keywords that are kept as long as others can be blamed, the last of them longest."""
+_SUSPECTS = {"pattern", "patternProperties", "multipleOf", "minProperties", "maxProperties"}
 """Keywords that are blamed first."""
+_COMPOSED = {"$ref", "allOf", "anyOf", "$defs"}
+"""Keywords of schemas whose parts are blamed before."""
 
 
 def _fault(tokenizer: LLTokenizer, enforced: Enforceable, reason: str) -> Unenforced:
     """Drop the keyword for which a schema does not compile, and say why; raise ValueError where none alone is at fault,
     and for a schema that admits no value.
     """
-    nodes = sorted(enforced.nodes, key=lambda entry: not entry[1].keys() & {*_SUSPECTS})
-    for place, node in nodes[:_MAX_TRIALS] if _BOUNDED not in reason else ():
-        matcher = _matcher(tokenizer, schema_grammar({**node, "$defs": enforced.definitions}))
-        if not matcher.is_error():
+
+    def error(schema: dict[str, Any]) -> str | None:
+        matcher = _matcher(tokenizer, schema_grammar({**schema, "$defs": enforced.definitions}))
+        return _reason(matcher) if matcher.is_error() else None
+
+    parts = sorted(
+        enforced.parts, key=lambda part: (part.schema.keys() <= _COMPOSED, not part.schema.keys() & _SUSPECTS)
+    )
+    for part in parts[:_MAX_TRIALS] if _BOUNDED not in reason else ():
+        why = error(part.schema)
+        if why is None:
             continue
-        why = _reason(matcher)
+        keywords = sorted(part.schema, key=lambda name: _OUTER.index(name) if name in _OUTER else -1)
+        without = {name: {other: part.schema[other] for other in keywords if other != name} for name in keywords}
         if why.startswith(_UNSATISFIABLE):
-            raise ValueError(f"{place}: admits no value{why.removeprefix(_UNSATISFIABLE)}")
-        for keyword in sorted(node.keys() - {"type"}, key=_OUTER.__contains__):
-            without = {name: value for name, value in node.items() if name != keyword}
-            other = _matcher(tokenizer, schema_grammar({**without, "$defs": enforced.definitions}))
-            if not other.is_error() or _reason(other) != why:
-                del node[keyword]
-                return Unenforced(f"{place}/{keyword}", why)
+            conflicting = [name for name in keywords if error(without[name]) is None]
+            raise part.no_value(conflicting, why.removeprefix(_UNSATISFIABLE).lstrip(": "))
+        for keyword in keywords:
+            if keyword != "type" and error(without[keyword]) != why:
+                del part.schema[keyword]
+                return Unenforced(part.pointer(keyword), why)
         break
     raise ValueError(f"cannot compile the json_schema: {reason}")
 
@@ -203,7 +213,7 @@ def _matcher(tokenizer: LLTokenizer, text: str, **limits: Any) -> LLMatcher:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    return one_line(matcher.get_error().partition("<state>")[0])
+    return one_line(matcher.get_error().partition("<state>")[0].partition(" while processing ")[0])
 
 
 def _allows_more(matcher: LLMatcher, stops: Sequence[int]) -> bool:

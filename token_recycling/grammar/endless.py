@@ -4,22 +4,29 @@ an output could begin such a value, and would never end it.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 from .json_values import Schema
+from .parts import Part
 
 
-def prune(schema: dict[str, Any]) -> None:
+def prune(schema: dict[str, Any], parts: Sequence[Part]) -> None:
     """Replace what no value can satisfy within a schema, which may have `$defs`, by False; raise ValueError where none
-    can satisfy all of it.
+    can satisfy all of it. `parts`: the schemas within it.
     """
     definitions = schema.get("$defs", {})
     ending = _ending(definitions)
     if not _can_end(schema, ending):
-        raise ValueError("#: admits no value: a part that is required has none, or contains itself for ever; omit it")
+        part = next(part for part in parts if not _can_end(part.schema, ending))
+        keywords = [name for name in part.schema if _can_end(_without(part.schema, name), ending)]
+        raise part.no_value(keywords, "a part that it requires has none, or contains itself for ever")
     if len(ending) < len(definitions):
         _pruned(schema, ending)
+
+
+def _without(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != keyword}
 
 
 def _ending(definitions: dict[str, Schema]) -> set[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 LARGEST = 2**53
 """Larger numbers lose digits in llguidance, which computes in float64."""
+DIGITS = 15
+"""Decimal digits that every float64 keeps; llguidance 1.9.1 loses those after them."""
 
 
 def kind_of(value: Any) -> str:
@@ -55,11 +58,16 @@ def unwritable(value: Any) -> str | None:
             bad = next((character for character in part if character < " " and character not in "\b\t\n\f\r"), None)
             if bad is not None or "\x7f" in part or any("\ud800" <= character <= "\udfff" for character in part):
                 return f"{shown(part)} has control characters or halves of surrogate pairs"
-        elif is_number(part) and abs(part) > LARGEST:
-            return f"{shown(part)} has more digits than are kept; numbers up to 2**53 are supported"
+        elif is_number(part) and (abs(part) > LARGEST or _digits(part) > DIGITS):
+            return f"{shown(part)} has more digits than are kept: whole numbers up to 2**53, others of {DIGITS} digits"
         elif isinstance(part, int | float) and not isinstance(part, bool) and not _finite(part):
             return f"{shown(part)} is no number of JSON"
     return None
+
+
+def _digits(value: float) -> int:
+    """Return the significant digits of a float; an integer has none that could be lost."""
+    return 0 if isinstance(value, int) else len(Decimal(repr(value)).as_tuple().digits)
 
 
 def strings(value: Any) -> list[str]:

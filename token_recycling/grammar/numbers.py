@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
+from .json_values import DIGITS
+
 _LARGEST = 2**63 - 1024
 """The largest float64 that is an int64, as which llguidance reads whole bounds; it has no least one."""
 INTEGERS = {
@@ -21,15 +23,13 @@ LARGEST_MULTIPLE = 2**48
 """Largest number that is written as a multiple of a fraction: float64 keeps five binary places of it, which is as many
 as a step of `_MAX_REMAINDERS` has.
 """
-_DIGITS = 15
-"""Decimal digits of a limit, and most of them after the point: every float64 keeps as many."""
 
 
 def inclusive(value: float, exclusive: bool, upward: bool, whole: bool) -> float:
     """Return a limit that numbers may reach for one that they may not where it is `exclusive`.
 
-    It is no weaker than `value`. llguidance 1.9.1 loses digits of a limit after the fifteenth, and a reader of an
-    output as float64 those of its numbers. `upward`: whether it is a least value; `whole`: whether the numbers are
+    It is no weaker than `value`, and has `DIGITS` digits: llguidance loses those of a limit after them, and a reader of
+    an output as float64 those of its numbers. `upward`: whether it is a least value; `whole`: whether the numbers are
     integers.
     """
     if whole:
@@ -38,7 +38,7 @@ def inclusive(value: float, exclusive: bool, upward: bool, whole: bool) -> float
             nearest += 1 if upward else -1
         return int(_float64(nearest, upward))
     decimal = Decimal(value) if isinstance(value, int) else Decimal(repr(value))
-    step = Decimal(1).scaleb(max(decimal.adjusted() - _DIGITS + 1, -_DIGITS))
+    step = Decimal(1).scaleb(max(decimal.adjusted() - DIGITS + 1, -DIGITS))
     limit = decimal.quantize(step, ROUND_CEILING if upward else ROUND_FLOOR)
     if exclusive and limit == decimal:
         limit += step if upward else -step

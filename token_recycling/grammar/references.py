@@ -20,7 +20,7 @@ class References:
     def draft(self) -> str:
         """Return the draft that the document names, such as `2019-09` or `07`; the newest one by default."""
         dialect = self._document.get("$schema") if isinstance(self._document, dict) else None
-        named = re.search(r"/draft[-/](0[3-7]|20[0-9]{2}-[0-9]{2})/", dialect) if isinstance(dialect, str) else None
+        named = re.search(r"/draft[-/](0[0-7]|20[0-9]{2}-[0-9]{2})/", dialect) if isinstance(dialect, str) else None
         return named[1] if named else "2020-12"
 
     @cached_property

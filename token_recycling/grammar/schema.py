@@ -24,6 +24,7 @@ from .endless import prune
 from .formats import FORMATS
 from .json_values import TYPES, Schema, at_pointer, escaped, is_number, shown, strings, unescaped, unwritable
 from .numbers import INTEGERS, LARGEST_MULTIPLE, inclusive, inexact, too_many_remainders
+from .parts import IN_PLACE, Part
 from .patterns import before_a_newline, translated
 from .references import References, is_resource
 
@@ -68,8 +69,8 @@ class Enforceable:
     schema: Schema
     unenforced: list[Unenforced]
     """The others."""
-    nodes: list[tuple[str, dict[str, Any]]]
-    """Every schema within it, the innermost first, with its place in the original."""
+    parts: list[Part]
+    """Every schema within it, the innermost first."""
 
     @property
     def definitions(self) -> dict[str, Any]:
@@ -84,13 +85,14 @@ def enforceable(schema: Schema, closed: bool) -> Enforceable:
     is none, is too large, or whose values would never end.
     """
     walk = _Walk(schema, closed)
+    walk.dialect()
     root = walk.subschema(schema, "#", "#", closed)
     walk.definitions()
     if isinstance(root, dict):
         if walk.defs:
             root["$defs"] = walk.defs
-        prune(root)
-    return Enforceable(root, walk.unenforced, walk.nodes)
+        prune(root, walk.parts)
+    return Enforceable(root, walk.unenforced, walk.parts)
 
 
 _IGNORED_WITHOUT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
@@ -98,8 +100,6 @@ _IGNORED_WITHOUT = {"then": "if", "else": "if", "minContains": "contains", "maxC
 _SINCE = {"const": "06", "minContains": "2019-09", "prefixItems": "2020-12"}
 """The first draft with a keyword which changes what others mean: to validators of earlier ones it means nothing."""
 _UNSUPPORTED = ("contains", "$dynamicRef", "$recursiveRef")
-_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
-"""Keywords with schemas for the same value."""
 
 
 @dataclass
@@ -112,8 +112,8 @@ class _Walk:
     unenforced: list[Unenforced] = field(default_factory=list)
     defs: dict[str, Schema] = field(default_factory=dict)
     """Schemas that others refer to, by new names."""
-    nodes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Every schema, the innermost first, with its place."""
+    parts: list[Part] = field(default_factory=list)
+    """Every schema, the innermost first."""
 
     def __post_init__(self) -> None:
         self._names: dict[tuple[str, bool], str] = {}
@@ -122,6 +122,14 @@ class _Walk:
         self._nodes = 0
         self.references = References(self.document)
         self.comparison = Comparison(self.document, self.references)
+
+    def dialect(self) -> None:
+        """Note a dialect that is none, or has other keywords than those known here."""
+        named = self.document.get("$schema", "") if isinstance(self.document, dict) else ""
+        if not isinstance(named, str):
+            self.note("#", "$schema", f"must be a string, got {shown(named)}", mistaken=True)
+        elif self.references.draft < "04":
+            self.note("#", "$schema", f"draft {self.references.draft} is not supported; drafts from 04 on are")
 
     def definitions(self) -> None:
         """Fill in the schemas that others refer to."""
@@ -185,7 +193,7 @@ class _Node:
 
     def result(self) -> Schema:
         schema = self._schema
-        composed = [name for name in _IN_PLACE if name in schema]
+        composed = [name for name in IN_PLACE if name in schema]
         for keyword, draft in _SINCE.items():
             if keyword in schema and self._walk.references.draft < draft:
                 self._note(keyword, f"is no keyword of draft {self._walk.references.draft}, which $schema names")
@@ -199,14 +207,21 @@ class _Node:
         if "object" in self._kinds:
             self._object(composed)
         self._in_place()
+        if self._own:
+            self._walk.parts.append(Part(self._place, self._own, schema))
+        result = self._conjunction()
+        if isinstance(result, dict) and result is not self._own:
+            self._walk.parts.append(Part(self._place, result, schema))
+        return result
+
+    def _conjunction(self) -> Schema:
+        """Return its keywords together with the schemas for the same value."""
         own, others = self._own, [other for other in self._others if other is not True]
-        if own:
-            self._walk.nodes.append((self._place, own))
         if not others:
             return own or True
         if not own:
             return others[0] if len(others) == 1 else {"allOf": others}
-        if next(iter(schema)) in _IN_PLACE:
+        if next(iter(self._schema)) in IN_PLACE:
             return {"allOf": [*others, own]}
         own["allOf"] = others
         return own
@@ -283,7 +298,7 @@ class _Node:
         why = unwritable(step) or too_many_remainders(step)
         if why is None:
             self._own["multipleOf"] = step
-            if not whole:
+            if not whole or isinstance(step, float):
                 self._own["minimum"] = max(self._own.get("minimum", -LARGEST_MULTIPLE), -LARGEST_MULTIPLE)
                 self._own["maximum"] = min(self._own.get("maximum", LARGEST_MULTIPLE), LARGEST_MULTIPLE)
             why = inexact(step)
@@ -318,7 +333,7 @@ class _Node:
         if name not in FORMATS:
             self._note("format", f"{shown(name)} is not known")
         elif "pattern" in self._own:
-            self._others.append(FORMATS[name])
+            self._others.append({**FORMATS[name]})
         else:
             merged = {**FORMATS[name]}
             if "maxLength" in merged:
@@ -356,7 +371,7 @@ class _Node:
             rest = items, "items"
         if first is not None:
             self._own["prefixItems"] = [self._child(item, "prefixItems", number) for number, item in enumerate(first)]
-        if schema.get("unevaluatedItems", True) not in (True, {}):
+        if not _is_free(schema.get("unevaluatedItems", True)):
             if composed or "contains" in schema:
                 self._note("unevaluatedItems", "is not supported beside keywords that are about the same array")
             elif rest is None:
@@ -405,7 +420,7 @@ class _Node:
                 own["required"] = list(dict.fromkeys(required))
         if "additionalProperties" in schema:
             own["additionalProperties"] = self._child(schema["additionalProperties"], "additionalProperties")
-        elif schema.get("unevaluatedProperties", True) not in (True, {}):
+        elif not _is_free(schema.get("unevaluatedProperties", True)):
             if composed:
                 self._note("unevaluatedProperties", "is not supported beside keywords that are about the same object")
             else:
@@ -420,8 +435,9 @@ class _Node:
         for name in ("minProperties", "maxProperties"):
             if (value := self._count(name)) is not None:
                 own[name] = value
-        if schema.get("propertyNames", True) not in (True, {}):
-            self._property_names()
+        names = self._get("propertyNames", lambda value: isinstance(value, dict | bool), "a schema")
+        if names is not None and not _is_free(names):
+            self._property_names(names)
         self._count_of_properties()
 
     def _patterns_of_names(self, patterns: dict[str, Any], rest: Any) -> None:
@@ -460,9 +476,9 @@ class _Node:
             and all(_only_requires(self._schema[keyword], self._schema["properties"]) for keyword in composed)
         )
 
-    def _property_names(self) -> None:
+    def _property_names(self, names: Schema) -> None:
         """Express the names that properties may have by `patternProperties` or `properties`."""
-        names, own = self._schema["propertyNames"], self._own
+        own = self._own
         target = self._walk.references.resolved(names["$ref"], self._resource) if _keys(names) == {"$ref"} else None
         if target is not None:
             names = at_pointer(self._walk.document, target[0])
@@ -543,9 +559,9 @@ class _Node:
         entries = self._get(keyword, lambda value: isinstance(value, dict), "an object")
         for name, dependency in (entries or {}).items():
             if isinstance(dependency, list):
-                holds: Schema = (
-                    {"required": [other for other in dependency if isinstance(other, str)]} if dependency else True
-                )
+                if strings(dependency) != dependency:
+                    self._note(keyword, f"must have lists of names, got {shown(dependency)}", mistaken=True)
+                holds: Schema = {"required": strings(dependency)} if dependency else True
             else:
                 holds = self._child(dependency, keyword, name, closed=False)
             if holds is not True:
@@ -581,6 +597,11 @@ class _Node:
 # Parts of schemas
 
 
+def _is_free(schema: Any) -> bool:
+    """Whether a schema admits every value, and says so."""
+    return schema is True or schema == {}
+
+
 def _keys(schema: Any) -> set[str]:
     """Return the keywords of a schema that are no annotations."""
     if not isinstance(schema, dict):
@@ -589,7 +610,7 @@ def _keys(schema: Any) -> set[str]:
 
 
 _KEYWORDS = frozenset(
-    (*_IN_PLACE, *_IGNORED_WITHOUT, *_UNSUPPORTED, "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum",
+    (*IN_PLACE, *_IGNORED_WITHOUT, *_UNSUPPORTED, "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum",
      "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "format", "items", "prefixItems",
      "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems", "properties", "patternProperties",
      "additionalProperties", "unevaluatedProperties", "propertyNames", "required", "minProperties", "maxProperties")
