@@ -19,6 +19,10 @@ _DAY = (
 _DATE = rf"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_CLOCK})"
+_UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+_FOUR = r"[A-Za-z0-9+/]{4}"
+_BASE64 = rf"(?:{_FOUR})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{{2}}[AEIMQUYcgkosw048]=)?"
+"""The bits that a last group has too many are 0, as some decoders demand."""
 
 FORMATS: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
@@ -26,6 +30,10 @@ FORMATS: dict[str, dict[str, Any]] = {
     "date-time": {"pattern": f"^{_DATE}T{_TIME}$"},
     "json-pointer": {"pattern": "^(?:/(?:[^~/]|~[01])*)*$"},
     "hostname": {"format": "hostname", "maxLength": 253},
+    **{f"uuid{version}": {"pattern": _UUID.format(version)} for version in (1, 3, 4, 5, 6, 7, 8)},
+    "base64": {"pattern": f"^{_BASE64}$"},
+    "base64url": {"pattern": f"^{_BASE64.replace('+/', '_-')}$"},
+    **{name: {} for name in ("binary", "password", "path")},
     **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri", "uuid")},
 }
-"""The keywords of each known format."""
+"""The keywords of each known format: those of JSON Schema, and of pydantic, of which the last are any string."""

@@ -479,9 +479,9 @@ class _Node:
     def _property_names(self, names: Schema) -> None:
         """Express the names that properties may have by `patternProperties` or `properties`."""
         own = self._own
-        target = self._walk.references.resolved(names["$ref"], self._resource) if _keys(names) == {"$ref"} else None
-        if target is not None:
-            names = at_pointer(self._walk.document, target[0])
+        if isinstance(names, dict) and _keys(names) == {"$ref"}:
+            target = self._walk.references.resolved(names["$ref"], self._resource)
+            names = names if target is None else at_pointer(self._walk.document, target[0])
         keys = _keys(names) - {"type"}
         if names is False:
             own["maxProperties"] = 0
