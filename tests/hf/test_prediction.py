@@ -58,12 +58,17 @@ def test_a_wrong_prediction_changes_no_text(model, asked, sampled):
     assert texts == [texts[0]] * 4
 
 
-def test_a_prediction_that_is_a_text(asked):
-    tokenizer, model = tiny.tokenizer(), tiny.llama(vocab_size=300)
+def test_a_prediction_that_is_a_text_is_that_of_its_tokens_alone(asked):
+    """Without the special token that begins a prompt."""
+    tokenizer, model = tiny.beginning_tokenizer(), tiny.llama(vocab_size=300)
     text = tokenizer.decode(model.generate(**asked)[0, 12:])
-    _, stats = said(model, asked, prediction=text, tokenizer=tokenizer)
-    known = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    assert 0 < stats.drafter_statistics["predicted_tokens"] <= known
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    (_, stats), (_, of_ids) = (
+        said(model, asked, prediction=text, tokenizer=tokenizer),
+        said(model, asked, prediction=ids),
+    )
+    assert 0 < stats.drafter_statistics["predicted_tokens"] <= len(ids)
+    assert (stats.steps, stats.drafter_statistics) == (of_ids.steps, of_ids.drafter_statistics)
 
 
 @pytest.mark.parametrize(

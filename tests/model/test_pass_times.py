@@ -3,6 +3,7 @@
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from support import tiny
 
 import token_recycling as tr
 from token_recycling.model import facts
-from token_recycling.model.pass_times import PassTimes, setting
+from token_recycling.model.pass_times import PassTimes, prior, setting
 from token_recycling.model.target import Target
 
 pytestmark = pytest.mark.measured
@@ -99,6 +100,20 @@ def test_another_setting_has_times_of_its_own(model):
     others = tiny.llama(intermediate_size=48), tiny.llama().to(torch.bfloat16), tiny.llama(attn_implementation="eager")
     for other in others:
         assert setting(Target(other)) != setting(Target(model)) == setting(Target(tiny.llama(seed=9)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_process_that_knows_nothing_takes_more_nodes_for_dearer_but_cheaper_than_passes_of_their_own(device):
+    weights = {"bytes_read": 10**9, "device": torch.device(device)}
+    seconds = prior(SimpleNamespace(**weights, prepacked=None))
+    more = np.diff(seconds)
+    assert (more > 0).all()
+    assert (more < seconds[0] / 2).all()
+    for eight in (1.2, 1.5, 1.9):  # as measured when the weights were packed
+        packed = prior(SimpleNamespace(**weights, prepacked=SimpleNamespace(eight=eight)))
+        if device == "cpu":
+            assert packed[7] / packed[0] == pytest.approx(eight)
+        assert packed[0] == seconds[0]
 
 
 @pytest.mark.parametrize("text", ["", '{"curves": [3]}', '{"curves": [{"texts": 1, "length": 256}]}'])

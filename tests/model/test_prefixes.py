@@ -120,6 +120,27 @@ def test_what_was_used_least_recently_makes_room(target):
     assert nothing.take(texts[0], "")[1] == nothing.nbytes == 0
 
 
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_states_count_against_the_limit_as_slots_do(case):
+    target = ready(model_of(case))
+    texts = [torch.arange(10) + 20 * place for place in range(3)]
+    one = PrefixCache(target, 10**8)
+    one.keep(texts[0], read(target, texts[0]), "")
+    limited = PrefixCache(target, 2 * one.nbytes)
+    for text in texts:
+        limited.keep(text, read(target, text), "")
+        assert limited.nbytes == bytes_of(limited) <= limited.limit
+    assert [limited.take(torch.cat([text, of(1)]), "")[1] for text in texts] == [0, 10, 10]
+
+
+def test_beginnings_serve_texts_up_to_a_border_of_the_model():
+    """Behind it, the model reads the same beginning in another way."""
+    target = ready(model_of(named("phi3", "longrope, border at 32")))
+    kept, text = PrefixCache(target, 10**8), torch.arange(40)
+    kept.keep(text[:20], read(target, text[:20]), "")
+    assert [kept.take(text[:length], "")[1] for length in (21, 31, 32, 33, 40)] == [20, 20, 20, 0, 0]
+
+
 def test_the_default_budget_counts_the_weights(target, monkeypatch):
     weights = sum(weight.nbytes for weight in target.model.parameters())
     for free in (80_000, -5):

@@ -103,7 +103,17 @@ def test_a_prompt_may_be_scored_alone(server, tokenizer):
     several = completion(server, **{**body, "prompt": [PROMPT, "import os"], "n": 2})
     assert [one.text for one in several.choices] == [PROMPT] * 2 + ["import os"] * 2
     assert several.usage.prompt_tokens == count + len(tokenizer("import os")["input_ids"])
-    assert completion(server, prompt=PROMPT, add_special_tokens=False, **GREEDY).usage.prompt_tokens <= count
+
+
+def test_special_tokens_are_added_to_a_prompt_as_asked(model):
+    tokenizer = tiny.beginning_tokenizer()
+    bare = len(tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
+    with serving(model, tokenizer) as server:
+        for asked, added in (
+            ({}, 1),
+            *(({"add_special_tokens": value}, value is not False) for value in (None, True, False)),
+        ):
+            assert completion(server, prompt=PROMPT, **asked, **GREEDY).usage.prompt_tokens == bare + added
 
 
 # HTTP

@@ -7,7 +7,7 @@ from ast import literal_eval
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SENTENCES = [
@@ -120,6 +120,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
     made.train_from_iterator(SENTENCES * 3, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")
+
+
+def beginning_tokenizer() -> PreTrainedTokenizerFast:
+    """The same, which begins every prompt with a special token, as Llama's does."""
+    made = tokenizer()
+    special = [("<end>", made.eos_token_id)]
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<end> $A", special_tokens=special)
+    return made
 
 
 def seeded(run: Any, *args: Any, seed: int = 0, **kwargs: Any) -> tuple[Any, torch.Tensor]:

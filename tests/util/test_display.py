@@ -29,7 +29,14 @@ def test_figures_are_those_of_the_run(model):
     stats, tokenizer = Stats(), tiny.tokenizer()
     assert "nothing decoded yet" in words(stats)
     steps = list(stream(model, torch.tensor([1, 2, 3, 1, 2]), tree=8, max_new_tokens=30, stats=stats))
-    assert f"{stats.mat:.2f} tokens a step" in words(stats)
+    shown = words(stats)
+    assert f"{stats.mat:.2f} tokens a step" in shown
+    emitted, by_depth, end = map(shown.index, ("steps by emitted tokens", "accepted by depth, %", "ms a step"))
+    lengths = {str(length): stats.lengths[length] for length in range(1, max(stats.lengths) + 1)}
+    depths = {str(depth): f"{100 * share:.3g}" for depth, share in stats.acceptance_by_depth.items()}
+    assert max(len(lengths), len(depths)) <= 8, "all have a bar"
+    assert shown[emitted + 1 : by_depth] == [text for pair in lengths.items() for text in map(str, pair)]
+    assert shown[by_depth + 1 : end] == [text for pair in depths.items() for text in pair]
     (mat,) = [text for text in words(mat_over_time(run=[step.tokens for step in steps])) if "MAT" in text]
     assert f"run: MAT {stats.mat:.2f}" in mat
     step = max(steps, key=lambda each: len(each.tokens))
