@@ -438,10 +438,11 @@ def wrapped(function: Callable[..., Any], change: Callable[[Any], Any]) -> Calla
     return forward
 
 
-def with_forward(path: str, change: Callable[[Any], Any]) -> Bring:
+def with_forward(path: str, change: Callable[[Any], Any], **attributes: Any) -> Bring:
     def bring():
         model = llama()
         module = model.get_submodule(path)
+        vars(module).update(attributes)
         module.forward = wrapped(module.forward, change)
         return model
 
@@ -646,6 +647,12 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
     "a module's forward": (with_forward("model.layers.0.mlp", lambda o: o * 1.5), None),
     "a module's forward, last row": (
         with_forward("model.layers.0.mlp", lambda o: torch.cat([o[:, :-1], o[:, -1:] + VECTOR], 1)),
+        "set as forward of model.layers.0.mlp",
+    ),
+    "a module's forward, last row, behind a module that is not called": (
+        with_forward(
+            "model.layers.0.mlp", lambda o: torch.cat([o[:, :-1], o[:, -1:] + VECTOR], 1), idle=torch.nn.ReLU()
+        ),
         "set as forward of model.layers.0.mlp",
     ),
     "experts of a small capacity": (with_experts(4), "Experts: logits differ"),

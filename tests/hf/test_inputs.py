@@ -50,6 +50,19 @@ def test_int32_of_a_padded_batch(ending):
     assert expected[0] == torch.int64
 
 
+@pytest.mark.parametrize("lengths", [[6], [300], [4, 9, 300]], ids=str)
+def test_positions_of_the_caller_are_those_of_the_tokens_or_left_to_generate(lengths):
+    model = tiny.llama(max_position_embeddings=512)
+    inputs = {**batch(lengths, 1), "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    usual = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    for positions, counted in ((usual, True), (usual + 1, False), (2 * usual, False)):
+        expected = model.generate(**inputs, position_ids=positions)
+        with tr.accelerated(model) as acceleration:
+            assert torch.equal(model.generate(**inputs, position_ids=positions), expected)
+        assert (acceleration.fallback is None) == counted
+        assert counted or "position_ids" in acceleration.fallback
+
+
 @pytest.mark.parametrize("rows", [[0], [3, 0], [0, 3], [0, 0]], ids=str)
 def test_a_row_that_is_all_padding_is_left_to_generate(ending, rows):
     inputs = batch(rows, 1, spare=2)

@@ -138,6 +138,22 @@ def test_texts_are_put_beside_others_and_taken_out(moves, seed):
                     assert torch.equal(states[row, :, : own.shape[-2]], own[2 * layer + part, 0])
 
 
+def test_nothing_of_an_overflow_stays_behind_the_texts_nor_of_those_that_have_left():
+    """A masked slot has a weight of zero, and zero times NaN is NaN."""
+    cache = DynamicCache()
+    cache.update(torch.full((3, 2, 5, 4), torch.nan), torch.full((3, 2, 5, 4), torch.nan), 0)
+    kept = TreeCache(cache)
+    (layer,) = kept.layers
+    for buffer in layer.buffers:
+        for row, length in enumerate((2, 4)):
+            buffer[:, row, :, :length] = 1
+    kept.select([0, 1], 4)
+    kept.wipe([2, 4])
+    for buffer in layer.buffers:
+        assert buffer.isfinite().all()
+        assert buffer.sum() == buffer.shape[0] * (2 + 4) * 2 * 4
+
+
 def test_a_cache_that_cannot_be_appended_changes_neither():
     """The keys, which come first, would fit."""
     caches = []

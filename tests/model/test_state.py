@@ -40,6 +40,7 @@ CHANGES: dict[str, Change] = {
     "weight": lambda model: setattr(model.lm_head.base, "weight", torch.nn.Parameter(torch.zeros(64, 32))),
     "weight moved": lambda model: setattr(model.lm_head.base.weight, "data", torch.zeros(64, 32)),
     "weights swapped": swapped,
+    "weight of a module in a list": lambda model: setattr(model.lm_head.others[0].weight, "data", torch.zeros(2, 2)),
     "part": lambda model: setattr(model, "lm_head", model.lm_head.base),
     "parametrised": lambda model: parametrizations.weight_norm(model.lm_head.base),
     "compiled": lambda model: model.model.compile(backend="eager"),
@@ -48,7 +49,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_is_seen(model, change):
-    adapted(model)
+    adapted(model).others = [torch.nn.Linear(2, 2)]
     before = state(model)
     assert before == state(model)
     change(model)

@@ -11,6 +11,7 @@ from transformers import DynamicCache, LogitsProcessor
 
 import token_recycling as tr
 from token_recycling.model.backend import Backend
+from token_recycling.model.graphs.passes import CapturedPasses
 from token_recycling.model.graphs.support import passes_of
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_times import pass_times
@@ -44,6 +45,22 @@ def test_models_that_it_does_not_hold_for_say_why(reason):
     assert reason in str(tr.check(model).no_fast_path)
     with pytest.raises(tr.NoFastPathError, match=reason):
         tr.generate(model, tiny.prompt(0, 5), fast=True, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_passes_that_give_other_logits_than_eager_ones_are_not_used(dtype, monkeypatch):
+    """Those of other nodes, by halves."""
+    forward = CapturedPasses.forward
+
+    def mixed(*arguments):
+        result = forward(*arguments)
+        return result._replace(logits=result.logits.lerp(result.logits.roll(1, 1), 0.5))
+
+    how = {"input_ids": tiny.prompt(0, 5), "fast": True, "max_new_tokens": 2}
+    tr.generate(tiny.llama().to(dtype), **how)
+    monkeypatch.setattr(CapturedPasses, "forward", mixed)
+    with pytest.raises(tr.NoFastPathError, match="logits of captured and eager passes differ"):
+        tr.generate(tiny.llama().to(dtype), **how)
 
 
 def test_calls_that_it_does_not_hold_for_say_why(model, tmp_path):
