@@ -255,6 +255,14 @@ def test_outputs_never_begin_what_would_not_end(place, only, never):
     assert {random_output(grammar, random.Random(seed)) for seed in range(8)} == {only.encode()}
 
 
+def test_hostnames_have_no_encoded_parts():
+    """What stands after `xn--` must decode to a name that registries allow, which is for tables to say."""
+    grammar = compiled(TOKENIZER, "json_schema", {"type": "string", "format": "hostname"})
+    names = ["a", "a-b.c3", "a--b", "a1b--c", f"{'a' * 63}.b"]
+    others = ["", "-a", "a-", "a..b", "xn--x", "b.XN--aa", "ab--c", "a_b", "a" * 64, "a." * 127 + "a"]
+    assert [name for name in (*names, *others) if admits(grammar, json.dumps(name))] == names
+
+
 @pytest.mark.parametrize("step", [2.5, 5.0, 0.5, 3])
 def test_every_multiple_can_be_divided(step):
     """A validator that divides by a float cannot divide integers beyond float64."""

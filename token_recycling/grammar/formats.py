@@ -24,12 +24,16 @@ _FOUR = r"[A-Za-z0-9+/]{4}"
 _BASE64 = rf"(?:{_FOUR})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{{2}}[AEIMQUYcgkosw048]=)?"
 """The bits that a last group has too many are 0, as some decoders demand."""
 
+_A, _X = "[0-9A-Za-z]", "[0-9A-Za-z-]"
+_LABEL = rf"{_A}(?:{_X}?{_A}|{_X}(?:{_A}{_X}|-{_A}){_X}{{0,58}}{_A}|{_X}{_X}{_A})?"
+"""A part of a name without `--` as its third and fourth character, which announce one that is encoded (RFC 5891)."""
+
 FORMATS: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
     "date-time": {"pattern": f"^{_DATE}T{_TIME}$"},
     "json-pointer": {"pattern": "^(?:/(?:[^~/]|~[01])*)*$"},
-    "hostname": {"format": "hostname", "maxLength": 253},
+    "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253},
     **{f"uuid{version}": {"pattern": _UUID.format(version)} for version in (1, 3, 4, 5, 6, 7, 8)},
     "base64": {"pattern": f"^{_BASE64}$"},
     "base64url": {"pattern": f"^{_BASE64.replace('+/', '_-')}$"},
