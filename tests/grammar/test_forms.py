@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import warnings
 
 import jsonschema
 import pytest
-from support.byte_grammars import admits, byte_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from support.byte_grammars import admits, byte_tokenizer, random_output
+from support.strategies import fuzz
 
 from token_recycling.grammar.compile import compiled
 from token_recycling.grammar.patterns import translated
@@ -101,6 +105,61 @@ GRAMMARS = [
 def test_a_grammar_admits_every_alternative(text, admitted, refused):
     grammar = compiled(TOKENIZER, "grammar", text)
     assert [admits(grammar, one) for one in (*admitted, *refused)] == [True] * len(admitted) + [False] * len(refused)
+
+
+LETTERS = st.sampled_from(["a", "b", '"', "\\", "-", "]", "^", "[", "/", "é", "日", "\n"])
+SUFFIXES = st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{0,2}", "{2,}"])
+
+
+def literal(text):
+    return json.dumps(text, ensure_ascii=False), f"(?:{re.escape(text)})"
+
+
+def class_of(characters, negated):
+    members = "".join(rf"\u{ord(character):04x}" for character in characters)
+    return (f"[{'^' * negated}{members}]",) * 2
+
+
+def combined(parts, sign):
+    grammars, patterns = zip(*parts, strict=True)
+    return f"({f' {sign} '.join(grammars)})", f"(?:{sign.join(patterns)})"
+
+
+def repeated(part, suffix):
+    grammar, pattern = part
+    return f"({grammar}){suffix}", f"(?:{pattern}){suffix}"
+
+
+RULES = st.recursive(
+    st.one_of(
+        st.builds(literal, st.text(LETTERS, max_size=3)),
+        st.builds(class_of, st.lists(LETTERS, min_size=1, max_size=3), st.booleans()),
+    ),
+    lambda inner: st.one_of(
+        st.builds(combined, st.lists(inner, min_size=1, max_size=3), st.sampled_from(["", "|"])),
+        st.builds(repeated, inner, SUFFIXES),
+    ),
+    max_leaves=6,
+)
+"""Bodies of rules, each with the regular expression of Python that means the same."""
+
+
+@fuzz(100)
+@given(RULES, st.booleans(), st.lists(st.text(LETTERS, max_size=4), max_size=8), st.integers(0, 999))
+def test_a_grammar_admits_what_a_regular_expression_matches(rule, recursive, texts, seed):
+    """Rules without recursion become one terminal, and those of a grammar with recursion go by characters."""
+    body, pattern = rule
+    root = 'root ::= x | "%" y\ny ::= "(" y ")" | "z"' if recursive else "root ::= x"
+    try:
+        grammar = compiled(TOKENIZER, "grammar", f"{root}\nx ::= {body}")
+    except ValueError as error:
+        assert "no output but the empty one" in str(error)  # noqa: PT017
+        assert not any(map(re.compile(pattern).fullmatch, filter(None, texts)))
+        return
+    draw = random.Random(seed)
+    texts += [output.decode() for _ in range(4) if (output := random_output(grammar, draw, 60)) is not None]
+    for text in texts:
+        assert text.startswith("%") or admits(grammar, text) == bool(re.fullmatch(pattern, text))
 
 
 @pytest.mark.parametrize(
