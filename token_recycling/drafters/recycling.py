@@ -93,7 +93,7 @@ class Recycling(Drafter, Options):
             self.prepare(target)
 
     def start(self, prompt: torch.Tensor, target: Target) -> RecyclingSequence:
-        self.warm_up(target.device)
+        warm_up(target.device)
         return RecyclingSequence(self, self.prepare(target), prompt.cpu().numpy())
 
     def prepare(self, target: Target) -> NgramMatrix:

@@ -392,9 +392,10 @@ def run_call(
         call.put(sequences[0])  # of a step that an error ended, what was chosen before
     if call.streamer is not None:
         call.streamer.end()
-    stats.tokens -= 0 if stopping is None else stopping.withdrawn
-    for sequence, selector in zip(sequences, selectors, strict=True):
-        selector.forget(sequence.columns - call.input_ids.shape[1])
+    if stopping is not None:
+        stats.tokens -= stopping.withdrawn
+        for sequence, selector in zip(sequences, selectors, strict=True):
+            selector.forget(sequence.columns - call.input_ids.shape[1])
     if call.cache_is_seen:
         _give_back(cache, call, sequences, selectors)
     padding = 0 if len(sequences) == 1 else call.padding_token

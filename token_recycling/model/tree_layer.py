@@ -125,12 +125,10 @@ class TreeLayer(DynamicLayer):
         states = self.states()[part]
         return states[:, :, -self.window + 1 :] if self.window > 1 else states
 
-    def _hand_back(self, part: int, states: torch.Tensor | None) -> None:
+    def _hand_back(self, part: int, states: torch.Tensor) -> None:
         """Become a layer of transformers, with keys or values that somebody else has set: these need not be views of
-        buffers. The constructor of transformers sets None.
+        buffers.
         """
-        if states is None:
-            return
         if type(self) is not TreeLayer:
             raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
         parts: list[Any] = [self.keys, self.values]
@@ -154,7 +152,8 @@ class TreeLayer(DynamicLayer):
 
     @keys.setter
     def keys(self, states: torch.Tensor | None) -> None:
-        self._hand_back(0, states)
+        if states is not None:  # the constructor of transformers sets None
+            self._hand_back(0, states)
 
     @property
     def values(self) -> torch.Tensor | None:
@@ -163,7 +162,8 @@ class TreeLayer(DynamicLayer):
 
     @values.setter
     def values(self, states: torch.Tensor | None) -> None:
-        self._hand_back(1, states)
+        if states is not None:
+            self._hand_back(1, states)
 
     # Capacity
 
@@ -418,8 +418,9 @@ class TreeLayer(DynamicLayer):
         """Become a layer of transformers, which keeps all slots until it is cropped; nothing where all stay anyway."""
         if not self.window:
             return
-        if self.buffers:
-            self._hand_back(0, self.keys)
+        keys = self.keys
+        if keys is not None:
+            self._hand_back(0, keys)
         else:
             self._become_plain()
         self.activate_past_recording()  # that of transformers

@@ -213,7 +213,7 @@ class Recycler:
         without one. See `draft`; `mask` restricts the candidates after the root, as in `advance`.
         """
         if len(tokens) > self.recorded:
-            self._record(tokens[self.recorded :].tolist())
+            self.observe(tokens[self.recorded :].tolist(), ends=False)
         self._length, self._last, self._written = len(tokens), int(tokens[-1]), []
         written = tokens[self._read :].astype(np.int64)
         return self._advance(written, max(max_depth, 0), least, costs, ratio, mask=mask)
@@ -274,7 +274,9 @@ class Recycler:
         """Record the tokens of a step now instead of with the next draft; `ends`: the sequence ends there, and they are
         read too.
         """
-        self._record(written, ends)
+        if self.learns:
+            self.recorder.add(written, ends)
+        self.recorded += len(written)
         self._written += written
         if ends:
             self._advance(np.array(self._written, np.int64))
@@ -293,11 +295,6 @@ class Recycler:
         for place in range(1, orders):
             ngrams[1:, place] = ngrams[parents[1:], place - 1]
         return ngrams
-
-    def _record(self, written: Sequence[int], ends: bool = False) -> None:
-        if self.learns:
-            self.recorder.add(written, ends)
-        self.recorded += len(written)
 
 
 @compiled(allocates=False)
