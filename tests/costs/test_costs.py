@@ -25,7 +25,7 @@ def curves():
 def pacer_of(curve_of, sequences, length, **options):
     """A pacer of so many sequences, the longest of `length` tokens."""
     pacer = Pacer(curve_of, **options)
-    pacer.share(sequences, length)
+    pacer.share([length] * sequences)
     return pacer
 
 
@@ -36,7 +36,7 @@ def test_sequences_share_passes_and_come_and_go():
     pacer = pacer_of(curves(), 2, 10)
     assert [pacer.time_of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
     for sequences, wanted in ((2, [1, 2, 4]), (1, TIMES.tolist()), (6, [1])):
-        pacer.share(sequences, 10)
+        pacer.share([10] * sequences)
         assert pacer.curve.relative.tolist() == wanted
 
 
@@ -64,7 +64,7 @@ def test_what_is_learned_of_longer_sequences_does_not_change_the_shorter_ones():
     known = curves()
     pacer = pacer_of(known, 1, 250)
     assert pacer.time_of(6) == 6
-    pacer.share(1, 300)
+    pacer.share([300])
     for _ in range(100):
         pacer.took(1, 1.0)
         pacer.took(6, 20.0)

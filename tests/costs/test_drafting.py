@@ -100,7 +100,7 @@ def test_forecasts_are_believed_as_far_as_they_came_true():
 def test_drafts_that_never_pay_are_timed_by_pass_or_by_step_and_probed_a_hundredth_of_the_time(runs_model, sequences):
     """A draft takes 0.1, or each of its passes does, for every sequence."""
     pacer = new_pacer()
-    pacer.share(sequences, 10)
+    pacer.share([10] * sequences)
     pace = Pace(SequenceDrafter(tr.make_drafter("plain")), "auto")
     pace.drafter.pass_cost = Overhead().step / sequences if runs_model else None
     step = Step(Draft.chain([1]), torch.zeros(1, 4), [0], [1], finished=False)

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.core
 
 @pytest.mark.parametrize("piece", [29, 30, 31])
 def test_a_first_draft_of_as_many_nodes_as_are_read_at_once(model, piece, monkeypatch):
-    monkeypatch.setattr("token_recycling.model.prefill.PIECE", piece)
+    for module in ("prefill", "runner"):
+        monkeypatch.setattr(f"token_recycling.model.{module}.PIECE", piece)
     for length in (1, 13, 25):
         ids, drafter = tiny.prompt(length, length), tr.make_drafter("published", tree="static:30")
         wanted = model.generate(ids, max_new_tokens=16)

@@ -13,7 +13,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..loop.batch import Run, check_cached, decode, requests_of
+from ..loop.batch import Run, decode, requests_of
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import Backend, Fast
@@ -68,15 +68,15 @@ def stream(
     )
     if reason is not None:
         raise UnsupportedModelError(reason)
-    check_cached(slots(given), len(prompt))
     if rows(given) not in (None, 1):
         raise ValueError(f"the cache must hold one sequence, got {rows(given)}; pass the cache of this prompt alone")
     sequence = TokenSequence(prompt, criteria)
     selector = TokenSelector(sequence, LogitsProcessorList(logits_processor or []), do_sample)
-    measured, cache = stats if stats is not None else Stats(), TreeCache(given)
+    measured = stats if stats is not None else Stats()
+    requests = requests_of(target, [sequence], [selector], drafter, measured, [slots(given)])
+    cache = TreeCache(given)
 
     def steps() -> Iterator[Step]:
-        requests = requests_of(target, [sequence], [selector], drafter, measured, [cache.length])
         with closing(decode(target, requests, cache, Run(streamed=True), backend)) as passes:
             for (step,) in passes:
                 yield step

@@ -58,7 +58,10 @@ class Batch:
         """
         self.target, self.requests, self.pacer, self.clock = target, requests, pacer, clock
         self.reading = reading
-        self.use(cache)
+        self.eager = EagerRunner(target, cache, reading, partial(clock.lap, "prepare"))
+        """Reads the prompts."""
+        self.runner: Runner = self.eager
+        """Owns the slots of the sequences, in the order of the requests."""
         self._states = _states_read(target, requests)
         """Numbers of the hidden states that drafters need."""
         self._alone = False
@@ -71,18 +74,7 @@ class Batch:
         """Rows of the requests that will emit more tokens."""
         return [row for row, request in enumerate(self.requests) if request.active]
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return max(request.sequence.length for request in self.requests)
-
     # Prompts
-
-    def use(self, cache: TreeCache) -> None:
-        """Begin with a cache that holds `cached` tokens of each request, from slot 0 on."""
-        self._eager = EagerRunner(self.target, cache, self.reading, partial(self.clock.lap, "prepare"))
-        self.runner: Runner = self._eager
-        """Owns the slots of the sequences, in the order of the requests."""
 
     @lasting
     def read(self, most: int | None = None) -> None:
@@ -100,17 +92,15 @@ class Batch:
     @lasting
     def begin(self, captured: CapturedPasses | None = None, streamed: bool = False) -> None:
         """Prepare the first step; passes behind the prompts are eager unless they are `captured`. `streamed`: a client
-        waits for the first token. Raises ValueError for a cache that holds all of a sequence.
+        waits for the first token.
         """
         for request in self.requests:
-            check_cached(request.cached, request.sequence.length)
             request.stats.prompt_tokens += request.sequence.length
-        paces = [request.start(self.target) for request in self.requests]
+            request.start(self.target)
         first, info = self.requests[0], self.target.info
-        first.stats.drafter = paces[0].drafter.describe()
         if captured is not None:
-            self.runner = captured.runner(self._eager, max(request.sequence.max_length for request in self.requests))
-        first.stats.path = self.runner.describe()
+            self.runner = captured.runner(self.eager, max(request.sequence.max_length for request in self.requests))
+        first.stats.path = self.runner.path
         # The first step reads the prompt too: of one sequence, where the model computes alike at every length; of any,
         # where states over the sequence must be what `generate` has then.
         if not info.recurrent and (len(self.requests) > 1 or info.border is not None):
@@ -135,7 +125,7 @@ class Batch:
         """
         active, clock = self.active, self.clock
         alone, self._alone = self._alone, False
-        self.pacer.share(len(self.requests), self.longest)
+        self.pacer.share([request.sequence.length for request in self.requests])
         drafts = self._draft([] if alone else active)
         clock.lap("retrieve")
         verified = self._forward(drafts, active)
@@ -261,7 +251,7 @@ class Batch:
     def join(self, other: Batch) -> None:
         """Add the request of another batch of the same model, after its first step."""
         (request,) = other.requests
-        self.runner.join(other._eager, len(self.requests), request.sequence.length - 1)
+        self.runner.join(other.eager, len(self.requests), request.sequence.length - 1)
         self.requests.append(request)
         self._states = _states_read(self.target, self.requests)
 
@@ -270,7 +260,7 @@ class Batch:
         order = rows_left(self.requests, finished)
         self.requests[:] = [self.requests[row] for row in order]
         self._states = _states_read(self.target, self.requests)
-        self.runner.leave(order, self.longest - 1)
+        self.runner.leave(order, max(request.sequence.length for request in self.requests) - 1)
 
     def give_back(self) -> None:
         """Leave in the cache that the batch began with all tokens of each sequence but the last."""
@@ -376,12 +366,5 @@ def rows_left(requests: list[Request], finished: Collection[Request]) -> list[in
 
 def _states_read(target: Target, requests: list[Request]) -> tuple[int, ...]:
     """Return the numbers of the hidden states that drafters of a batch need: all that need some need the same ones."""
-    return max((request.traits.states_read(target) for request in requests), key=len)
-
-
-def check_cached(cached: int, length: int) -> None:
-    """Raise ValueError unless the cache leaves out the last token of a sequence, the root of the first draft."""
-    if cached >= length:
-        raise ValueError(
-            f"the cache must hold fewer tokens than the {length} given, got {cached}; pass all tokens so far"
-        )
+    states = (request.traits.states_read(target) for request in requests if request.traits.states is not None)
+    return max(states, key=len, default=())

@@ -78,7 +78,7 @@ class _Joining:
             return
         try:
             cache, request.cached = prefixes.take(request.sequence.on_host)
-            self.batch.use(cache)
+            self.batch.eager.cache = cache
             request.stats.cached_tokens += request.cached
         except Exception as error:
             request.fail(error)

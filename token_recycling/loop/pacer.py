@@ -113,8 +113,8 @@ class Ledger:
         return ledgers[within]
 
     def begin(self) -> None:
-        """Begin a sequence. Passes of a draft model that take too long are no longer made, so that nothing measures
-        them: now and then a sequence starts with the prior again.
+        """Begin a sequence for which a model drafts. Passes that take too long are no longer made, so that nothing
+        measures them: now and then a sequence starts with the prior again.
         """
         with self.counting:
             slow = [sequences for sequences, overhead in self.overheads.items() if overhead.step >= 1]
@@ -205,13 +205,14 @@ class Pacer:
             self._curve = self._curve_of(self._sequences, self._lengths[-1])
         return self._curve
 
-    def share(self, sequences: int, length: int) -> None:
-        """Set how many sequences share the next passes, the longest of `length` tokens."""
-        if sequences == self._sequences and length in self._lengths:
+    def share(self, lengths: Sequence[int]) -> None:
+        """Set the lengths of the sequences that share the next passes, in tokens."""
+        longest = max(lengths)
+        if len(lengths) == self._sequences and longest in self._lengths:
             return
-        self._sequences, self._lengths = sequences, band(length)
+        self._sequences, self._lengths = len(lengths), band(longest)
         if self._curve is not None:
-            self._curve = self._curve_of(sequences, self._lengths[-1])
+            self._curve = self._curve_of(self._sequences, self._lengths[-1])
 
     def took(self, nodes: int, seconds: float) -> None:
         """Learn from a pass over `nodes` nodes of each sequence; `seconds` are 0 where it is not measured, since it has
@@ -239,7 +240,7 @@ class Pacer:
             pace.paused -= 1
             return None
         ledger, cost = Ledger.of(pace.drafter.drafter, within), pace.drafter.pass_cost
-        if not pace.drafts:
+        if cost is not None and not pace.drafts:
             ledger.begin()
         overhead, sums = ledger.overheads.get(self._sequences), self._sums.get(ledger)
         if overhead is None:

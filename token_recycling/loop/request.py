@@ -6,6 +6,7 @@ per token, with the tokens that they would see there, the padding before a promp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,15 +51,19 @@ class TokenSequence:
         """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit. `watched`:
         code of users runs between tokens, which may change what ends the sequence.
         """
-        self._limits = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
-        if not self._limits:
+        limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
+        if not limits:
             raise ValueError("the length of a sequence must be limited; set max_new_tokens")
-        # The two criteria of every batch are checked on numbers; all others are called as they are, once per token.
-        on_numbers = (MaxLengthCriteria,) if watched else (MaxLengthCriteria, EosTokenCriteria)
+        self.max_length = min(limits)
+        """Most tokens of the sequence, padding included, unless code of users changes it."""
+        # The two criteria of every batch are checked on numbers, unless their numbers may change; all others are called
+        # as they are, once per token.
+        on_numbers = () if watched else (MaxLengthCriteria, EosTokenCriteria)
         ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
+        self._last_column = math.inf if watched else self.max_length
         self._others = StoppingCriteriaList(one for one in criteria if type(one) not in on_numbers)
-        without_scores = (EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
+        without_scores = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
         self._read_scores = any(type(other) not in without_scores for other in self._others)
         self.on_token: Callable[[int], None] | None = None
         """Called with every token, once the criteria have seen it."""
@@ -105,15 +110,10 @@ class TokenSequence:
         """Tokens of the sequence, without padding."""
         return self.columns - self.padding
 
-    @property
-    def max_length(self) -> int:
-        """Most tokens of the sequence, padding included."""
-        return min(limit.max_length for limit in self._limits)
-
     def append(self, token: int) -> bool:
         """Append a token; return True if the sequence ends with it. Nothing is appended where a criterion raises."""
         self.push(token)
-        ended = token in self._eos or self.columns >= self.max_length
+        ended = token in self._eos or self.columns >= self._last_column
         if self._others:
             scores = tuple(self.scores) if self.scores is not None and self._read_scores else None
             try:
@@ -290,8 +290,12 @@ class Request:
     """Its drafter, and how it drafts; None until started."""
 
     def __post_init__(self) -> None:
-        self.prompt = self.sequence.tokens
-        """(length,) int64."""
+        """Raises ValueError for a cache that holds the last token too, the root of the first draft."""
+        if self.cached >= self.sequence.length:
+            raise ValueError(
+                f"the cache must hold fewer tokens than the {self.sequence.length} given, got {self.cached}; "
+                "pass all tokens so far"
+            )
         self.traits: DrafterTraits = self.drafter.traits
         self.constraint: Constraint | None = None
         """The grammar that constrains it, if a processor of a known library does."""
@@ -308,7 +312,7 @@ class Request:
         self.draft_generator: torch.Generator | None = None
         """Random numbers of sampled drafts; the selector's are left to the tokens of the target."""
         if self.traits.samples and self.selector.sample:
-            self.draft_generator = derived_generator(self.prompt.device, self.selector.generator)
+            self.draft_generator = derived_generator(self.sequence.padded.device, self.selector.generator)
 
     @property
     def active(self) -> bool:
@@ -324,7 +328,7 @@ class Request:
     def start(self, target: Target) -> Pace:
         """Start its drafter, unless it was; return how that drafts."""
         if self.pace is None:
-            drafter = self.drafter.start(self.prompt.to(target.device), target)
+            drafter = self.drafter.start(self.sequence.on_host.to(target.device), target)
             if self.hints.prediction is not None:
                 drafter.predict(self.hints.prediction)
             self.pace = Pace(drafter, self.traits.nodes)

@@ -65,74 +65,34 @@ def prefill(
         return
     longest = max(map(len, missing))
     tokens = torch.stack(
-        [_padded(row, (0, longest - len(row)), sequence) for row, sequence in zip(missing, sequences, strict=True)]
+        [padded(row, (0, longest - len(row)), sequence) for row, sequence in zip(missing, sequences, strict=True)]
     )
-    size = max(1, tokens.shape[1] if model.leaves_logits_out else PIECE // len(sequences))
-    shortest = min(map(len, sequences)) - 1
-    for piece in _pieces(model, cache, tokens.shape[1], size, reading):
-        cache.drop_unseen(min(shortest, slots + piece.stop))
-        model.read(tokens[:, piece], cache, last=int(model.leaves_logits_out))
+    if longest:
+        read_text(model, tokens, cache, min(map(len, sequences)) - 1, reading)
 
 
-def _pieces(model: Target, cache: TreeCache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
-    """Yield the pieces, of at most `size`, of `n` uncached tokens; `reading` is called before each."""
-    start = 0
+def read_text(
+    model: Target,
+    tokens: torch.Tensor,
+    cache: TreeCache,
+    shortest: int,
+    reading: Reading | None,
+) -> torch.Tensor:
+    """Return logits (batch, 1, vocabulary) after the last of the tokens (batch, n), one at least, which are read in
+    pieces behind all that the cache holds. The shortest of the sequences has `shortest` tokens. `reading` is called
+    before each piece.
+    """
+    cached, start, n = cache.length, 0, tokens.shape[1]
+    size = n if model.leaves_logits_out else max(1, PIECE // len(tokens))
     while start < n:
-        cached = cache.length
         if reading is not None:
             reading()
-        end = start + (size if reading is None else min(size, piece_of(model, cached)))
-        yield slice(start, min(n, end))
+            size = min(size, piece_of(model, cached + start))
+        end = min(n, start + size)
+        cache.drop_unseen(min(shortest, cached + end))
+        logits = model.read(tokens[:, start:end], cache, last=1)
         start = end
-
-
-def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> torch.Tensor:
-    """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
-    over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
-    each sequence from slot 0 on.
-    """
-    longest = max(map(len, sequences))
-    cache.expect(longest)
-    cached = cache.length
-    padding = [longest - len(sequence) for sequence in sequences]
-    tokens = torch.stack(
-        [
-            _padded(sequence.to(model.device), (before, 0), sequence)
-            for sequence, before in zip(sequences, padding, strict=True)
-        ]
-    )
-    cache.drop_unseen(longest)
-    logits = model.read(tokens[:, cached:], cache, last=1, padding=padding)
-    if any(padding):
-        cache.shift([-before for before in padding], list(map(len, sequences)))
-    return logits[:, -1:]
-
-
-def first_pass(
-    model: Target, sequence: torch.Tensor, draft: Draft, cache: TreeCache, reading: Reading | None = None
-) -> torch.Tensor:
-    """Return logits (1, n, vocabulary) after the nodes of a draft that follows the last token of `sequence` (length,),
-    from a forward pass that also reads the uncached tokens.
-
-    Without a draft it is the forward pass that `generate` makes. With one, every token has a row in the mask, and some
-    models compute logits after every token: so only the end of a long sequence is read with the draft. `reading` is
-    called before each piece.
-    """
-    sequence, n = sequence.to(model.device), len(draft)
-    cache.expect(len(sequence) + n)
-    cached = cache.length
-    at_once = n == 1 and model.leaves_logits_out
-    with_draft = max(0, PIECE - n)
-    before = sequence[cached : len(sequence) if at_once else max(cached, len(sequence) - 1 - with_draft)]
-    size = len(before) if model.leaves_logits_out else PIECE
-    for piece in _pieces(model, cache, len(before), size, reading):
-        cache.drop_unseen(cached + piece.stop)
-        logits = model.read(before[None, piece], cache, last=1)
-    if at_once:
-        return logits
-    cached = cache.length
-    cache.drop_unseen(cached)  # from where the pass may be made again
-    return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]
+    return logits
 
 
 def extend(
@@ -187,7 +147,7 @@ def _read_at_once(model: Target, sequence: torch.Tensor, cache: TreeCache) -> No
     cache.crop(len(sequence) - 1)
 
 
-def _padded(row: torch.Tensor, columns: tuple[int, int], sequence: torch.Tensor) -> torch.Tensor:
+def padded(row: torch.Tensor, columns: tuple[int, int], sequence: torch.Tensor) -> torch.Tensor:
     """Pad a row of tokens (n,) on the left and right with a token of its `sequence`: what is masked must be numbers,
     and no other token is known to have some.
     """

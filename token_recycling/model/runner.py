@@ -15,7 +15,7 @@ import torch
 
 from ..trees.draft import Draft
 from .kv_cache import TreeCache
-from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
+from .prefill import PIECE, Reading, cross_border, padded, prefill, read_text
 from .target import Target
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ class Runner(Protocol):
     def cache(self) -> TreeCache:
         """The cache in whose slots the sequences are, each from slot 0 on."""
 
-    def describe(self) -> str:
-        """Describe how passes are made."""
+    @property
+    def path(self) -> str:
+        """How passes are made: see `Stats.path`."""
 
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
@@ -95,6 +96,8 @@ class Runner(Protocol):
 class EagerRunner:
     """Makes passes as the model's own code does, in a cache that may hold the beginnings of the sequences."""
 
+    path = "eager"
+
     def __init__(
         self,
         target: Target,
@@ -110,9 +113,6 @@ class EagerRunner:
         """Whether the next pass is the batch's first one."""
         self._before: int | None = None
         """Tokens that were cached before the last pass, where it read the rest of a prompt."""
-
-    def describe(self) -> str:
-        return "eager"
 
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
@@ -162,10 +162,13 @@ class EagerRunner:
         active: Collection[int],
     ) -> Pass:
         target, cache = self.target, self.cache
-        first, self._first, before = self._first, False, cache.length
-        self._before = None
-        if first and (logits := self._first_logits(drafts, sequences)) is not None:
-            self._before = before
+        first, self._first, self._before, cached = self._first, False, None, cache.length
+        if first and (target.info.recurrent or (len(drafts) == 1 and cached < lengths[0])):
+            self._before = cached
+            if target.info.recurrent:
+                logits = read_prompts(target, sequences, cache)
+            else:
+                logits = first_pass(target, sequences[0], drafts[0], cache, self._reading)
             return Pass(lengths, cache.length - logits.shape[1], logits)
         if target.fixed_shapes and cache.takes_frames:
             from ..trees.packed import send
@@ -177,20 +180,9 @@ class EagerRunner:
             inputs = packed_inputs(target, trees, band_of(max(lengths) + n), cache)
             self.prepared()
             return Pass(lengths, lengths, target.forward(inputs, cache), trees=trees)
-        cached = cache.length
         inputs = target.inputs.of(drafts, lengths, cached, active)
         self.prepared()
         return Pass(lengths, cached, target.forward(inputs, cache))
-
-    def _first_logits(self, drafts: Sequence[Draft], sequences: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Return logits (batch, n, vocabulary) of a pass over drafts that reads the uncached part of the prompts too;
-        None where all is cached.
-        """
-        if self.target.info.recurrent:
-            return read_prompts(self.target, sequences, self.cache)
-        if len(drafts) == 1 and self.cache.length < len(sequences[0]) - 1:
-            return first_pass(self.target, sequences[0], drafts[0], self.cache, self._reading)
-        return None
 
     def keep(self, result: Pass, accepted: Sequence[Sequence[int]]) -> None:
         self.cache.keep(result.starts, result.lengths, accepted)
@@ -210,3 +202,50 @@ class EagerRunner:
 
     def give_back(self, lengths: Sequence[int]) -> None:
         """Do nothing: the slots are those of the cache."""
+
+
+def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> torch.Tensor:
+    """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
+    over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
+    each sequence from slot 0 on.
+    """
+    longest = max(map(len, sequences))
+    cache.expect(longest)
+    cached = cache.length
+    padding = [longest - len(sequence) for sequence in sequences]
+    tokens = torch.stack(
+        [
+            padded(sequence.to(model.device), (before, 0), sequence)
+            for sequence, before in zip(sequences, padding, strict=True)
+        ]
+    )
+    cache.drop_unseen(longest)
+    logits = model.read(tokens[:, cached:], cache, last=1, padding=padding)
+    if any(padding):
+        cache.shift([-before for before in padding], list(map(len, sequences)))
+    return logits[:, -1:]
+
+
+def first_pass(
+    model: Target, sequence: torch.Tensor, draft: Draft, cache: TreeCache, reading: Reading | None = None
+) -> torch.Tensor:
+    """Return logits (1, n, vocabulary) after the nodes of a draft that follows the last token of `sequence` (length,),
+    from a forward pass that also reads the uncached tokens.
+
+    Without a draft it is the forward pass that `generate` makes. With one, every token has a row in the mask, and some
+    models compute logits after every token: so only the end of a long sequence is read with the draft. `reading` is
+    called before each piece.
+    """
+    sequence, n = sequence.to(model.device), len(draft)
+    cache.expect(len(sequence) + n)
+    cached = cache.length
+    at_once = n == 1 and model.leaves_logits_out
+    with_draft = max(0, PIECE - n)
+    before = sequence[cached : len(sequence) if at_once else max(cached, len(sequence) - 1 - with_draft)]
+    if len(before):
+        logits = read_text(model, before[None], cache, len(sequence), reading)
+        if at_once:
+            return logits
+    cached = cache.length
+    cache.drop_unseen(cached)  # from where the pass may be made again
+    return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]

@@ -33,7 +33,7 @@ from .compat import LOOP, plain_loop
 from .foreign.plain import Numbers, Reach, form_of, numbers_in
 from .foreign.search import Foreign, listed
 from .parts import own_class, registered_attention
-from .prefill import first_pass
+from .runner import first_pass
 from .self_test import leaf_paths, random_tokens, tree_logits
 from .target import Target
 

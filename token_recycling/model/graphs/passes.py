@@ -77,10 +77,6 @@ class CapturedPasses:
         """Of the slots that the graphs use."""
         self.slots = self._empty(target)
 
-    def describe(self) -> str:
-        captured = "captured as CUDA graphs" if self.device.type == "cuda" else "not captured"
-        return f"fast: forward passes of constant shapes, {captured}"
-
     def runner(self, eager: EagerRunner, longest: int) -> GraphRunner:
         """Return the runner of a batch whose prompts `eager` reads; its sequences may grow up to `longest` tokens."""
         return GraphRunner(self, eager, longest)
@@ -243,6 +239,8 @@ class GraphRunner:
     def __init__(self, passes: CapturedPasses, eager: EagerRunner, longest: int) -> None:
         """`eager` reads the prompts; sequences may grow up to `longest` tokens."""
         self._passes, self._eager, self._longest = passes, eager, longest
+        captured = "captured as CUDA graphs" if passes.device.type == "cuda" else "not captured"
+        self.path = f"fast: forward passes of constant shapes, {captured}"
         self._given: TreeCache | None = None
         """The cache that the batch began with, once the sequences lie in the captured slots."""
 
@@ -250,9 +248,6 @@ class GraphRunner:
     def cache(self) -> TreeCache:
         """The cache in whose slots the sequences are."""
         return self._eager.cache
-
-    def describe(self) -> str:
-        return self._passes.describe()
 
     def _move(self, sequences: Sequence[torch.Tensor]) -> None:
         """Let the sequences lie in the captured slots from now on."""
