@@ -125,10 +125,11 @@ class Batch:
         """
         active, clock = self.active, self.clock
         alone, self._alone = self._alone, False
-        self.pacer.share([request.sequence.length for request in self.requests])
+        sequences = [request.sequence.on_host for request in self.requests]
+        self.pacer.share([len(sequence) for sequence in sequences])
         drafts = self._draft([] if alone else active)
         clock.lap("retrieve")
-        verified = self._forward(drafts, active)
+        verified = self.runner.forward(drafts, sequences, active, self._states)
         clock.lap("forward")
         accepted = [list[int]() for _ in drafts]
         try:
@@ -136,7 +137,7 @@ class Batch:
             if _spoiled(drafts, verified, at_once, active):
                 verified = self.runner.undo(verified)
                 drafts = [Draft.chain(draft.tokens[:1]) for draft in drafts]
-                verified = self._forward(drafts, active)
+                verified = self.runner.forward(drafts, sequences, active, self._states)
                 at_once = self._judge_at_once(drafts, verified, active)
             self._steps = self._accept(drafts, verified, at_once, active, accepted)
             clock.lap("verify")
@@ -147,11 +148,6 @@ class Batch:
         if verified.prompt_states:
             self._give_states(verified.prompt_states)
         return self._steps
-
-    def _forward(self, drafts: list[Draft], active: list[int]) -> Pass:
-        """Make a pass over a draft for each sequence."""
-        sequences = [request.sequence.on_host for request in self.requests]
-        return self.runner.forward(drafts, sequences, active, self._states)
 
     def _draft(self, active: list[int]) -> list[Draft]:
         """Return a draft for each request in `active`, pruned together; a lone root for the others and for those that
