@@ -53,6 +53,10 @@ ENFORCED: list[dict[str, Any]] = [
     {"oneOf": [{"$ref": "#/$defs/p"}, {"$ref": "#/$defs/q"}], "$defs": {
         "p": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]},
         "q": {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]}}},
+    {"oneOf": [
+        {"type": "object", "properties": {name: {}, "c": {}}, "required": [name], "additionalProperties": False}
+        for name in "ab"]},
+    {"oneOf": [{"type": "object", "required": ["a"]}, {"type": "object", "properties": {"a": False}}]},
     {"oneOf": [{"type": "number", "maximum": 1}]}, {"not": {}}, {"not": {"type": "string"}},
     {"not": {"required": ["a"]}, "type": "object"}, {"not": {"required": ["a", "b"]}},
     {"items": {"type": "integer"}, "minItems": 1}, {"items": [{"type": "integer"}], "additionalItems": False},
@@ -87,6 +91,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 {"$ref": "#/definitions/o", "properties": {"a": {"const": value}}, "required": ["a"]} for value in "xy"
             ],
             "definitions": {"o": {"type": "object"}},
+        },
+        "#/oneOf",
+    ),
+    ({"oneOf": [{"type": "object", "properties": {n: {}}, "additionalProperties": False} for n in "ab"]}, "#/oneOf"),
+    (
+        {
+            "oneOf": [
+                {"type": "object", "required": ["a"]},
+                {"type": "object", "patternProperties": {"a": {}}, "additionalProperties": False},
+            ]
         },
         "#/oneOf",
     ),

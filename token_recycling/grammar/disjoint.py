@@ -44,7 +44,7 @@ class Comparison:
         if _kinds(ours) != {"object"} or _kinds(theirs) != {"object"}:
             return False
         required = {name for part in (*ours, *theirs) for name in strings(part.get("required"))}
-        return any(
+        return any(_forbids(part, name) for part in (*ours, *theirs) for name in required) or any(
             self.disjoint(mine, yours, resource, depth + 1)
             for name in required
             for mine in _properties(ours, name)
@@ -78,6 +78,16 @@ class Comparison:
                 visited.add(target[0])
                 left.append((at_pointer(self._document, target[0]), target[1]))
         return parts
+
+
+def _forbids(part: dict[str, Any], name: str) -> bool:
+    """Whether it is certain that no object with a property of that name is valid under a schema."""
+    properties = part.get("properties", {})
+    if not isinstance(properties, dict):
+        return False
+    if name in properties:
+        return properties[name] is False
+    return part.get("additionalProperties") is False and not part.get("patternProperties")
 
 
 def _properties(parts: Iterable[dict[str, Any]], name: str) -> Iterator[Any]:
