@@ -29,8 +29,12 @@ def test_answers_and_generations_are_events_without_texts(access):
     (generation,) = [line for line in lines if line["event"] == "generation"]
     assert generation["key"] == "ann"
     assert generation["outcome"] == "complete"
-    assert generation["tokens"] == 12 == said["usage"]["completion_tokens"]
-    assert generation["mat"] == pytest.approx(said["usage"]["speculation"]["mat"], abs=0.01)
+    usage = said["usage"]
+    assert generation["tokens"] == 12 == usage["completion_tokens"]
+    assert generation["prompt_tokens"] == usage["prompt_tokens"]
+    assert generation["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+    assert generation["mat"] == pytest.approx(usage["speculation"]["mat"], abs=0.01)
+    assert generation["accelerated"] is usage["speculation"]["accelerated"] is True
     assert [line["status"] for line in lines if line["event"] == "answer"] == [200, 400]
     logged = json.dumps(lines)
     for word in ("secret", said["choices"][0]["text"][:6]):
