@@ -30,7 +30,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import token_recycling as tr
-from token_recycling.model import trial
+from token_recycling.model.foreign import trial
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 IDS = torch.cat([tiny.prompt(1, 9)[:, :8], torch.tensor([[7]])], dim=1)

@@ -6,7 +6,6 @@ tokens are accelerated. `run_call` then decodes it in our loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,9 +41,10 @@ from ..loop.request import NO_HINTS, Hints, TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import CACHE, CALLERS, cache_argument
-from ..model.foreign.search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
+from ..model.foreign import code_beside, mixes_sequences
+from ..model.foreign import why_not as why_not_code
 from ..model.kv_cache import TreeCache, dtypes, layout_of, rows, slots
-from ..model.origin import code_beside, is_foreign, is_own, name_of
+from ..model.origin import is_foreign, is_own, name_of
 from ..model.prefill import Reading
 from ..model.target import Target
 from .handover import BatchStopping, fill_up, give_back, take_over, why_not_handover
@@ -261,46 +261,6 @@ class GenerateCall:
         token = self.config.pad_token_id
         ids = self.config.eos_token_id if token is None else token
         return None if ids is None else int(torch.as_tensor(ids).flatten()[0])
-
-
-def why_not_code(target: Target, batch: int, beside: Sequence[Any], cache: Cache | None) -> str | None:
-    """Return why the foreign code in a model (`model.foreign`) prevents accelerating a call with `batch` sequences, or
-    None; with code `beside` the model (`code_beside`), and in the caller's own `cache`, if the call has one. Trials are
-    kept; what the code reaches, which others may change between calls, is searched in every call.
-    """
-    pieces, reason = _foreign_code(target)
-    if reason is None and cache is not None:
-        reason = why_not_patched(cache)
-    if reason is None and pieces:
-        from ..model import trial
-        from ..model.foreign.plain import reaches
-
-        reason = trial.why_not(target, pieces, reaches(target.model, pieces), batch)
-    if reason is None and beside:
-        from ..model.foreign import bystanders
-
-        reason = bystanders.why_not(target.model, pieces, beside, cache)
-    return reason
-
-
-def mixes_sequences(target: Target) -> bool:
-    """Whether foreign code may look at all sequences of a batch, so that none may join or leave it."""
-    pieces, _ = _foreign_code(target)
-    if not pieces:
-        return False
-    from ..model import trial
-    from ..model.foreign.plain import reaches
-
-    return trial.mixes_sequences(target, pieces, reaches(target.model, pieces))
-
-
-def _foreign_code(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
-    """Return the foreign code in a model that trials must prove, and why none could; searched once."""
-    return target.kept.get(
-        "foreign code",
-        lambda: (foreign_code(target.model, target.info.quantised), why_not_plain_loop(target.model)),
-        of="code",
-    )
 
 
 def _name(function: Any) -> str:

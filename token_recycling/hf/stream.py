@@ -17,13 +17,13 @@ from ..loop.batch import Run, decode, requests_of
 from ..loop.request import TokenSelector, TokenSequence
 from ..loop.stats import Stats
 from ..model.backend import Backend, Fast
+from ..model.foreign import code_beside
+from ..model.foreign import why_not as why_not_code
 from ..model.info import UnsupportedModelError
 from ..model.kv_cache import TreeCache, rows, slots, why_not_cache
-from ..model.origin import code_beside
 from ..model.prefill import checked_prompt
 from ..model.support import ready
 from ..trees.draft import Step
-from .call import why_not_code
 
 
 def stream(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -148,18 +148,3 @@ def name_of(function: Any) -> str:
     inner = inner.fget if isinstance(inner, property) else inner
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{name} ({home_of(function)})"
-
-
-def code_beside(objects: Iterable[Any]) -> list[Any]:
-    """Return the code of users or other libraries among processors, criteria and streamers: the objects themselves, or
-    functions that an object of transformers calls.
-    """
-    code = []
-    for bystander in objects:
-        if is_foreign(bystander):
-            code.append(bystander)
-        elif not str(type(bystander).__module__).startswith("token_recycling."):
-            code += [
-                value for value in getattr(bystander, "__dict__", {}).values() if callable(value) and is_foreign(value)
-            ]
-    return code

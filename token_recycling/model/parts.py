@@ -14,7 +14,7 @@ import contextlib
 import copy
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -44,9 +44,6 @@ CALLED_INSTEAD = frozenset(name for name, value in vars(torch.nn.Module).items()
 """Attributes that torch sets on a module when it compiles it, and calls in place of its code."""
 _OBSERVING = frozenset({"transformers.utils.output_capturing", "token_recycling.model.hidden"})
 """Modules whose hooks note down what they see and change nothing."""
-_CONTAINERS = (dict, list, tuple, set, frozenset, Mapping)
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-"""Types of values that are described by themselves."""
 FAMILIES = "transformers.models."
 """Where the modules of families are."""
 CACHES: list[Any] = [
@@ -342,35 +339,3 @@ def _values_of(config: Any) -> dict[str, Any]:
         name: _values_of(value) if isinstance(value, PretrainedConfig) else value
         for name, value in (vars(config) if config is not None else {}).items()
     }
-
-
-def describe(value: Any, values: list[Any], objects: list[Any], seen: set[int] | None = None) -> None:
-    """Add to `values` something that is equal for equal plain values, and containers of them, of the same types; and to
-    `objects` what counts by identity. `seen`: configurations that were described before, and containers around it.
-    """
-    cls, seen = type(value), set() if seen is None else seen
-    if cls in PLAIN:
-        values += (cls, value)
-    elif issubclass(cls, torch.Tensor):
-        objects.append(value)
-        strides = value.stride() if value.layout is torch.strided else ()
-        values += (address_of(value), value.dtype, value.device, value.shape, strides)
-    elif issubclass(cls, PretrainedConfig):
-        objects.append(value)
-        if id(value) not in seen:
-            seen.add(id(value))
-            describe(vars(value), values, objects, seen)
-    elif issubclass(cls, _CONTAINERS) and not issubclass(cls, torch.nn.Module):
-        values += (cls, len(value))
-        if id(value) in seen:
-            return  # it holds itself
-        seen.add(id(value))
-        for item in sorted(value, key=repr) if issubclass(cls, (set, frozenset)) else list(value):
-            describe(item, values, objects, seen)
-        if issubclass(cls, Mapping):
-            for item in list(value.values()):
-                describe(item, values, objects, seen)
-        seen.discard(id(value))
-    else:
-        values.append(cls)
-        objects.append(value)

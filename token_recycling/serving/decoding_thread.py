@@ -19,11 +19,12 @@ from transformers import PreTrainedModel
 
 from ..drafters._base import Drafter
 from ..hf.acceleration import Acceleration, view
-from ..hf.call import GenerateCall, Output, beginnings, mixes_sequences, run_call
+from ..hf.call import GenerateCall, Output, beginnings, run_call
 from ..loop.continuous import RunningBatch
 from ..loop.request import NO_HINTS, Hints, Request
 from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
+from ..model.foreign import mixes_sequences
 from ..model.kv_cache import slots
 from ..model.support import ready
 

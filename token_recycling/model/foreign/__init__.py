@@ -25,5 +25,71 @@ for each form of the code: its functions and the values that they read.
 fewer here, behind a cache that holds drafts. Code that could reach the model, its weights or that cache is left to
 `generate`; so is all code beside a model that runs foreign code, with which it could share state.
 
-**Who decides**: `hf.call.why_not_code`, in each call. Each refusal names the code, where it is and why.
+**Who decides**: `why_not`, in each call. Each refusal names the code, where it is and why. Trials, and the search for
+what code reaches, are loaded once there is foreign code.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from transformers.cache_utils import Cache
+
+from ..origin import is_foreign
+from ..target import Target
+from .search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
+
+
+def why_not(target: Target, batch: int, beside: Sequence[Any], cache: Cache | None) -> str | None:
+    """Return why foreign code prevents accelerating a call of a model with `batch` sequences, or None; with code
+    `beside` the model (`code_beside`), and in the caller's own `cache`, if the call has one. Trials are kept; what the
+    code reaches, which others may change between calls, is searched in every call.
+    """
+    pieces, reason = _code_in(target)
+    if reason is None and cache is not None:
+        reason = why_not_patched(cache)
+    if reason is None and pieces:
+        from . import trial
+
+        reason = trial.why_not(target, pieces, batch)
+    if reason is None and beside:
+        from . import bystanders
+
+        reason = bystanders.why_not(target.model, pieces, beside, cache)
+    return reason
+
+
+def mixes_sequences(target: Target) -> bool:
+    """Whether foreign code may look at all sequences of a batch, so that none may join or leave it."""
+    pieces, _ = _code_in(target)
+    if not pieces:
+        return False
+    from . import trial
+
+    return trial.mixes_sequences(target, pieces)
+
+
+def code_beside(objects: Iterable[Any]) -> list[Any]:
+    """Return the code of users or other libraries among processors, criteria and streamers: the objects themselves, or
+    functions that an object of transformers calls.
+    """
+    code = []
+    for bystander in objects:
+        if is_foreign(bystander):
+            code.append(bystander)
+        elif not str(type(bystander).__module__).startswith("token_recycling."):
+            code += [
+                value for value in getattr(bystander, "__dict__", {}).values() if callable(value) and is_foreign(value)
+            ]
+    return code
+
+
+def _code_in(target: Target) -> tuple[tuple[Foreign, ...], str | None]:
+    """Return the foreign code in a model that trials must prove, and why none could; searched once."""
+
+    def search() -> tuple[tuple[Foreign, ...], str | None]:
+        pieces = foreign_code(target.model, target.info.quantised)
+        return pieces, why_not_plain_loop(target.model, pieces)
+
+    return target.kept.get("foreign code", search, of="code")

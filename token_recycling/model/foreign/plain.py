@@ -25,12 +25,12 @@ from torch.overrides import get_overridable_functions
 from transformers import PretrainedConfig, modeling_outputs
 from transformers.utils import ModelOutput
 
+from ..described import describe
 from ..origin import held_by, is_foreign, is_own, package_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
     FAMILIES,
     address_of,
-    describe,
     foreign_hooks,
     own_attributes,
     own_class,

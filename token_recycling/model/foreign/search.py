@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import CodeType
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from ..parts import (
     replaced_in,
     replaced_in_libraries,
 )
-from .bytecode import operations_in
 
 _PREPARES_INPUTS = "_for_generation"
 """How the names of those methods end that prepare what a forward pass is given: a trial compares the logits."""
@@ -130,8 +130,12 @@ def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:
         holder = own_class(model.get_submodule(path))
     bases = [base for base in holder.__mro__ if base.__module__.startswith("transformers.")]
     makers = [inspect.unwrap(vars(base)["__init__"]) for base in bases if "__init__" in vars(base)]
-    names = {name for maker in makers for name in operations_in(maker.__code__).attributes}
-    return bool(bases) and cls.__name__ not in names
+    return bool(bases) and not any(_names(maker.__code__, cls.__name__) for maker in makers)
+
+
+def _names(code: CodeType, name: str) -> bool:
+    """Whether code, or a function within it, uses a name."""
+    return name in code.co_names or any(_names(inner, name) for inner in code.co_consts if isinstance(inner, CodeType))
 
 
 def _only_holds(cls: type) -> bool:
@@ -182,8 +186,10 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 # What no trial can show
 
 
-def why_not_plain_loop(model: PreTrainedModel) -> str | None:
-    """Return why transformers' own loop must decode with a model, whatever its forward passes give, or None."""
+def why_not_plain_loop(model: PreTrainedModel, foreign: Sequence[Foreign]) -> str | None:
+    """Return why transformers' own loop must decode with a model, whatever its forward passes give, or None; `foreign`:
+    the foreign code in it.
+    """
     cls = own_class(model)
     for name in methods_of_the_loop():
         function = getattr(cls, name, None)
@@ -198,7 +204,7 @@ def why_not_plain_loop(model: PreTrainedModel) -> str | None:
             return f"accelerated calls do without {piece.description}"
         if piece.name in _CHOOSING:
             return f"{piece.description}: it decides on tokens"
-    random = next(_random_in_training(model), None)
+    random = next(_random_in_training(model, {piece.holder for piece in foreign if piece.is_of_torch}), None)
     if random is not None:
         return f"{cls.__name__} is in training mode, where {random} makes forward passes differ; call model.eval()"
     return None
@@ -209,14 +215,17 @@ def _varies(module: nn.Module) -> bool:
     return isinstance(module, nn.RReLU) or bool(getattr(module, "track_running_stats", False))
 
 
-def _random_in_training(model: PreTrainedModel) -> Iterator[str]:
+def _random_in_training(model: PreTrainedModel, put_there: Collection[nn.Module]) -> Iterator[str]:
+    """Describe what makes forward passes of a model in training mode differ; `put_there`: modules of torch that a user
+    put into it.
+    """
     for path, module in model.named_modules():
         if not module.training:
             continue
         numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float)) and value > 0}
         if "Dropout" in type(module).__name__ and "p" in numbers:
             yield f"{path}, a {type(module).__name__} of {numbers['p']}"
-        if _varies(module) and _is_put_there(model, path, type(module)):
+        if module in put_there and _varies(module):
             yield f"{path}, a {type(module).__name__},"
         for name in numbers:
             if any(part in name for part in _DROPOUT):

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..parts import ATTRIBUTES_OF_TORCH, PLAIN, Identities, describe, hooks_of, own_class, parts_of
+from ..described import PLAIN, describe
+from ..parts import ATTRIBUTES_OF_TORCH, Identities, hooks_of, own_class, parts_of
 
 _SKIPPED = (ATTRIBUTES_OF_TORCH | {"acceleration", "generation_config"}) - {"training"}
 """Attributes that are compared otherwise, or decide nothing of a pass."""

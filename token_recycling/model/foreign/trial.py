@@ -1,4 +1,4 @@
-"""Trials of foreign code: does a model with plain code (`foreign.plain`) or adapters read trees as plain text?
+"""Trials of foreign code: does a model with plain code (`plain`) or adapters read trees as plain text?
 
 The reference is transformers' own `generate` on the same model, forced along the paths of a small tree. Its logits are
 compared with those of our passes: over the prompt, over a branching tree, over other numbers of nodes, distinct and
@@ -26,16 +26,16 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from .._util.device import lasting
-from ..trees.draft import Draft, branch, star
-from ..trees.templates import parse_paths
-from .compat import LOOP, plain_loop
-from .foreign.plain import Numbers, Reach, form_of, numbers_in
-from .foreign.search import Foreign, listed
-from .parts import own_class, registered_attention
-from .runner import first_pass
-from .self_test import leaf_paths, random_tokens, tree_logits
-from .target import Target
+from ..._util.device import lasting
+from ...trees.draft import Draft, branch, star
+from ...trees.templates import parse_paths
+from ..compat import LOOP, plain_loop
+from ..parts import own_class, registered_attention
+from ..runner import first_pass
+from ..self_test import leaf_paths, random_tokens, tree_logits
+from ..target import Target
+from .plain import Numbers, Reach, form_of, numbers_in, reaches
+from .search import Foreign, listed
 
 logger = logging.getLogger("token_recycling")
 
@@ -60,10 +60,11 @@ _MOST_TRIALS = 64
 """Results that are kept for one model."""
 
 
-def why_not(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], batch: int) -> str | None:
+def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | None:
     """Return why foreign code in a model, and what it reaches, prevents accelerating a call with `batch` sequences, or
     None. Plain code and adapters are tried once for each form of them; other code is left to `generate`.
     """
+    searched = reaches(target.model, foreign)
     for reach in searched:
         if reach.reason is not None:
             return f"{reach.description}: {reach.reason}; code in a model is accelerated only without state"
@@ -76,8 +77,9 @@ def why_not(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach
     return _tried(target, foreign, searched, batch, lambda: try_out(target, foreign, searched, batch))
 
 
-def mixes_sequences(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach]) -> bool:
+def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
     """Whether foreign code may look at all sequences of a batch; tried once for each form of it."""
+    searched = reaches(target.model, foreign)
     if any(reach.reason is not None for reach in searched):
         return True
 
