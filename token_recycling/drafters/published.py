@@ -19,14 +19,8 @@ import torch
 
 from .._util.locks import Lock
 from ..model.target import Target
-from ..recycling.matrix_file import (
-    check_header,
-    check_sizes,
-    check_vocabulary,
-    fitting,
-    read_matrix_file,
-    write_matrix,
-)
+from ..recycling.matrix_file import check_header, read_matrix_file, write_matrix
+from ..recycling.sizes import check_sizes, check_vocabulary, fitting
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import Template, template_from
 from ._base import Drafter, DrafterTraits, SequenceDrafter, check_at_least

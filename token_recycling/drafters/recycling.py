@@ -26,11 +26,11 @@ from .._util.topk import top_candidates
 from ..grammar.statistics import GrammarStatistics
 from ..model.inspection import weights_fingerprint
 from ..model.target import Target
-from ..recycling.matrix_file import check_vocabulary, fitting
 from ..recycling.ngram_matrix import NgramMatrix, Options
 from ..recycling.ngrams import ABSENT
 from ..recycling.recycler import CHILDREN, Recycler
 from ..recycling.recycler import warm_up as compile_drafting
+from ..recycling.sizes import check_vocabulary, fitting
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import Template, nodes_of, size_in_words, template_from
 from ._base import PREDICTED, Drafter, DrafterTraits, SequenceDrafter

@@ -56,9 +56,10 @@ from mlx_lm.models.cache import (
 from mlx_lm.utils import does_model_support_input_embeddings
 
 from .._util.compiled import compiling
-from ..recycling.matrix_file import check_vocabulary, fingerprint
+from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import Recycler
+from ..recycling.sizes import check_vocabulary
 from .engine import EngineOptions, Replica, StepCosts, TokenBuffer, check_version
 
 __all__ = ["TokenRecycling", "generate", "stream_generate"]

@@ -3,19 +3,18 @@
 `candidates` (vocabulary, k) int32 is the adjacency matrix, all that `published` keeps. `NgramMatrix` adds `shares` of
 the same shape (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`,
 `context_keys`), `calibration`, and `history`: the newest tokens of all sequences, -1 between two, lower ones masked
-(`suffix_index`). The header has the fingerprint of the tokenizer. safetensors is imported only where a file is read or
-written.
+(`suffix_index`). The header has the fingerprint of the tokenizer. This module and safetensors are imported
+where a file is read or written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +22,6 @@ from .._util.files import replacing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger("token_recycling")
 
 FORMAT, VERSION = "token_recycling.adjacency_matrix", "6"
 _ADJACENCY = {"candidates"}
@@ -42,12 +39,6 @@ _NGRAMS = {
 
 class MatrixFileError(ValueError):
     """A saved matrix that cannot be used; the message says why and what to do."""
-
-
-def check_sizes(vocab_size: int, k: int) -> None:
-    """Raise ValueError unless a matrix of that vocabulary can have k candidates per row."""
-    if vocab_size < 1 or not 1 <= k <= vocab_size:
-        raise ValueError(f"k must be from 1 to the vocabulary size, got vocabulary {vocab_size} and k {k}")
 
 
 def write_matrix(
@@ -181,31 +172,3 @@ def vocabulary_fingerprint(vocabulary: Iterable[tuple[str, int]]) -> str:
     for token, index in sorted(vocabulary, key=lambda item: item[1]):
         digest.update(f"{index}\0{token}\0".encode())
     return digest.hexdigest()[:16]
-
-
-def check_vocabulary(learned: int, vocab_size: int) -> None:
-    """Raise ValueError if a matrix was learned with a vocabulary of another size than the target's."""
-    if learned != vocab_size:
-        raise ValueError(
-            f"the drafter has learned from {learned} tokens, got a target of {vocab_size}; make a new drafter"
-        )
-
-
-class _Matrix(Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-
-
-M = TypeVar("M", bound=_Matrix)
-
-
-def fitting(matrix: M | None, vocab_size: int) -> M | None:
-    """Return the matrix for a target of that vocabulary; None if there is none, or of another size, which is logged."""
-    if matrix is None or matrix.vocab_size == vocab_size:
-        return matrix
-    logger.warning(
-        "the drafter has learned from %d tokens, got a target of %d: it starts again without what it learned",
-        matrix.vocab_size,
-        vocab_size,
-    )
-    return None

@@ -19,9 +19,9 @@ import numpy as np
 from .._util.compiled import compiled
 from .._util.topk import exceeded, top_candidates
 from .calibration import OUTCOMES
-from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import Mixture, mixture_calibration
 from .ngrams import FULL, Rows, find_row, key_of, row_of
+from .sizes import check_sizes
 from .suffix_index import SuffixIndex
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class NgramMatrix:
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Write a safetensors file; see `AdjacencyMatrix.save`."""
+        from .matrix_file import write_matrix
+
         filled = np.flatnonzero(self.rows.keys > 0)
         tensors = {
             "candidates": self.candidates,
@@ -169,6 +171,8 @@ class NgramMatrix:
         """Load a file of the same orders as `AdjacencyMatrix.load` does; keeps as many contexts and history tokens as
         fit.
         """
+        from .matrix_file import read_ngram_matrix
+
         expected = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         tensors = read_ngram_matrix(path, expected, self.calibration)
         self.calibration[:] = tensors["calibration"]
