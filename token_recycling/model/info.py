@@ -47,7 +47,7 @@ from .compat import (
     why_not_here,
 )
 from .facts import Kept, kept_of
-from .inspection import arguments_of, keeps_state
+from .inspection import arguments_of
 from .kv_cache import attends_to_blocks, can_be_taken, window_of
 from .origin import is_own
 from .parts import is_compiled, parts_of
@@ -279,7 +279,11 @@ def _why_not_states(model: PreTrainedModel, recurrent: bool, parts: Collection[t
             f"{name} is compiled and has recurrent layers, which read drafts in a way that no graph does; load it "
             "uncompiled"
         )
-    if (recurrent or model.config.model_type in STATES_ELSEWHERE) and not any(map(keeps_state, parts)):
+    if recurrent or model.config.model_type in STATES_ELSEWHERE:
+        from .recurrence import keeps_state
+
+        if any(map(keeps_state, parts)):
+            return None
         return f"{name} keeps its recurrent state outside transformers' cache: it cannot roll back rejected tokens"
     return None
 

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import inspect
 import json
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from .origin import is_foreign
-from .parts import compiled_calls, device_map_hooks, is_compiled, is_graph, own_class
+from .parts import device_map_hooks, own_class
 
 _SAMPLED = 64
 """Numbers of a parameter that its fingerprint reads."""
 _CHANGING = ("transformers_version", "dtype", "torch_dtype")
 """Entries of a configuration that say nothing of the weights, or differ with how they were loaded."""
-
-
-_OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
-"""Methods of a cache that a layer with a recurrent state calls."""
-
-
-# Inputs and sizes
 
 
 @functools.cache
@@ -90,21 +81,6 @@ def bytes_read(model: PreTrainedModel) -> int:
     return max(1, sum(weight.nbytes for weight in model.parameters()) - unread)
 
 
-def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with its calls as they were before torch.compile of it or of its `forward`: the same parts and weights
-    in another object. The model itself where it is not compiled; parts that are compiled stay so.
-    """
-    if not is_compiled(model):
-        return model
-    plain = copy.copy(model)
-    for name in compiled_calls(plain):
-        delattr(plain, name)
-    if is_graph(model.forward):
-        original = model.forward.__wrapped__
-        plain.forward = original if hasattr(original, "__self__") else MethodType(original, plain)
-    return plain
-
-
 @torch.no_grad()
 def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
     """A short digest of the configuration and of some numbers of every parameter, as loaded; reading all of a large
@@ -120,16 +96,3 @@ def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype if typed else ''}".encode())
         digest.update(sampled.to("cpu", torch.float32).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def keeps_state(part: torch.nn.Module) -> bool:
-    """Whether a part of a model keeps a recurrent state in the cache."""
-    return _calls_for_states(getattr(type(part), "forward", None))
-
-
-@functools.cache
-def _calls_for_states(forward: Callable[..., Any] | None) -> bool:
-    if forward is None:  # of code that was compiled ahead
-        return False
-    code = getattr(inspect.unwrap(forward), "__code__", None)
-    return code is not None and not _OF_STATES.isdisjoint(code.co_names)

@@ -15,7 +15,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -153,6 +153,21 @@ def is_graph(function: Any) -> bool:
     inner = getattr(function, "__func__", function)
     home = inner.__globals__.get("__name__") if type(inner) is FunctionType else type(inner).__module__
     return hasattr(inner, "get_compiler_config") and str(home).startswith("torch.")
+
+
+def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with its calls as they were before torch.compile of it or of its `forward`: the same parts and weights
+    in another object. The model itself where it is not compiled; parts that are compiled stay so.
+    """
+    if not is_compiled(model):
+        return model
+    plain = copy.copy(model)
+    for name in compiled_calls(plain):
+        delattr(plain, name)
+    if is_graph(model.forward):
+        original = model.forward.__wrapped__
+        plain.forward = original if hasattr(original, "__self__") else MethodType(original, plain)
+    return plain
 
 
 # Code around a model

@@ -12,8 +12,10 @@ read by the model's own code.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +24,12 @@ from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from .compat import LinearAttentionCacheLayerMixin, LinearAttentionLayer, OwnLayer
-from .inspection import keeps_state
 from .tree_layer import TreeLayer
 
 _MASKS = ("attention_mask", "conv_mask")
 """Arguments that tell such a layer of padding; drafts have none."""
+_OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
+"""Methods of a cache that a layer with a recurrent state calls."""
 
 Parents = Sequence[Sequence[int]]
 """The parent of each node of every sequence, -1 for the root."""
@@ -200,6 +203,19 @@ class _Walk:
 def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
     """The outputs of a layer as a tuple: (batch, n, ...) each, or None."""
     return (output,) if isinstance(output, torch.Tensor) else tuple(output)
+
+
+def keeps_state(part: torch.nn.Module) -> bool:
+    """Whether a part of a model keeps a recurrent state in the cache."""
+    return _calls_for_states(getattr(type(part), "forward", None))
+
+
+@functools.cache
+def _calls_for_states(forward: Callable[..., Any] | None) -> bool:
+    if forward is None:  # of code that was compiled ahead
+        return False
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code is not None and not _OF_STATES.isdisjoint(code.co_names)
 
 
 def mixers_among(parts: Iterable[torch.nn.Module]) -> tuple[Mixer, ...]:

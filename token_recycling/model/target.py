@@ -26,9 +26,9 @@ from .attention import attending, stand_in, stands_in
 from .compat import CACHE, cache_argument, chosen_experts
 from .facts import kept_of, shape_of
 from .info import ModelInfo, UnsupportedModelError, model_info
-from .inspection import arguments_of, bytes_read, context_length, input_device, uncompiled, vocabulary_size
+from .inspection import arguments_of, bytes_read, context_length, input_device, vocabulary_size
 from .kv_cache import TreeCache, layout_of
-from .parts import parts_of
+from .parts import parts_of, uncompiled
 from .prepacking import PREPACKED, prepacked_of
 from .tree_layer import Frame, TreeLayer
 

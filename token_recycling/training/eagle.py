@@ -26,7 +26,8 @@ from ..drafters._shared.neural import placed_copy
 from ..drafters.eagle.formats import THETA, save_head
 from ..drafters.eagle.head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from ..model.hidden import layer_states, output_layer, output_width
-from ..model.inspection import uncompiled, weights_fingerprint
+from ..model.inspection import weights_fingerprint
+from ..model.parts import uncompiled
 from ..model.target import Target
 from .continuations import Continuations
 from .declaration import EagleTraining, Trained, TrainingRun
