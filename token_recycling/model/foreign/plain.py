@@ -127,7 +127,7 @@ def _is_random(name: str) -> bool:
     return any(torch.Tag.nondeterministic_seeded in variant.tags for variant in variants)
 
 
-class Reach:
+class Reachable:
     """What foreign code reaches, and whether it is plain."""
 
     def __init__(self, model: torch.nn.Module, piece: Foreign) -> None:
@@ -373,16 +373,16 @@ def _attributes(module: torch.nn.Module, names: Collection[str]) -> Iterator[tup
                 yield name, value
 
 
-def reaches(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reach]:
+def reachable(model: torch.nn.Module, foreign: Iterable[Foreign]) -> list[Reachable]:
     """Return what foreign code reaches, but for adapters; code that is at several modules is searched once."""
     pieces: dict[int, Foreign] = {}
     for piece in foreign:
         if not piece.is_adapter:
             pieces.setdefault(id(piece.code), piece)
-    return [Reach(model, piece) for piece in pieces.values()]
+    return [Reachable(model, piece) for piece in pieces.values()]
 
 
-def numbers_in(searched: Iterable[Reach]) -> list[int]:
+def numbers_in(searched: Iterable[Reachable]) -> list[int]:
     """Integers that foreign code reaches: ids of tokens, numbers of rows or positions by which it may decide."""
     numbers: dict[int, None] = {}
 
@@ -407,7 +407,7 @@ def numbers_in(searched: Iterable[Reach]) -> list[int]:
     return [*numbers][:_MOST_NUMBERS]
 
 
-def form_of(foreign: Iterable[Foreign], searched: Iterable[Reach], numbers: Numbers) -> Hashable:
+def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: Numbers) -> Hashable:
     """Return something equal for code that does the same: of plain code its functions and all values that they reach,
     of adapters the attributes of their modules and which weights are full of one number, such as 0, of modules of torch
     attributes and weights. `numbers`: what was looked up of weights before.

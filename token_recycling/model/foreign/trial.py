@@ -34,7 +34,7 @@ from ..parts import own_class, registered_attention
 from ..runner import first_pass
 from ..self_test import leaf_paths, random_tokens, tree_logits
 from ..target import Target
-from .plain import Numbers, Reach, form_of, numbers_in, reaches
+from .plain import Numbers, Reachable, form_of, numbers_in, reachable
 from .search import Foreign, listed
 
 logger = logging.getLogger("token_recycling")
@@ -64,7 +64,7 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | Non
     """Return why foreign code in a model, and what it reaches, prevents accelerating a call with `batch` sequences, or
     None. Plain code and adapters are tried once for each form of them; other code is left to `generate`.
     """
-    searched = reaches(target.model, foreign)
+    searched = reachable(target.model, foreign)
     for reach in searched:
         if reach.reason is not None:
             return f"{reach.description}: {reach.reason}; code in a model is accelerated only without state"
@@ -79,7 +79,7 @@ def why_not(target: Target, foreign: Sequence[Foreign], batch: int) -> str | Non
 
 def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
     """Whether foreign code may look at all sequences of a batch; tried once for each form of it."""
-    searched = reaches(target.model, foreign)
+    searched = reachable(target.model, foreign)
     if any(reach.reason is not None for reach in searched):
         return True
 
@@ -93,7 +93,7 @@ def mixes_sequences(target: Target, foreign: Sequence[Foreign]) -> bool:
 
 
 def _tried(
-    target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], what: Hashable, trial: Callable[[], T]
+    target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], what: Hashable, trial: Callable[[], T]
 ) -> T:
     """Return the result of a trial of the same code, or make it; what it appends to lists is removed."""
     kept = target.kept
@@ -114,7 +114,7 @@ def _tried(
     return results[form]
 
 
-def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach], batch: int) -> str | None:
+def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], batch: int) -> str | None:
     """Return why a model with plain code or adapters cannot be accelerated for calls with `batch` sequences, or None.
     Tensors that the code writes to, and random numbers, are put back.
     """
@@ -162,7 +162,7 @@ class _Forced(LogitsProcessor):
 
 
 @torch.no_grad()
-def _difference(target: Target, searched: Sequence[Reach], batch: int) -> str | None:
+def _difference(target: Target, searched: Sequence[Reachable], batch: int) -> str | None:
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
     numbers = numbers_in(searched)
     texts, tokens = _texts(target, numbers, batch)
@@ -256,7 +256,7 @@ def _beyond_rounding(target: Target, logits: torch.Tensor, expected: torch.Tenso
 
 
 @torch.no_grad()
-def _rows_are_independent(target: Target, searched: Sequence[Reach]) -> bool:
+def _rows_are_independent(target: Target, searched: Sequence[Reachable]) -> bool:
     """Whether sequences of a batch have the logits that each has alone."""
     texts, tokens = _texts(target, numbers_in(searched), 3)
     parents = _TREE if target.info.branches else branch(len(_TREE))
