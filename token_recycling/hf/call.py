@@ -1,7 +1,8 @@
 """One call of `generate`, from the inputs that transformers prepared to the output that it returns.
 
 `GenerateCall.why_not` names the first reason against accelerating the call: only calls that are known to give the same
-tokens are accelerated. `run_call` then decodes it in our loop.
+tokens are accelerated. `run_call` then decodes it in our loop. `handover` is loaded for calls with a cache that is not
+new or that the caller will see, and for criteria that must see a whole batch.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ from ..model.kv_cache import TreeCache, dtypes, layout_of, rows, slots
 from ..model.origin import is_foreign, is_own, name_of
 from ..model.prefill import Reading
 from ..model.target import Target
-from .handover import BatchStopping, fill_up, give_back, take_over, why_not_handover
 
 _KNOWN_INPUTS = {
     "attention_mask",
@@ -185,6 +185,8 @@ class GenerateCall:
             return f"a static cache is unsupported for {info.model}, which has recurrent states; use a dynamic one"
         if info.recurrent and cached and batch > 1:
             return f"several sequences at once with {info.model} need an empty cache, got one of {cached} tokens"
+        from .handover import why_not_handover
+
         return info.why_not_read_on(cached, length) or why_not_handover(
             self.cache, (self.config.max_length or 0) - 1, info
         )
@@ -306,10 +308,14 @@ def run_call(
     sequences, selectors = beginnings(call, generator)
     stopping = None
     if call.joint_criteria:
+        from .handover import BatchStopping
+
         stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     if call.cache_is_new:
         cache, cached = TreeCache(call.cache), [0] * len(sequences)
     else:
+        from .handover import take_over
+
         cache, cached = take_over(call.cache, call.paddings, target.config)
     whole = False
     prefixes = None
@@ -387,6 +393,8 @@ def _give_back(
     cache: TreeCache, call: GenerateCall, sequences: list[TokenSequence], selectors: list[TokenSelector]
 ) -> None:
     """Leave in the call's cache what plain decoding would, the padding of shorter sequences included."""
+    from .handover import fill_up, give_back
+
     columns = {sequence.columns for sequence in sequences}
     if len(columns) > 1:
         assert call.padding_token is not None, "sequences of a batch end apart only where they are padded"
