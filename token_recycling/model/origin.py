@@ -6,7 +6,7 @@ import functools
 import operator
 import sys
 from collections.abc import Collection, Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -34,17 +34,14 @@ def home_of(function: Any) -> str | None:
     and transformers what they wrap counts, what they are bound to and what they hold. A class that names a library as
     its home is written where its methods are.
     """
-    home = _own_home(function)
-    if not is_own(home):
-        return home
-    seen, unread = {id(function)}, [*_run_by(function)]
+    seen, unread = set(), [function]
     for code in unread:  # which grows
         if id(code) not in seen:
             seen.add(id(code))
-            if not is_own(inner := _own_home(code)):
-                return inner
+            if not is_own(home := _own_home(code)):
+                return home
             unread += _run_by(code)
-    return home
+    return _own_home(function)
 
 
 def _own_home(function: Any) -> str | None:
@@ -69,17 +66,17 @@ def _run_by(function: Any) -> Iterator[Any]:
         yield from held_by(function)
     elif cls in (MethodType, staticmethod, classmethod):
         yield function.__func__
-        yield from filter(is_callable, [getattr(function, "__self__", None)])
+        yield from filter(is_code, [getattr(function, "__self__", None)])
     elif cls is property:
         yield from (accessor for accessor in (function.fget, function.fset) if accessor is not None)
     elif cls.__module__ == "functools":  # partial, partialmethod, cached_property, what lru_cache makes
         yield _within(function)
         given = (*getattr(function, "args", ()), *getattr(function, "keywords", {}).values())
-        yield from (type(item) if isinstance(item, torch.nn.Module) else item for item in given if is_callable(item))
+        yield from (type(item) if isinstance(item, torch.nn.Module) else item for item in given if is_code(item))
     elif isinstance(function, torch.nn.Module):
         yield from function.children()
     elif not isinstance(function, type) and package_of(cls.__module__) in _WRAPPING:
-        yield from filter(is_callable, list(getattr(function, "__dict__", {}).values()))
+        yield from filter(is_code, list(getattr(function, "__dict__", {}).values()))
 
 
 def held_by(function: FunctionType) -> Iterator[Any]:
@@ -88,13 +85,8 @@ def held_by(function: FunctionType) -> Iterator[Any]:
     """
     for cell in function.__closure__ or ():
         content = getattr(cell, "cell_contents", None)
-        if is_callable(content) and not isinstance(content, torch.nn.Module):
+        if is_code(content) and not isinstance(content, torch.nn.Module):
             yield content
-
-
-def is_callable(value: Any) -> bool:
-    """Whether a value can be called, and is no class."""
-    return not isinstance(value, type) and callable(value)
 
 
 def _homes_of_methods(cls: type) -> set[str]:
@@ -129,10 +121,10 @@ def is_foreign(function: Any) -> bool:
 
 
 def is_code(value: Any) -> bool:
-    """Whether what a class or module holds under a name runs where the name is used: a function, in whatever wrapper, a
-    property, or an object that is callable or a descriptor; but no class or module.
+    """Whether a value runs where it is used: a function, in whatever wrapper, a property, or an object that is callable
+    or a descriptor; but no class.
     """
-    return not isinstance(value, (type, ModuleType)) and (callable(value) or hasattr(type(value), "__get__"))
+    return not isinstance(value, type) and (callable(value) or hasattr(type(value), "__get__"))
 
 
 def _within(wrapper: Any) -> Any:

@@ -88,12 +88,6 @@ def own_class(model: torch.nn.Module) -> type:
     return cls
 
 
-def own_attributes(holder: Any) -> dict[str, Any]:
-    """Attributes of an object but for those that every module has."""
-    attributes = getattr(holder, "__dict__", {})
-    return {name: value for name, value in list(attributes.items()) if name not in ATTRIBUTES_OF_TORCH}
-
-
 # Hooks and compiled calls
 
 

@@ -32,7 +32,6 @@ from ..parts import (
     FAMILIES,
     address_of,
     foreign_hooks,
-    own_attributes,
     own_class,
     parts_of,
     times_written,
@@ -417,7 +416,10 @@ def form_of(foreign: Iterable[Foreign], searched: Iterable[Reachable], numbers: 
     for piece in foreign:
         values.append(piece.description)
         if piece.holder is not None and (piece.is_adapter or piece.is_of_torch):
-            describe([piece.holder.training, own_attributes(piece.holder)], values, objects)
+            attributes = {
+                name: value for name, value in [*vars(piece.holder).items()] if name not in ATTRIBUTES_OF_TORCH
+            }
+            describe([piece.holder.training, attributes], values, objects)
             weights = [*piece.holder.parameters(), *piece.holder.buffers(recurse=False)]
             if piece.is_adapter:
                 values += [(weight.shape, _only_number(weight, numbers)) for weight in weights]

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from ..compat import LOOP, methods_of_the_loop
-from ..origin import is_callable, is_code, is_foreign, is_of, is_own, name_of
+from ..origin import is_code, is_foreign, is_of, is_own, name_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
     CACHES,
@@ -179,7 +179,7 @@ def _foreign_attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.nn.Module) and name not in children and not hasattr(type(module), name):
             continue
         for item in [*held]:
-            if is_callable(item) and is_foreign(item) and item not in hooks:
+            if is_code(item) and is_foreign(item) and item not in hooks:
                 yield name, item
 
 
