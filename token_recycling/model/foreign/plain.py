@@ -278,7 +278,7 @@ class Reachable:
         values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         self._unread += [(f"a default of {path}", value) for value in values]
         self._unread += [*function.__dict__.items()]
-        for variable in operations.globals:
+        for variable in sorted(operations.globals):
             if variable in function.__globals__:
                 self._variable(variable, function.__globals__[variable], operations)
             elif variable not in _BUILTINS and not variable.endswith(("Error", "Warning", "Exception")):
