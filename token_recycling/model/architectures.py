@@ -31,11 +31,13 @@ bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkli
 lfm2_moe lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text zamba
 zamba2 zaya
 """
-_READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
-"""Families whose layers, given several tokens at once, begin as if nothing had been read."""
 
 WITH_STATES = frozenset(_STATEFUL.split())
 """Families that may have recurrent layers."""
+READ_ON = WITH_STATES - {"falcon_mamba", "jamba", "mamba", "zamba"}
+"""Those whose recurrent layers give the same states for several tokens at once as one by one. Those of the others begin
+as if nothing had been read; those of unknown families may, and never read several tokens after a state either.
+"""
 STATES_ELSEWHERE = frozenset({"recurrent_gemma", "rwkv", "xlstm"})
 """Families whose layers keep states in themselves, or in a cache of their own."""
 TESTED = frozenset(_FAMILIES.split()) | WITH_STATES
@@ -105,10 +107,6 @@ class Exceptional:
     border: Callable[[PretrainedConfig], Border | None] = lambda config: None
     slots: bool = False
     """Whether positions are slots of the cache in spite of the positions that it is given."""
-    reads_on: bool = False
-    """Whether its recurrent layers give the same states for several tokens at once as one by one. Unless that is known,
-    they never read several tokens after a state.
-    """
 
 
 def _llama4_border(config: PretrainedConfig) -> Border | None:
@@ -142,8 +140,8 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "gpt_neo": Exceptional(
         border=lambda config: Border(config.window_size, "local attention counts cache slots, not positions")
     ),
-    **{family: Exceptional(reads_on=True) for family in WITH_STATES if family not in _READ_ANEW},
-    **dict.fromkeys(("inkling_text", "inkling2_text"), Exceptional(slots=True, reads_on=True)),
+    "inkling_text": Exceptional(slots=True),
+    "inkling2_text": Exceptional(slots=True),
 }
 """Families that masks and positions alone do not make exact."""
 

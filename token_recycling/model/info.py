@@ -26,6 +26,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
 from .architectures import (
     EXCEPTIONS,
+    READ_ON,
     STATES_ELSEWHERE,
     TESTED,
     WITH_STATES,
@@ -220,7 +221,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         key_bias=key_bias,
         branches=branches,
         recurrent=recurrent,
-        reads_on=not recurrent or exceptional.reads_on,
+        reads_on=not recurrent or family in READ_ON,
     )
 
 
