@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -164,8 +165,7 @@ class _Forced(LogitsProcessor):
 @torch.no_grad()
 def _difference(target: Target, searched: Sequence[Reachable], batch: int) -> str | None:
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
-    numbers = numbers_in(searched)
-    texts, tokens = _texts(target, numbers, batch)
+    texts, tokens = _texts(target, numbers_in(searched), batch)
     parents = _TREE if target.info.branches else branch(len(_TREE))
     tokens = tokens[: len(parents) - 1]
     paths = [path for alike in leaf_paths(parents).values() for path in alike]
@@ -197,30 +197,45 @@ def _difference(target: Target, searched: Sequence[Reachable], batch: int) -> st
         for step, node in enumerate(paths[-1]):
             if size := off(again[:, step], wanted[node]):
                 return what.format(size) + "between equal calls of generate"
-    if batch > 1:
+    for logits, expected, where in _further_passes(target, searched, texts, tokens, parents, wanted):
+        if size := off(logits, expected):
+            return what.format(size) + where
+    return None
+
+
+def _further_passes(
+    target: Target,
+    searched: Sequence[Reachable],
+    texts: torch.Tensor,
+    tokens: torch.Tensor,
+    parents: np.ndarray,
+    wanted: dict[int, torch.Tensor],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
+    """Yield logits of other passes than over the tree `parents` alone, what they must be, and what differs if they are
+    not; see `_difference`.
+    """
+    if len(texts) > 1:
         others = torch.cat([texts[:1], texts[1:].flip(1)])
-        if size := off(tree_logits(target, others, parents, tokens)[0], tree_logits(target, texts, parents, tokens)[0]):
-            return what.format(size) + "by the other sequences of a batch"
-    if batch == 1 and not target.info.recurrent and target.info.border is None:
-        logits = first_pass(target, texts[0], Draft(torch.cat([texts[0, -1:], tokens]), parents), target.new_cache())
+        logits, expected = (tree_logits(target, batch, parents, tokens)[0] for batch in (others, texts))
+        yield logits, expected, "by the other sequences of a batch"
+    elif not target.info.recurrent and target.info.border is None:
+        draft = Draft(torch.cat([texts[0, -1:], tokens]), parents)
+        logits = first_pass(target, texts[0], draft, target.new_cache())
         for node, expected in wanted.items():
-            if size := off(logits[:, node], expected):
-                return what.format(size) + "where a draft is read with the prompt"
+            yield logits[:, node], expected, "where a draft is read with the prompt"
     longest = (target.max_length or _MOST_ROWS + _LENGTH) - len(parents)
-    numbers = [number for number in numbers if _LENGTH <= number < min(_MOST_ROWS, longest)]
+    numbers = [number for number in numbers_in(searched) if _LENGTH <= number < min(_MOST_ROWS, longest)]
     for rows in (*_ROWS, *[number + 2 for number in numbers if number + 2 > _ROWS[-1]][:_MOST_NUMBERS]):
         if target.info.fits(texts.shape[1] - 1, rows):
             for logits, expected in _passes_over(target, texts, tokens[:1], rows, wanted):
-                if size := off(logits, expected):
-                    return what.format(size) + f"between passes of {rows} and of single tokens"
+                yield logits, expected, f"between passes of {rows} and of single tokens"
     lengths = [max(number + _LENGTH, min(2 * number, _MOST_ROWS)) for number in numbers[:_MOST_NUMBERS]]
     for length in dict.fromkeys(min(length, longest) for length in (_LONG, *lengths)) if searched else ():
         if target.info.fits(length - 1, len(parents)):
             text = random_tokens(target, length, 3)[None]
             expected = _generated(target, text, tokens[None, :1])
-            if size := off(tree_logits(target, text, parents, tokens)[:, :2], expected):
-                return what.format(size) + f"behind a prompt of {length} tokens"
-    return None
+            logits = tree_logits(target, text, parents, tokens)[:, :2]
+            yield logits, expected, f"behind a prompt of {length} tokens"
 
 
 def _passes_over(
