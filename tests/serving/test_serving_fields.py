@@ -1,9 +1,10 @@
-"""Every field of OpenAI's requests: honoured as it is defined there, ignored, or refused by name."""
+"""Every field of OpenAI's and Anthropic's requests: honoured as it is defined there, ignored, or refused by name."""
 
 import typing
 
 import pytest
 import torch
+from anthropic.types.beta.message_create_params import MessageCreateParamsStreaming as MessagesParams
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as TextParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as ResponseParams
@@ -11,6 +12,7 @@ from support.openai_answers import MESSAGES, chat, completion, streamed_chat, st
 
 from token_recycling.serving import errors
 from token_recycling.serving.api.completions import CompletionRequest
+from token_recycling.serving.api.messages import MessagesRequest
 from token_recycling.serving.api.responses import ResponsesRequest
 from token_recycling.serving.generation import AdditivePenalties
 from token_recycling.serving.protocol import ChatRequest
@@ -20,13 +22,16 @@ ASKED = {
     "/v1/completions": (CompletionRequest, TextParams, {"prompt": PROMPT, "max_tokens": 1}),
     "/v1/chat/completions": (ChatRequest, ChatParams, {"messages": MESSAGES, "max_tokens": 1}),
     "/v1/responses": (ResponsesRequest, ResponseParams, {"input": "a", "max_output_tokens": 1}),
+    "/v1/messages": (MessagesRequest, MessagesParams, {"messages": MESSAGES, "max_tokens": 1}),
 }
-UNSUPPORTED = [(path, name) for path, (kind, _, _) in ASKED.items() for name in kind.unsupported]
+UNSUPPORTED = [
+    (path, name) for path, (kind, _, _) in ASKED.items() for name in kind.unsupported if name not in kind.model_fields
+]
 
 
 @pytest.mark.parametrize("path", ASKED)
 def test_hints_are_ignored_with_one_warning_each(server, caplog, monkeypatch, path):
-    """All fields of the official client that are neither honoured nor refused, and one that nobody knows."""
+    """All fields of the official clients that are neither honoured nor refused, and one that nobody knows."""
     monkeypatch.setattr(errors.warn_ignored, "_subjects", set())
     kind, params, body = ASKED[path]
     hints = typing.get_type_hints(params).keys() - kind.model_fields.keys() - kind.unsupported.keys() | {"swing"}
