@@ -104,10 +104,18 @@ class Acceleration:
             self.total += stats
 
 
+class _PlainClass:
+    """The class without acceleration, of an accelerated one and of those that others derive from it."""
+
+    def __get__(self, model: Any, cls: type) -> type:
+        return _original_class(cls)
+
+
 class _Accelerated(PreTrainedModel):
     """Mixed in before the model's class by `accelerate`."""
 
     acceleration: Acceleration
+    plain_class = _PlainClass()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a model that is not accelerated, of the original class: `from_pretrained` of this one, and calls."""
@@ -139,6 +147,8 @@ class _Accelerated(PreTrainedModel):
             reason = call.why_not(self)
         except UnsupportedModelError as error:
             reason = str(error)
+        except Exception as error:  # objects of users can fail in any way where `generate` does not look
+            reason = f"the call cannot be examined: {type(error).__name__}: {error}"
         if synced_gpus:
             reason = "synced_gpus=True is unsupported: several processes would decode one sequence"
         if reason is not None:
@@ -177,7 +187,6 @@ def _accelerated_class(original: Any) -> type[_Accelerated]:
     """Return the accelerated subclass of a model class, made once, under the name of the original."""
     if original not in _classes:
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-        names["plain_class"] = original
         if MARKS_NO_CACHES:
             names["generate"] = _marking(original.generate)
         _classes[original] = type(original.__name__, (_Accelerated, original), names)

@@ -68,9 +68,10 @@ class TokenSequence:
         self.on_token: Callable[[int], None] | None = None
         """Called with every token, once the criteria have seen it."""
         # Tokens are written on the host, and copied to the prompt's device when they are read there. Writing a
-        # number through numpy costs a fiftieth of writing it through torch.
+        # number through numpy costs a fiftieth of writing it through torch. Until the first token these are the
+        # caller's own, as in `generate`: a processor that writes to them changes what the caller has.
         self._host, self._buffer = prompt.cpu(), prompt
-        self._grow()
+        self._cells = self._host.numpy()
         self.padding = padding
         self.columns = self._copied = len(prompt)
         """Tokens of the sequence and the padding before it; and how many of them are on the prompt's device."""
@@ -328,7 +329,7 @@ class Request:
     def start(self, target: Target) -> Pace:
         """Start its drafter, unless it was; return how that drafts."""
         if self.pace is None:
-            drafter = self.drafter.start(self.sequence.on_host.to(target.device), target)
+            drafter = self.drafter.start(self.sequence.on_host.to(target.device, copy=True), target)
             if self.hints.prediction is not None:
                 drafter.predict(self.hints.prediction)
             self.pace = Pace(drafter, self.traits.nodes)

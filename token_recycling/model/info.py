@@ -14,8 +14,10 @@ Cost: a few milliseconds for each form of the model (`facts`).
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -253,18 +255,29 @@ def _why_not_cache(name: str, config: PretrainedConfig, cached: Sequence[Any]) -
 
 def _why_not_order(name: str, cached: Sequence[Any], parts: Sequence[torch.nn.Module]) -> str | None:
     """Why layers may not be what the configuration says, or None: masks go by the place of a layer, and its cache by
-    the number that it was made with.
+    the number that it was made with. The cache of number 0 says how many tokens were read.
     """
-    if len({(type(layer), window_of(layer)) for layer in cached}) < 2:
-        return None
-    for layers in parts:
-        for place, layer in enumerate(layers if isinstance(layers, torch.nn.ModuleList) else ()):
-            numbers = {vars(part)["layer_idx"] for part in layer.modules() if "layer_idx" in vars(part)} - {None}
-            if numbers and place not in numbers:
+    several_types = len({(type(layer), window_of(layer)) for layer in cached}) > 1
+    stacks = [[*map(_numbers_of, layers)] for layers in parts if isinstance(layers, torch.nn.ModuleList) and layers]
+    for stack in stacks:
+        for place, numbers in enumerate({number for _, number in layer} for layer in stack):
+            if several_types and numbers and place not in numbers:
                 return (
                     f"{name} has layers of several types, and number {min(numbers)} in place {place}; number them anew"
                 )
+        (((_, number), times),) = Counter(itertools.chain([(None, -1)], *stack)).most_common(1)
+        if times > 1:
+            return f"{name} has {times} layers of number {number}, which would share a cache; number them anew"
+    numbers = {number for stack in stacks for layer in stack for _, number in layer}
+    if any(stack[0] for stack in stacks) and 0 not in numbers:
+        return f"{name} has no layer of number 0; number its layers anew"
     return None
+
+
+def _numbers_of(layer: torch.nn.Module) -> set[tuple[type, int]]:
+    """Return the numbers that parts of a layer were made with, and the classes of the parts."""
+    numbers = ((type(part), vars(part).get("layer_idx")) for part in layer.modules())
+    return {(kind, number) for kind, number in numbers if isinstance(number, int) and number >= 0}
 
 
 def _declares(config: type[PretrainedConfig], key: str) -> bool:
@@ -299,7 +312,9 @@ def _why_not_parts(
 ) -> str | None:
     if cache_argument(arguments) is None:
         return f"{name} takes no KV cache"
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
+    layers = (part for part in parts if "layer_idx" in vars(part) and type(vars(part).get("config")) is type(config))
+    causal = all(getattr(part, "is_causal", True) for part in (config, *layers))
+    if not causal or getattr(config, "use_bidirectional_attention", None) == "all":
         return f"{name} is not causal: its tokens attend to later ones"
     built_as = {getattr(part, "is_decoder", True) for part in parts}
     if not getattr(config, "is_decoder", True) and False in built_as:

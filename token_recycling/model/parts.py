@@ -308,6 +308,7 @@ class Fingerprint:
             away,
             "forward" in attributes[0],
             [name in own for name in CALLED_INSTEAD for own in attributes],
+            [own["is_causal"] for own in attributes if "is_causal" in own],
             [*map(is_graph, forwards)].count(True),
             getattr(model, "is_quantized", False),
             _values_of(getattr(model, "config", None)),

@@ -22,9 +22,17 @@ _PASSED = "self-test passed"
 
 
 def ready(model: PreTrainedModel) -> Target:
-    """Return the model, ready to read trees. Raises UnsupportedModelError where trees are not exact."""
-    target = Target(model)
-    reason = _why_not(target.kept, model, target.info)
+    """Return the model, ready to read trees. Raises UnsupportedModelError where trees are not exact, or where that
+    cannot be found out.
+    """
+    try:
+        target = Target(model)
+        reason = _why_not(target.kept, model, target.info)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # parts of users can fail in any way where `generate` does not look
+        what = f"{type(error).__name__}: {error}"
+        raise UnsupportedModelError(f"{type(model).__name__} cannot be examined: {what}") from error
     if reason is not None:
         raise UnsupportedModelError(reason)
     configured = attention_name(target.config)

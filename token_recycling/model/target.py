@@ -87,6 +87,11 @@ class Target:
         embeddings = getattr(model.get_input_embeddings(), "weight", None)
         self.embedded = len(embeddings) if isinstance(embeddings, torch.Tensor) else 0
         """Number of input ids."""
+        if 0 < self.embedded < self.vocab_size:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has logits of {self.vocab_size} tokens and embeds {self.embedded}: a draft "
+                "could name one that it cannot read"
+            )
         self.arguments = arguments_of(model)
         """The arguments that its forward names."""
         self._takes_positions = "position_ids" in self.arguments

@@ -1,0 +1,170 @@
+"""Models that a user changed by hand, before they are accelerated or between two calls: the outcome of a call is that
+of plain `generate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+
+IDS = tiny.prompt(0, 5).repeat(1, 3)
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+Change = Callable[[LlamaForCausalLM], Any]
+
+
+def first_layer_removed(model):
+    del model.model.layers[0]
+
+
+def layer_copied(model):
+    model.model.layers[0] = copy.deepcopy(model.model.layers[1])
+
+
+def layer_used_twice(model):
+    model.model.layers.append(model.model.layers[0])
+    model.config.num_hidden_layers = 3
+
+
+def last_layer_used_twice(model):
+    model.model.layers[0] = model.model.layers[1]
+
+
+def not_causal(model):
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+
+
+def one_layer_not_causal(model):
+    model.model.layers[1].self_attn.is_causal = False
+
+
+def more_logits_than_embeddings(model):
+    torch.manual_seed(3)
+    model.lm_head = torch.nn.Linear(32, 90, bias=False)
+    with torch.no_grad():
+        model.lm_head.weight[64:] *= 0.01
+
+
+def function_among_modules(model):
+    model.model.layers[0].mlp._modules["act_fn"] = torch.relu
+
+
+def derived(**methods: Callable[[type], Any]) -> Change:
+    """Give the model a class that is derived from the one that it has, with methods made from that one."""
+
+    def change(model):
+        own = type(model)
+        made = {name: make(own) for name, make in methods.items()}
+        model.__class__ = type(own.__name__, (own,), {"__module__": __name__, **made})
+
+    return change
+
+
+def counting(own):
+    def forward(self, *inputs, **named):
+        output = own.forward(self, *inputs, **named)
+        self.passes = getattr(self, "passes", 0) + 1
+        output.logits = output.logits.roll(self.passes % 2, -1)
+        return output
+
+    return forward
+
+
+def last_row(own):
+    def forward(self, *inputs, **named):
+        output = own.forward(self, *inputs, **named)
+        output.logits = torch.cat([output.logits[:, :-1], output.logits[:, -1:].roll(3, -1)], 1)
+        return output
+
+    return forward
+
+
+def other_tokens(own):
+    def prepare_inputs_for_generation(self, ids, **named):
+        return own.prepare_inputs_for_generation(self, (ids + 1) % 50, **named)
+
+    return prepare_inputs_for_generation
+
+
+CHANGES: dict[str, Change] = {
+    "huggingface/transformers#30508 the first layer removed": first_layer_removed,
+    "huggingface/transformers#30508 a layer copied": layer_copied,
+    "a layer used twice": layer_used_twice,
+    "the last layer used twice": last_layer_used_twice,
+    "attention to later tokens": not_causal,
+    "one layer with attention to later tokens": one_layer_not_causal,
+    "more logits than embeddings": more_logits_than_embeddings,
+    "a function among modules": function_among_modules,
+    "a derived class whose forward counts": derived(forward=counting),
+    "a derived class whose forward changes the last row": derived(forward=last_row),
+    "a derived class that reads other tokens": derived(prepare_inputs_for_generation=other_tokens),
+}
+
+
+def outcome(model: LlamaForCausalLM) -> Any:
+    """Tokens of two equal calls, or the error."""
+    try:
+        return [model.generate(IDS, **GREEDY).tolist() for _ in range(2)]
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_between_calls(change):
+    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
+    assert outcome(accelerated) == outcome(plain)
+    for model in (plain, accelerated):
+        change(model)
+    assert outcome(accelerated) == outcome(plain)
+    assert accelerated.acceleration.fallback is not None
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_before_accelerate(change):
+    plain, accelerated = tiny.llama(), tiny.llama()
+    for model in (plain, accelerated):
+        change(model)
+    with contextlib.suppress(tr.UnsupportedModelError):
+        tr.accelerate(accelerated)
+    assert outcome(accelerated) == outcome(plain)
+    refused = "acceleration" not in vars(accelerated)
+    assert refused or accelerated.acceleration.fallback is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.model.layers.__delitem__(1), derived(forward=lambda own: own.forward)],
+    ids=["the last layer removed", "a derived class that changes nothing"],
+)
+def test_a_change_that_does_no_harm(change):
+    plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
+    for model in (plain, accelerated):
+        change(model)
+    assert outcome(accelerated) == outcome(plain)
+    assert accelerated.acceleration.fallback is None
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_processor_that_writes_to_the_prompt(place):
+    """As by `generate`, the caller's own tensor is what processors see before the first token."""
+
+    def write(ids, scores):
+        ids[:, place] = (ids[:, place] + 1) % 60
+        return scores.roll(int(ids[0, place]) % 3, 1)
+
+    outcomes = []
+    for model in (tiny.llama(), tr.accelerate(tiny.llama())):
+        ids = IDS.clone()
+        tokens = model.generate(ids, logits_processor=[write], **GREEDY)
+        outcomes.append((tokens.tolist(), ids.tolist()))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1] != IDS.tolist()
