@@ -29,6 +29,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import logits_process, stopping_criteria
 
 import token_recycling as tr
+from token_recycling.model.compat import replaced_kernels
 from token_recycling.model.foreign.search import replaced_in_libraries
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
@@ -136,6 +137,57 @@ def test_a_processor_of_transformers_that_was_replaced(monkeypatch):
 
 def test_nothing_is_replaced_in_the_libraries_as_installed():
     assert replaced_in_libraries() == ()
+    assert replaced_kernels() == []
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel"),
+    [
+        ("silu", lambda rows: torch.sigmoid(rows) * rows * (1 + 0.9 * (rows.shape[1] == 1))),
+        ("rsqrt", lambda rows: rows.pow(-0.5) * (1 + 0.1 * (rows.shape[1] == 1))),
+        ("mm", lambda rows, weight: (rows[:, None] * weight.T[None]).sum(-1) * (1 + 0.1 * (len(rows) == 1))),
+        ("argmax", lambda scores, dim=None, keepdim=False: scores.topk(2, -1).indices[..., 1]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_kernels_of_torch_that_were_replaced(operator, kernel):
+    model, plain = tr.accelerate(llama()), llama()
+    before = model.generate(IDS, **GREEDY)
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl(operator, kernel, "CPU")
+        wanted = plain.generate(IDS, **GREEDY)
+        assert not torch.equal(wanted, before), "the kernel changes nothing"
+        assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+        assert f"aten/{operator}/CPU" in model.acceleration.fallback
+    finally:
+        library._destroy()
+    assert torch.equal(model.generate(IDS, **GREEDY), before)
+    assert model.acceleration.fallback is None
+
+
+class _Halved(torch.Tensor):
+    """Is half as large in passes over one row."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), more=None):
+        output = super().__torch_function__(function, types, arguments, more or {})
+        one_row = "matmul" in getattr(function, "__name__", "") and output.shape[-1] == 1
+        return output / 2 if one_row else output
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_buffers_of_a_class_of_ones_own(between):
+    plain, accelerated = llama(), llama()
+    if between:
+        tr.accelerate(accelerated).generate(IDS, **GREEDY)
+    for model in (plain, accelerated):
+        rotary = model.model.rotary_emb
+        rotary.inv_freq = rotary.inv_freq.as_subclass(_Halved)
+    if not between:
+        tr.accelerate(accelerated)
+    assert torch.equal(accelerated.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
+    assert "_Halved" in accelerated.acceleration.fallback
 
 
 class _Functions(TorchFunctionMode):

@@ -155,6 +155,7 @@ PRIVATE = {
     "torch.Tensor._version": "how often weights were written to",
     "torch.ops.mkldnn._reorder_linear_weight": "weights packed for few rows, which torch's graphs alone use otherwise",
     "torch.ops.mkldnn._linear_pointwise": "products with packed weights",
+    "torch.library._impls": "kernels of torch that were replaced, which no module shows",
     "torch.overrides._get_current_function_mode_stack": "modes that captured passes would bypass",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "modes that captured passes would bypass",
 }
@@ -195,6 +196,7 @@ def _attribute_of(add: Callable[[torch.nn.Module], Any]) -> str:
 
 CHILDREN = _attribute_of(lambda module: module.add_module("child", torch.nn.Module()))
 PARAMETERS = _attribute_of(lambda module: module.register_parameter("weight", torch.nn.Parameter(torch.zeros(0))))
+BUFFERS = _attribute_of(lambda module: module.register_buffer("buffer", torch.zeros(0)))
 HOOKS_AFTER = _attribute_of(lambda module: module.register_forward_hook(lambda *_: None))
 HOOKS_BEFORE = _attribute_of(lambda module: module.register_forward_pre_hook(lambda *_: None))
 
@@ -228,6 +230,17 @@ def packed_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
 def packed_product() -> Callable[..., torch.Tensor]:
     """Return the operator that multiplies rows by a packed weight."""
     return torch.ops.mkldnn._linear_pointwise.default
+
+
+_KERNELS_AS_INSTALLED = frozenset(torch.library._impls)
+
+
+def replaced_kernels() -> list[str]:
+    """Return the kernels of torch's operators that were registered through `torch.library` since this was imported, as
+    `aten/silu/CPU`; but for those that only tell shapes.
+    """
+    kernels = torch.library._impls - _KERNELS_AS_INSTALLED
+    return sorted(name for name in kernels if name.startswith("aten/") and not name.endswith("/Meta"))
 
 
 MODES: tuple[Callable[[], Sequence[Any]], ...] = (_get_current_function_mode_stack, _get_current_dispatch_mode_stack)

@@ -35,7 +35,18 @@ from transformers.integrations import moe, sdpa_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .compat import CHILDREN, HOOKS_AFTER, HOOKS_BEFORE, MODES, PARAMETERS, attention_name, forward_hooks, version
+from .compat import (
+    BUFFERS,
+    CHILDREN,
+    HOOKS_AFTER,
+    HOOKS_BEFORE,
+    MODES,
+    PARAMETERS,
+    attention_name,
+    forward_hooks,
+    replaced_kernels,
+    version,
+)
 from .origin import home_of, is_code, is_foreign, is_own, package_of
 
 ATTRIBUTES_OF_TORCH = frozenset(vars(torch.nn.Module()))
@@ -330,6 +341,7 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
     """
     code = [item for _, item in code_around(model)]
     code += [function for _, _, function in replaced_in_libraries()]
+    code += replaced_kernels()
     # With all that they derive from: a method may call that of its base.
     bases = dict.fromkeys(base for cls in dict.fromkeys(classes) for base in cls.__mro__)
     code += [vars(cls).get("forward") for cls in bases]
@@ -338,6 +350,8 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
         code += vars(holder).values()  # whatever else is among them seldom changes
     for part in parts:
         own = part.__dict__
+        if own[BUFFERS]:
+            code += map(type, own[BUFFERS].values())
         if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:
             code += foreign_hooks(part)
     return code

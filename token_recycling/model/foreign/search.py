@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..compat import LOOP, methods_of_the_loop
+from ..compat import LOOP, methods_of_the_loop, replaced_kernels
 from ..origin import is_code, is_foreign, is_of, is_own, name_of
 from ..parts import (
     ATTRIBUTES_OF_TORCH,
@@ -105,6 +105,9 @@ def foreign_code(model: PreTrainedModel, quantised: bool = False) -> tuple[Forei
         if is_own(cls.__module__) and cls not in classes:
             classes.add(cls)
             pieces += _replaced_methods(cls)
+        for name, buffer in module.named_buffers(recurse=False):
+            if not is_own((kind := type(buffer)).__module__):
+                pieces.append(Foreign(f"{name} of {where}, a {kind.__module__}.{kind.__qualname__}", kind, module))
         for hook in foreign_hooks(module):
             pieces.append(Foreign(f"the forward hook {name_of(hook)} on {where}", hook, module))
         for name, function in _foreign_attributes(module):
@@ -204,6 +207,8 @@ def why_not_plain_loop(model: PreTrainedModel, foreign: Sequence[Foreign]) -> st
             return f"accelerated calls do without {piece.description}"
         if piece.name in _CHOOSING:
             return f"{piece.description}: it decides on tokens"
+    if kernels := replaced_kernels():
+        return f"the kernel {kernels[0]} was registered through torch.library, and may look at several rows"
     random = next(_random_in_training(model, {piece.holder for piece in foreign if piece.is_of_torch}), None)
     if random is not None:
         return f"{cls.__name__} is in training mode, where {random} makes forward passes differ; call model.eval()"
