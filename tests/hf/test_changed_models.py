@@ -47,6 +47,12 @@ def one_layer_not_causal(model):
     model.model.layers[1].self_attn.is_causal = False
 
 
+def another_attention(model):
+    attention = model.model.layers[0].self_attn
+    attention.config = copy.deepcopy(attention.config)
+    attention.config._attn_implementation = "eager"
+
+
 def more_logits_than_embeddings(model):
     torch.manual_seed(3)
     model.lm_head = torch.nn.Linear(32, 90, bias=False)
@@ -102,6 +108,7 @@ CHANGES: dict[str, Change] = {
     "the last layer used twice": last_layer_used_twice,
     "attention to later tokens": not_causal,
     "one layer with attention to later tokens": one_layer_not_causal,
+    "a layer with a configuration of its own": another_attention,
     "more logits than embeddings": more_logits_than_embeddings,
     "a function among modules": function_among_modules,
     "a derived class whose forward counts": derived(forward=counting),

@@ -187,6 +187,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         or _why_not_states(model, recurrent, parts)
         or _why_not_parts(name, config, cached, key_bias, parts, arguments)
         or _why_not_rotary(name, config, parts)
+        or _why_not_configs(name, config, parts)
     )
     if reason is None and sharing is not None:
         reason = f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
@@ -341,6 +342,17 @@ def _why_not_rotary(name: str, config: PretrainedConfig, parts: Collection[torch
             continue
         if border is None or rotary_border(own.get_text_config(decoder=True)) != border:
             return f"{name} has a {type(part).__name__} whose rotary scaling is not that of the model's configuration"
+    return None
+
+
+def _why_not_configs(name: str, config: PretrainedConfig, parts: Collection[torch.nn.Module]) -> str | None:
+    """Parts attend as the configuration says that they have, which a user may have made another one."""
+    for part in parts:
+        own = vars(part).get("config")
+        if own is config or type(own) is not type(config):
+            continue
+        if attention_name(own) != attention_name(config) or _reaches(own) != _reaches(config):
+            return f"{name} has a {type(part).__name__} that attends by another configuration than the model's"
     return None
 
 

@@ -311,6 +311,8 @@ class Fingerprint:
             if not is_own(type(forward).__module__) or type(forward).__module__ in _WRAPPERS
         ]
         code = [*_code(model, parts, classes), *filter(is_foreign, forwards)]
+        given = (own.get("config") for own in attributes)
+        configs = {id(config): config for config in given if isinstance(config, PretrainedConfig)}.values()
         self._identities = Identities(weights), Identities(parts[1:]), Identities(code)
         self.form: list[Any] = [
             *self._identities[:2],
@@ -322,7 +324,7 @@ class Fingerprint:
             [own["is_causal"] for own in attributes if "is_causal" in own],
             [*map(is_graph, forwards)].count(True),
             getattr(model, "is_quantized", False),
-            _values_of(getattr(model, "config", None)),
+            [_values_of(config) for config in configs],
         ]
         self.numbers = written
         self.code = [self._identities[2], [part.training for part in parts], [*map(len, attributes)]]
