@@ -352,8 +352,8 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
         code += vars(holder).values()  # whatever else is among them seldom changes
     for part in parts:
         own = part.__dict__
-        if own[BUFFERS]:
-            code += map(type, own[BUFFERS].values())
+        if buffers := own.get(BUFFERS):  # code that was compiled ahead has them elsewhere
+            code += map(type, buffers.values())
         if own[HOOKS_AFTER] or own[HOOKS_BEFORE]:
             code += foreign_hooks(part)
     return code
