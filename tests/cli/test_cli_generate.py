@@ -44,6 +44,24 @@ def test_stop_string_ends_the_text(loaded, tiny_model_dir):
     assert stop in decoded(loaded.tokenizer, found["tokens"][-1:])
 
 
+def test_an_output_follows_a_schema(tiny_model_dir, tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("llguidance")
+    choice = {"enum": ["a", "bc"]}
+    schema = {"type": "object", "properties": {"x": choice}, "required": ["x"], "additionalProperties": False}
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    for given in (json.dumps(schema), file):
+        found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, "--schema", given)
+        jsonschema.validate(json.loads(found["text"]), schema)
+    for given, word in (
+        ('{"type": "array", "uniqueItems": true}', "#/uniqueItems"),
+        ('{"type": ', "--schema must be"),
+        (tmp_path / "none.json", "none.json"),
+    ):
+        assert_refused(run("generate", tiny_model_dir, PROMPT, "--schema", given), word)
+
+
 def test_stats_are_printed_beside_the_text(tiny_model_dir):
     result = run(
         "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--stats", "--drafter", "recycling:k=3,tree=4"

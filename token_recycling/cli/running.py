@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._util.extras import lacking
 from .._util.prompts import Prompt
 from ..model import gguf_files, loading
 from . import console
@@ -14,6 +16,7 @@ from .options import ModelOptions
 
 if TYPE_CHECKING:
     import torch
+    from transformers import LogitsProcessor
 
     from ..drafters._base import Drafter
 
@@ -98,6 +101,25 @@ def generate_arguments(loaded: loading.Loaded, ids: torch.Tensor, max_new_tokens
         "do_sample": False,
         **more,
     }
+
+
+def schema_processor(loaded: loading.Loaded, schema: str) -> LogitsProcessor:
+    """Return a processor that holds an output to a JSON schema: its text, or a file with it."""
+    if missing := lacking("grammar", "llguidance"):
+        raise ValueError(f"--schema {missing}")
+    from ..grammar.adapters import GrammarProcessor
+    from ..grammar.compile import compiled
+    from ..grammar.vocabulary import vocabulary
+    from ..model.inspection import vocabulary_size
+
+    text = schema if schema.lstrip()[:1] in ("{", "") else Path(schema).read_text(encoding="utf-8")
+    try:
+        stated = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--schema must be a JSON schema or a file with one, got {schema[:80]!r}: {error}") from None
+    model = loaded.model
+    known = vocabulary(loaded.tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
+    return GrammarProcessor(compiled(known, "json_schema", stated))
 
 
 def described(loaded: loading.Loaded, name: str) -> str:

@@ -28,6 +28,9 @@ def generate(
     decoding: DecodingOptions = DecodingOptions(),
     sampling: SamplingOptions = SamplingOptions(),
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="JSON schema that the output follows, or a file with one (extra grammar).")
+    ] = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
@@ -44,8 +47,11 @@ def generate(
     (ids,) = running.encoded(loaded, prompts, chat)
     if matrix is not None:
         loading.load_matrix(loaded, drafter, matrix)
-    stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
-    arguments = running.generate_arguments(loaded, ids, decoding.max_new_tokens, **choosing, **stops)
+    if stop:
+        choosing |= {"stop_strings": stop, "tokenizer": loaded.tokenizer}
+    if schema is not None:
+        choosing["logits_processor"] = [running.schema_processor(loaded, schema)]
+    arguments = running.generate_arguments(loaded, ids, decoding.max_new_tokens, **choosing)
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
     from ...hf.accelerate import accelerated
