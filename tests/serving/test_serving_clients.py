@@ -98,6 +98,7 @@ def test_a_prompt_may_be_scored_alone(server, tokenizer):
     longer = completion(server, **{**body, "max_tokens": 1}).choices[0].logprobs
     count = len(tokenizer(PROMPT)["input_ids"])
     assert choice.logprobs.tokens == longer.tokens[:count]
+    assert choice.logprobs.text_offset == [len("".join(longer.tokens[:place])) for place in range(count)]
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(longer.token_logprobs[1:count], abs=1e-4)
     assert completion(server, prompt=PROMPT, max_tokens=0, echo=True).choices[0].text == PROMPT
     several = completion(server, **{**body, "prompt": [PROMPT, "import os"], "n": 2})

@@ -1,8 +1,14 @@
 """What earlier turns leave to be read, and what is held back of a text beside tools."""
 
+from itertools import groupby
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.functions import TOOLS
 from support.openai_answers import chat, streamed_chat
+
+from token_recycling.serving.output import Piece, call_piece, merged
 
 THOUGHT = "<think>well</think>"
 MALFORMED = ['{"at": ', "null", None, "[1]", "", "5", "not at all"]
@@ -86,3 +92,21 @@ def test_log_probabilities_of_marks_are_streamed_too(server, says, said):
     choices = [event.choices[0] for event in streamed_chat(server, **body)]
     assert [one.token for choice in choices if choice.logprobs for one in choice.logprobs.content] == whole
     assert "</think>" in "".join(whole)
+
+
+KINDS, LETTERS = st.sampled_from(["text", "reasoning", "call"]), st.text("ab", max_size=2)
+PIECES = st.builds(Piece, KINDS, LETTERS, st.integers(0, 2))
+CALLS = st.builds(call_piece, st.integers(0, 2), st.just("look"), LETTERS)
+
+
+@given(st.lists(PIECES | CALLS))
+def test_pieces_are_put_together_by_kind_and_call(pieces):
+    """What names a function begins a piece, even without arguments; other pieces have a text."""
+    begun, keyed = 0, []
+    for piece in pieces:
+        begun += piece.name is not None
+        if piece.text or piece.name is not None:
+            keyed.append(((piece.kind, piece.index, begun), piece.text))
+    runs = groupby(keyed, key=lambda pair: pair[0])
+    wanted = [(kind, index, "".join(text for _, text in run)) for (kind, index, _), run in runs]
+    assert [(piece.kind, piece.index, piece.text) for piece in merged(pieces)] == wanted
