@@ -83,9 +83,11 @@ def test_a_head_that_does_not_fit_is_refused(model, tmp_path):
         load_head(tmp_path, model)
     saved(tmp_path, model)
     path = tmp_path / "specdec_pp.json"
-    facts = json.loads(path.read_text())
+    facts, tuned = json.loads(path.read_text()), tiny.llama()
+    torch._foreach_mul_([weight.data for weight in tuned.parameters()], 1.05)
     for draft, change, said in (
         (tiny.llama(5), {}, "another model"),
+        (tuned, {}, "another model"),
         (tiny.llama(0, hidden_size=16), {}, "got 16"),
         (model, {"depth": 3}, "3 blocks"),
         (model, {"depth": -1}, "and -1"),
