@@ -120,6 +120,14 @@ def test_batches_penalties_and_scores_are_those_of_generate(model, sequences, ar
             assert torch.equal(ours, wanted)
 
 
+def test_an_accelerated_model_that_is_changed_makes_captured_passes_as_before(model, recorded):
+    tr.accelerate(model, "recycling:tree=8", fast=True)
+    for change in (model.eval, model.double, model.float):
+        change()
+        model.generate(tiny.prompt(0, 5), max_new_tokens=4, **GREEDY)
+        assert model.acceleration.stats.path.startswith("fast")
+
+
 def test_automatic_steps_are_ordinary_without_cuda(model, monkeypatch):
     monkeypatch.setattr("token_recycling.model.graphs.support.passes_or_reason", None)
     tr.accelerate(model, "plain").generate(tiny.prompt(0, 5), max_new_tokens=3)
