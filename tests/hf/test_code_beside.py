@@ -140,6 +140,15 @@ def test_nothing_is_replaced_in_the_libraries_as_installed():
     assert replaced_kernels() == []
 
 
+def test_kernels_that_torch_adds_later_are_its_own():
+    """`torch.vmap`, by which masks of batches are made, registers kernels when it is first used."""
+    torch.vmap(lambda row: row + 1)(torch.ones(2, 2))
+    model = tr.accelerate(llama())
+    model.generate(IDS, **GREEDY)
+    assert model.acceleration.fallback is None
+    assert replaced_kernels() == []
+
+
 @pytest.mark.parametrize(
     ("operator", "kernel"),
     [

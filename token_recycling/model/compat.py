@@ -237,10 +237,12 @@ _KERNELS_AS_INSTALLED = frozenset(torch.library._impls)
 
 def replaced_kernels() -> list[str]:
     """Return the kernels of torch's operators that were registered through `torch.library` since this was imported, as
-    `aten/silu/CPU`; but for those that only tell shapes.
+    `aten/silu/CPU`; but for those that only tell shapes, and those of `torch.vmap`, which torch adds when masks of
+    batches first need it.
     """
-    kernels = torch.library._impls - _KERNELS_AS_INSTALLED
-    return sorted(name for name in kernels if name.startswith("aten/") and not name.endswith("/Meta"))
+    kernels = (name.split("/") for name in torch.library._impls - _KERNELS_AS_INSTALLED)
+    run = (each for each in kernels if each[0] == "aten" and not each[-1].startswith(("Meta", "FuncTorch")))
+    return sorted(map("/".join, run))
 
 
 MODES: tuple[Callable[[], Sequence[Any]], ...] = (_get_current_function_mode_stack, _get_current_dispatch_mode_stack)
