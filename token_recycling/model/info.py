@@ -313,13 +313,13 @@ def _why_not_parts(
 ) -> str | None:
     if cache_argument(arguments) is None:
         return f"{name} takes no KV cache"
+    built_as = {getattr(part, "is_decoder", True) for part in parts}
+    if not getattr(config, "is_decoder", True) and False in built_as:
+        return f"{name} is built as an encoder; build it with is_decoder=True"
     layers = (part for part in parts if "layer_idx" in vars(part) and type(vars(part).get("config")) is type(config))
     causal = all(getattr(part, "is_causal", True) for part in (config, *layers))
     if not causal or getattr(config, "use_bidirectional_attention", None) == "all":
         return f"{name} is not causal: its tokens attend to later ones"
-    built_as = {getattr(part, "is_decoder", True) for part in parts}
-    if not getattr(config, "is_decoder", True) and False in built_as:
-        return f"{name} is built as an encoder; build it with is_decoder=True"
     if getattr(config, "alibi", False) and key_bias is None:
         return f"{name} has ALiBi of an unknown kind"
     # A model that chooses blocks of keys does so in the masks of these implementations only.
