@@ -24,6 +24,8 @@ _INDEXING = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.d
 class Elsewhere(torch.Tensor):
     """A tensor on the other device. torch itself takes it for one of the CPU; what asks in Python is told otherwise."""
 
+    __module__ = "torch"  # it stands for torch's own tensor, and for no code of a user
+
     held: torch.Tensor
     device = property(lambda self: THERE)
     is_cuda = property(lambda self: True)

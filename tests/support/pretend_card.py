@@ -26,6 +26,7 @@ _READING = {aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_sele
 class OnCard(torch.Tensor):
     """A tensor that says that it is on the card."""
 
+    __module__ = "torch"  # it stands for torch's own tensor, and for no code of a user
     held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
