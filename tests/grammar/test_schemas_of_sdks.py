@@ -147,11 +147,11 @@ WRITTEN: dict[str, Any] = {
     "types": {"type": ["object", "array", "null"], "properties": {"a": INTEGER}, "items": A, "maxItems": 2},
     "schemas that are booleans": closed({"a": True, "b": False}, ["a"]),
     "a format or none": {"type": "string", "anyOf": [{"format": "date"}, {"const": ""}]},
+    "a file": TypeAdapter(bytes).json_schema(),
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a set": (TypeAdapter(set[int]).json_schema(), "#/uniqueItems"),
-    "a file": (TypeAdapter(bytes).json_schema(), "#/format"),
     "an e-mail of zod": ({"type": "string", "pattern": "^(?!\\.)[a-z]+@[a-z]+$"}, "#/pattern"),
     "a condition": ({"if": {"properties": {"a": A}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
     "no constant": ({"type": "string", "not": A}, "#/not"),
