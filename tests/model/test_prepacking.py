@@ -16,6 +16,9 @@ from token_recycling.model import prepacking
 from token_recycling.model.prepacking import prepack, prepacked_of
 
 PROMPT = torch.arange(3, 15)[None]
+BFLOAT16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no products in bfloat16"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +50,7 @@ def _linears(model: nn.Module) -> list[nn.Linear]:
     return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=BFLOAT16)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_are_those_of_the_layers(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
@@ -198,7 +201,7 @@ def test_what_cannot_be_packed(dtype: torch.dtype) -> None:
         accelerate(model, prepack=True)
 
 
-@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 4), (torch.bfloat16, 1)])
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 4), pytest.param(torch.bfloat16, 1, marks=BFLOAT16)])
 def test_nothing_is_measured_where_texts_are_to_be_reproducible(
     dtype: torch.dtype, least: int, packed_products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
