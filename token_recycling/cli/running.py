@@ -109,17 +109,14 @@ def schema_processor(loaded: loading.Loaded, schema: str) -> LogitsProcessor:
         raise ValueError(f"--schema {missing}")
     from ..grammar.adapters import GrammarProcessor
     from ..grammar.compile import compiled
-    from ..grammar.vocabulary import vocabulary
-    from ..model.inspection import vocabulary_size
+    from ..hf.constrain import vocabulary_of
 
     text = schema if schema.lstrip()[:1] in ("{", "") else Path(schema).read_text(encoding="utf-8")
     try:
         stated = json.loads(text)
     except ValueError as error:
         raise ValueError(f"--schema must be a JSON schema or a file with one, got {schema[:80]!r}: {error}") from None
-    model = loaded.model
-    known = vocabulary(loaded.tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
-    return GrammarProcessor(compiled(known, "json_schema", stated))
+    return GrammarProcessor(compiled(vocabulary_of(loaded.model, loaded.tokenizer), "json_schema", stated))
 
 
 def described(loaded: loading.Loaded, name: str) -> str:

@@ -50,5 +50,10 @@ def constrain(
 def _vocabulary(model: PreTrainedModel | PreTrainedTokenizerBase) -> Any:
     if isinstance(model, PreTrainedModel):
         tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-        return vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
+        return vocabulary_of(model, tokenizer)
     return vocabulary(model, len(model), model.eos_token_id)
+
+
+def vocabulary_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the tokens of a model, its ends included, as grammars are compiled for them."""
+    return vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)

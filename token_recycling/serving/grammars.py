@@ -26,8 +26,8 @@ from ..grammar.adapters import GrammarProcessor
 from ..grammar.calls import FunctionError, compiled_calls
 from ..grammar.compile import Grammar, compiled
 from ..grammar.schema import Unenforced
-from ..grammar.vocabulary import special_tokens, vocabulary
-from ..model.inspection import vocabulary_size
+from ..grammar.vocabulary import special_tokens
+from ..hf.constrain import vocabulary_of
 from ..model.loading import Loaded
 from .errors import CancelledError, WarnOnce, invalid
 from .protocol import Form
@@ -80,7 +80,7 @@ class Grammars:
     def _vocabulary(self) -> tuple[Any, dict[str, int]]:
         """The vocabulary as llguidance reads it, and the special tokens; raises ValueError."""
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
-        tokens = vocabulary(tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
+        tokens = vocabulary_of(model, tokenizer)
         return tokens, special_tokens(tokenizer, tokens)
 
     def close(self) -> None:
