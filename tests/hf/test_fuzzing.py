@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 import token_recycling as tr
 
-CASES, NIGHTLY = 160, 1000
+CASES, NIGHTLY = 80, 1000
 TIE, TOLERANCE = 1e-5, 1e-4
 FAMILIES = {str(case): case for case in [*SUPPORTED, *RECURRENT]}
 STATEFUL = {str(case) for case in RECURRENT}
@@ -225,7 +225,8 @@ def slots(case: Case, cache: Any, mask: torch.Tensor) -> list[torch.Tensor]:
         for row, padding in enumerate((mask == 0).sum(dim=1).tolist()):
             for name in ("keys", "values", "indexer_keys"):
                 if getattr(layer, name, None) is not None:
-                    found.append(getattr(layer, name)[row, ..., max(0, padding - dropped) : length, :])
+                    # Copied: a window's slots are written again by the next call.
+                    found.append(getattr(layer, name)[row, ..., max(0, padding - dropped) : length, :].clone())
     return found
 
 

@@ -57,7 +57,7 @@ def assert_same(outputs, reference):
 @pytest.mark.parametrize(
     "family", ["llama", "mistral window of 8", "gemma2 window of 8", "mistral window of 8, all logits"]
 )
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(lengths=st.lists(LENGTHS, min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, lengths, seed):
     model, accelerated = models(family)
@@ -69,7 +69,7 @@ def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, leng
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral window of 8", "gemma2 window of 8"])
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     further=st.integers(1, 40),
@@ -119,7 +119,7 @@ def test_a_long_prompt_behind_a_cached_beginning_is_read_where_it_belongs(cached
     assert_same(*outputs)
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 99), further=st.integers(1, 200))
 def test_a_batch_whose_rows_end_apart_goes_on_behind_its_cache(seed, further):
     """The row that ended long before the other is padded in the cache; the next turn is read behind both."""
@@ -178,7 +178,7 @@ def test_long_prompts_of_calls_at_once_and_again(lengths, shared, seed):
         thread.close()
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(length=st.sampled_from([1, 9, 70]), after=st.integers(1, 12), together=st.booleans(), seed=st.integers(0, 99))
 def test_what_was_read_before_a_call_failed_is_read_where_it_belongs(length, after, together, seed):
     """A criterion fails within a step of which several nodes of a tree are accepted."""

@@ -16,7 +16,7 @@ from token_recycling import Context, Draft, Drafter
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.serving.decoding_thread import DecodingThread
 
-SAMPLING = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 16, "pad_token_id": 0}
+SAMPLING = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 12, "pad_token_id": 0}
 CALLS = {
     "return sequences": {"input_ids": tiny.prompt(0, 4).repeat(1, 2), "num_return_sequences": 3, **SAMPLING},
     "prompts": {"input_ids": torch.cat([tiny.prompt(seed, 6) for seed in range(3)]), **SAMPLING},

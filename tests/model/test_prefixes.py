@@ -159,7 +159,7 @@ def branching(draw):
     return texts
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(branching(), st.integers(1, 40))
 def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, room):
     """Against a list of all texts, with a limit that drops some and without."""
