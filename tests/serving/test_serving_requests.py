@@ -62,8 +62,9 @@ def test_one_that_waits_is_given_up_too(model, stream):
         with server.complete(**LONG, stream=True) as running:
             next(iter(running))
             with pytest.raises(Exception, match="timed out"):
-                list(server.complete(timeout=0.2, stream=stream))
+                list(server.complete(timeout=0.2, stream=stream, n=2))
             wait_for(lambda: server.engine.running == 1)
+            wait_for(lambda: server.engine.workers.waiting == 0 and len(server.server.server_state.tasks) == 1)
         server.wait_until_idle()
         assert generations(server) == 2
         assert server.complete().usage.completion_tokens == 8

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -74,6 +74,8 @@ class Job:
         """Keywords of its schemas that its output is not held to."""
         self._new_drafter, self._timeout, self._on_end = new_drafter, timeout, on_end
         self.outputs: list[Output] = []
+        self.tasks: list[Future[None]] = []
+        """Of its outputs."""
         self.stats = Stats()
         self.fallback: str | None = None
         """Reason for the fallback to transformers' own decoding, or None."""
@@ -93,10 +95,12 @@ class Job:
         self.lock = threading.Lock()
 
     def cancel(self) -> None:
-        """Cancel after a disconnect: a running generation ends with its step, a queued one never starts."""
+        """Cancel after a disconnect: a running output ends with its step, a queued one leaves the queue."""
         if not (self._ended or self.failed):
             self.cancelled = True
-        if not self.started:
+        for task in self.tasks:
+            task.cancel()
+        if not self._running:
             self.end()
 
     def interrupt(self, error: ApiError) -> None:
@@ -277,6 +281,7 @@ class Engine:
             return self._submit(job, *choices[index], lambda tokens: arrivals.put((index, tokens)))
 
         try:
+            job.check()
             arrivals.end_with([submit(index) for index in range(len(choices))])
             async for index, tokens in arrivals:
                 yield index, job.outputs[index].push(tokens) if tokens else job.outputs[index].end()
@@ -292,6 +297,7 @@ class Engine:
         arrivals = _Arrivals[T]()
         job.outputs = [generation.new_output()]
         try:
+            job.check()
             wrapped = self._submit(
                 job, generation, 0, lambda tokens: None, lambda drafter: report(drafter, arrivals.put)
             )
@@ -334,6 +340,7 @@ class Engine:
     ) -> asyncio.Future[None]:
         """Queue an output; return a future of its end."""
         task = self.workers.submit(self._run, job, generation, choice, on_tokens, wrap, key=job.key)
+        job.tasks.append(task)
         return asyncio.wrap_future(task)
 
     def _run(
@@ -488,7 +495,10 @@ class _Arrivals(Generic[T]):
     async def __anext__(self) -> T:
         item = await self._queue.get()
         if item is None:
-            await self._all
+            try:
+                await self._all
+            except asyncio.CancelledError:  # of a task: all of them have ended, so that nothing is awaited
+                raise CancelledError from None
             raise StopAsyncIteration
         return item
 
@@ -500,7 +510,7 @@ class WorkerPool:
         self.running = 0
         """Number of running calls."""
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="generation")
-        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._waiting: dict[str, dict[Future[Any], Callable[[], Any]]] = {}
         """By key, in round-robin order: the next key first."""
         self._lock = threading.Lock()
 
@@ -511,10 +521,11 @@ class WorkerPool:
             return sum(map(len, self._waiting.values()))
 
     def submit(self, fn: Callable[..., Any], *args: Any, key: str = "") -> Future[Any]:
-        """Queue a call for a key; return the future of its result."""
+        """Queue a call for a key; return the future of its result. Cancelling it takes the call from the queue."""
         task: Future[Any] = Future()
         with self._lock:
-            self._waiting.setdefault(key, deque()).append((task, partial(fn, *args)))
+            self._waiting.setdefault(key, {})[task] = partial(fn, *args)
+        task.add_done_callback(partial(self._withdraw, key))
         self._threads.submit(self._run_next)
         return task
 
@@ -522,14 +533,24 @@ class WorkerPool:
         """Wait for all queued calls; no further one may be submitted."""
         self._threads.shutdown()
 
+    def _withdraw(self, key: str, task: Future[Any]) -> None:
+        """Take a call from the queue, if it is still there."""
+        with self._lock:
+            calls = self._waiting.get(key, {})
+            if calls.pop(task, None) is not None and not calls:
+                del self._waiting[key]
+
     def _run_next(self) -> None:
         """Run one call of the next key, then requeue that key last."""
         with self._lock:
+            if not self._waiting:  # the calls left were cancelled
+                return
             key = next(iter(self._waiting))
-            tasks = self._waiting.pop(key)
-            task, call = tasks.popleft()
-            if tasks:
-                self._waiting[key] = tasks
+            calls = self._waiting.pop(key)
+            task = next(iter(calls))
+            call = calls.pop(task)
+            if calls:
+                self._waiting[key] = calls
             self.running += 1
         try:
             if task.set_running_or_notify_cancel():
