@@ -46,3 +46,16 @@ def test_no_character_is_shown_before_its_last_byte(text, sizes):
 @given(st.lists(st.binary(max_size=3), max_size=6))
 def test_all_is_shown_in_the_end_also_half_a_character(steps):
     assert "".join(pieces(OfBytes(), steps)) == OfBytes().decode(b"".join(steps))
+
+
+def test_long_runs_that_are_no_text_cost_little_and_delay_little():
+    """As of a client that biases a model towards a byte that no character begins with."""
+    tokenizer, sizes = OfBytes(), []
+    tokenizer.decode = lambda token_ids, **options: sizes.append(len(token_ids)) or OfBytes.decode(tokenizer, token_ids)
+    shown, length = IncrementalText(tokenizer), 4000
+    assert not any(shown.push([0x80]) for _ in range(length))
+    assert sum(sizes) < 20 * length
+    arrived = [shown.push([byte]) for byte in b"x" * length]
+    delay = next(count for count, text in enumerate(arrived) if text)
+    assert delay <= length // 16
+    assert "".join(arrived) == tokenizer.decode([0x80] * length) + "x" * length

@@ -30,13 +30,21 @@ class IncrementalText:
         self._tokens: list[int] = []
         self._context = 0
         self._shown = 0
+        self._wanted = 0
+        """Number of tokens after those shown before which they are not decoded again."""
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that is complete with these tokens; empty while a character is not."""
         self._tokens += tokens
+        unshown = len(self._tokens) - self._shown
+        if unshown < self._wanted:
+            return ""
         text = self._pending()
         if not text or text.endswith(_INCOMPLETE):
+            # A character takes a few tokens. Long runs of bytes that make none are not decoded with every token.
+            self._wanted = unshown + unshown // 16
             return ""
+        self._wanted = 0
         # The tokens shown last stay as context, because what a token reads like may depend on the one before.
         self._context, self._shown = self._shown, len(self._tokens)
         return text
