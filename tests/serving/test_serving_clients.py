@@ -58,6 +58,8 @@ def test_a_last_message_of_the_assistant_is_continued(server):
     for content in ("for index in", [{"type": "text", "text": "for index"}, {"type": "text", "text": " in"}]):
         body = {"messages": [begun[0], {"role": "assistant", "content": content}], **GREEDY}
         assert server.post("/v1/messages", body).json()["content"][0]["text"] == wanted
+    prefixed = [begun[0], {**begun[1], "prefix": True}]  # as in the APIs of DeepSeek and Mistral
+    assert chat(server, messages=prefixed, **GREEDY).choices[0].message.content == wanted
     items = {"input": begun, "continue_final_message": True, "temperature": 0, "max_output_tokens": 12}
     assert server.post("/v1/responses", items).json()["output"][0]["content"][0]["text"] == wanted
     for more in ({}, {"add_generation_prompt": False}):
@@ -131,6 +133,14 @@ def test_head_is_answered_as_get_without_a_body(server, path):
     got, head = httpx2.get(f"{server.url}{path}"), httpx2.head(f"{server.url}{path}")
     assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
     assert head.headers["content-type"] == got.headers["content-type"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "//v1/models//tiny/"])
+def test_base_urls_may_end_with_a_slash(server, path):
+    """As in open-webui/open-webui#16749; a redirection would lose a body, or the TLS of a proxy."""
+    assert httpx2.get(f"{server.url}{path}").json()["object"] in ("list", "model")
+    answer = server.post("/v1//chat/completions/", {"messages": MESSAGES, **GREEDY})
+    assert answer.json()["choices"][0]["message"]["content"] == chat(server, **GREEDY).choices[0].message.content
 
 
 def test_keys_are_checked_before_a_body_is_parsed(model, monkeypatch):

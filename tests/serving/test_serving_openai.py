@@ -34,9 +34,11 @@ def test_temperature_draws_and_equal_seeds_give_equal_texts(client):
 
 
 def test_an_answer_without_a_limit_ends_where_the_context_does(client, server):
-    answer = complete(client, server.engine.loaded.tokenizer.decode([5]) * (CONTEXT - 40), max_tokens=1000)
-    assert answer.usage.total_tokens == CONTEXT
-    assert answer.choices[0].finish_reason == "length"
+    prompt = server.engine.loaded.tokenizer.decode([5]) * (CONTEXT - 40)
+    for limit in (1000, -1):  # as in langchain-ai/langchain#10822
+        answer = complete(client, prompt, max_tokens=limit)
+        assert answer.usage.total_tokens == CONTEXT
+        assert answer.choices[0].finish_reason == "length"
 
 
 def test_every_name_of_the_model_is_listed_and_answered(model):
@@ -90,6 +92,37 @@ def test_an_effort_is_for_templates_that_read_it(server, model):
     ],
 )
 def test_messages_as_they_come_are_rendered(tokenizer, messages, shown):
+    body = ChatRequest.model_validate({"messages": messages})
+    assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
+
+
+def refusing(condition):
+    """A template that refuses a conversation with a message of that kind."""
+    refusal = f"{{% if {condition} %}}{{{{ raise_exception('refused') }}}}{{% endif %}}"
+    return f"{{% for m in messages %}}{refusal}{{% endfor %}}{TEMPLATE}"
+
+
+SYSTEM_FIRST, NO_SYSTEM = refusing("m.role == 'system' and not loop.first"), refusing("m.role == 'system'")
+IN_TURNS = refusing("(m.role == 'user') != (loop.index0 % 2 == 0)")
+RULES, POLICY = {"role": "system", "content": "A"}, {"role": "developer", "content": [{"type": "text", "text": "B"}]}
+ASKED, SAID = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "shown"),
+    [
+        (SYSTEM_FIRST, [RULES, POLICY, ASKED], "system: A\n\nB\nuser: q\n"),  # BerriAI/litellm#26879
+        (SYSTEM_FIRST, [ASKED, SAID, POLICY, ASKED], "system: B\nuser: q\nassistant: a\nuser: q\n"),  # #39282
+        (NO_SYSTEM, [RULES, ASKED], "user: A\n\nq\n"),  # sgl-project/sglang#892
+        (NO_SYSTEM, [RULES, SAID, ASKED], "user: A\nassistant: a\nuser: q\n"),
+        (NO_SYSTEM, [RULES], "user: A\n"),
+        (IN_TURNS, [ASKED, ASKED, SAID, SAID, ASKED], "user: q\n\nq\nassistant: a\n\na\nuser: q\n"),  # vllm#6862
+        (IN_TURNS, [RULES, ASKED, SAID, ASKED], "user: A\n\nq\nassistant: a\nuser: q\n"),  # vllm#2080
+    ],
+)
+def test_a_conversation_that_a_template_refuses_is_put_in_turns(template, messages, shown):
+    tokenizer = chatty(tiny.tokenizer())
+    tokenizer.chat_template = template
     body = ChatRequest.model_validate({"messages": messages})
     assert tokenizer.decode(render_prompt(tokenizer, body.messages)[0]) == f"{shown}assistant: "
 

@@ -81,6 +81,9 @@ REPORTS = {
     "vllm-project/vllm, a choice without tools": (H, {"messages": [USER], "tools": [], "tool_choice": "auto"}),
     "MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark#138, a conversation": (R, {"input": ITEMS}),
     "vllm-project/vllm#33089, the output of a call alone": (R, {"input": ITEMS[4:6]}),
+    "vllm-project/vllm#54224, null": (R, {"input": [{**item, "id": None, "type": None} for item in ITEMS[:2]]}),
+    "0xPlaygrounds/rig#1362, an empty list of parts beside calls": (H, called(content=[], arguments="{}")),
+    "vercel/ai#5350, a tool whose type is null": (H, {"messages": [USER], "tools": [{"type": None, "function": GO}]}),
     "vllm-project/vllm#44576, results without content": (A, turns(THOUGHT)),
     "vllm-project/vllm#44576, an error": (A, turns(result={"content": "a", "is_error": True, **CACHED})),
     "BerriAI/litellm#19787, thinking": (

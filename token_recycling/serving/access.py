@@ -7,6 +7,7 @@ comes to a loopback address of a server without keys must name this machine in b
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from typing import Annotated
@@ -121,6 +122,9 @@ class LocalNamesMiddleware:
         return is_loopback(name) or name in self._allowed
 
 
+_SLASHES = re.compile("//+")
+
+
 class LimitMiddleware:
     """ASGI middleware: counts requests, and reads neither a body that is too large to its end nor a compressed one."""
 
@@ -131,8 +135,9 @@ class LimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # answered as GET is; the HTTP server leaves out the body
-            scope = {**scope, "method": "GET"}
+        # HEAD is answered as GET is; the HTTP server leaves out the body. Slashes too many come from base URLs.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "path": f"/{_SLASHES.sub('/', scope['path']).strip('/')}"}
         read, began, status = 0, time.monotonic(), 499  # of a client that disconnects before there is a response
 
         async def limited() -> Message:

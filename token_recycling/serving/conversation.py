@@ -72,6 +72,8 @@ class Message(BaseModel, extra="allow"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
+    prefix: bool | None = None
+    """Of the last message, in the APIs of DeepSeek and Mistral: the output continues it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -107,7 +109,7 @@ class Function(BaseModel, extra="allow"):
 class Tool(BaseModel, extra="allow"):
     """A tool of a chat; only functions are supported."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: Function
 
     def shown(self) -> Object:

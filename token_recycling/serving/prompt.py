@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,7 @@ from ..grammar.calls import Calls, Function
 from ..grammar.disjoint import Comparison
 from ..grammar.references import References
 from ..model.loading import Loaded
-from .conversation import Message, joined
+from .conversation import Message, Part, joined
 from .errors import ApiError
 from .output import REASONING
 from .protocol import ChatRequest, Constraint, Form
@@ -34,6 +34,9 @@ from .protocol import ChatRequest, Constraint, Form
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+
+_SYSTEM = ("system", "developer")
 
 
 # Rendering
@@ -55,11 +58,6 @@ def render_prompt(
     """The prompt (1, length) of a conversation; raises ApiError where the template refuses it. `continue_final`: the
     output continues its last message; else, with `add_prompt`, it ends with how an answer begins.
     """
-    conversation = [template_message(message) for message in messages]
-    if not re.search(r"\bdeveloper\b", str(tokenizer.chat_template)):
-        # OpenAI's newer name of the role, which only few templates know.
-        for message in conversation:
-            message["role"] = "system" if message["role"] == "developer" else message["role"]
     render = partial(
         tokenizer.apply_chat_template,
         add_generation_prompt=add_prompt and not continue_final,
@@ -70,12 +68,7 @@ def render_prompt(
         **variables,
     )
     try:
-        try:
-            return render(conversation)["input_ids"]
-        except Exception:
-            if not _wrap_malformed_arguments(conversation):
-                raise
-            return render(conversation)["input_ids"]
+        return _first_rendered(render, _versions(tokenizer, messages))
     except RecursionError as error:
         refusal = "the request is nested too deeply for the chat template"
         raise ApiError(400, refusal, "invalid_request", "messages") from error
@@ -85,15 +78,66 @@ def render_prompt(
         raise ApiError(400, refusal, "invalid_request", "messages") from error
 
 
-def _wrap_malformed_arguments(conversation: list[dict[str, Any]]) -> bool:
-    """Replace arguments of calls that are no JSON object, for a template that reads objects only, by an object with
-    their text; return whether there were any.
+def _first_rendered(render: Callable[..., Any], conversations: Iterable[list[dict[str, Any]]]) -> torch.Tensor:
+    """Return the prompt of the first conversation that can be rendered; raise what the first one raises if none can."""
+    refused: Exception | None = None
+    for conversation in conversations:
+        try:
+            return render(conversation)["input_ids"]
+        except Exception as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _versions(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
+    """Yield a conversation as templates read it, then as those that refuse it may take it."""
+    yield from _with_objects(tokenizer, messages)
+    yield from _with_objects(tokenizer, _alternating(tokenizer, messages))
+
+
+def _with_objects(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
+    """Yield a conversation, then, where it has calls whose arguments are no JSON object, one with objects of their
+    text, for templates that read objects only.
     """
+    conversation = [template_message(message) for message in messages]
+    if not re.search(r"\bdeveloper\b", str(tokenizer.chat_template)):
+        # OpenAI's newer name of the role, which only few templates know.
+        for message in conversation:
+            message["role"] = "system" if message["role"] == "developer" else message["role"]
+    yield conversation
     functions = [call["function"] for message in conversation for call in message.get("tool_calls") or ()]
     malformed = [function for function in functions if isinstance(function["arguments"], str)]
     for function in malformed:
         function["arguments"] = {"arguments": function["arguments"]}
-    return bool(malformed)
+    if malformed:
+        yield conversation
+
+
+def _alternating(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation with what its system messages say at its head, and several messages in a row of the user,
+    or of the assistant, as one: many templates take no others.
+    """
+    system = [message.content for message in messages if message.role in _SYSTEM]
+    others = [message for message in messages if message.role not in _SYSTEM] or [Message(role="user")]
+    conversation: list[Message] = []
+    for message in _headed(tokenizer, others, _paragraphs(*system)):
+        before = conversation[-1] if conversation else None
+        plain = not message.tool_calls and message.role in ("user", "assistant")
+        if before is not None and plain and before.role == message.role and not before.tool_calls:
+            conversation[-1] = _with_text(message, before.content, message.content)
+        else:
+            conversation.append(message)
+    return conversation
+
+
+def _paragraphs(*contents: str | list[Part] | None) -> str:
+    """Return the texts of contents as paragraphs, without empty ones."""
+    return "\n\n".join(filter(None, map(joined, contents)))
+
+
+def _with_text(message: Message, *contents: str | list[Part] | None) -> Message:
+    return message.model_copy(update={"content": _paragraphs(*contents)})
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -294,12 +338,14 @@ What it gives is then told between <tool_response> and </tool_response>. If no f
 def _headed(tokenizer: PreTrainedTokenizerBase, messages: list[Message], text: str) -> list[Message]:
     """The conversation with a text for the system: in its system message, in one of its own, or in that of the user."""
     first, *rest = messages
-    if first.role in ("system", "developer"):
-        return [first.model_copy(update={"content": f"{first.content}\n\n{text}"}), *rest]
+    if not text:
+        return messages
+    if first.role in _SYSTEM:
+        return [_with_text(first, first.content, text), *rest]
     if _shows_system(tokenizer):
         return [Message(role="system", content=text), *messages]
     if first.role == "user":
-        return [first.model_copy(update={"content": f"{text}\n\n{first.content}"}), *rest]
+        return [_with_text(first, text, first.content), *rest]
     return [Message(role="user", content=text), *messages]
 
 

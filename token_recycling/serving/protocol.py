@@ -39,6 +39,10 @@ Unsupported: TypeAlias = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: the remedy, and values that ask for the default behaviour."""
 NonemptyText = Annotated[str, StringConstraints(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]
+AS_MANY_AS_FIT = BeforeValidator(lambda value: 2**31 - 1 if value == -1 else value)
+"""Reads -1 as llama.cpp and LM Studio do, where it stands for no limit."""
+TokenLimit = Annotated[int, Field(ge=1), AS_MANY_AS_FIT]
+"""Maximum number of output tokens."""
 _Divisor = Annotated[float, Field(ge=1e-6, le=1e6)]
 """Logits that are divided by a much smaller number become infinite."""
 
@@ -385,7 +389,7 @@ class StreamOptions(Fields):
 class ChoicesRequest(Request):
     """A request for several choices."""
 
-    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
+    max_tokens: TokenLimit | None = Field(None, description="Maximum number of output tokens.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Number of choices.")
     stream_options: StreamOptions | None = Field(None, description="`include_usage`: usage in a last event.")
 
@@ -440,7 +444,7 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1, description="Text content only.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="The same as `max_tokens`, before it.")
+    max_completion_tokens: TokenLimit | None = Field(None, description="The same as `max_tokens`, before it.")
     logprobs: bool | None = Field(None, description="Of the model itself, before penalties, temperature and cuts.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="With `logprobs`.")
     prediction: Prediction | None = Field(None, description="Drafted from before all else; the model never reads it.")
@@ -466,6 +470,8 @@ class ChatRequest(ChoicesRequest, TemplatedRequest):
     def _coherent(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "needs logprobs=true")
+        if self.messages[-1].prefix and self.continue_final_message is None:
+            self.continue_final_message = True
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("add_generation_prompt", "must be false with continue_final_message")
         if self.continue_final_message and (role := self.messages[-1].role) != "assistant":

@@ -16,7 +16,7 @@ from ..errors import invalid
 from ..generation import Generation
 from ..logprobs import completion_logprobs
 from ..output import Delta, Output
-from ..protocol import MAX_CHOICES, REFUSED, ChoicesRequest, TokenId, Unsupported
+from ..protocol import AS_MANY_AS_FIT, MAX_CHOICES, REFUSED, ChoicesRequest, TokenId, Unsupported
 from .common import ChoicesReply, Event, generation_of
 
 PREFIX = "cmpl-"
@@ -52,9 +52,8 @@ class CompletionRequest(ChoicesRequest):
     """`POST /v1/completions`."""
 
     prompt: Prompt = Field(description="Text, a list of texts, token ids, or a list of lists of token ids.")
-    max_tokens: int | None = Field(
+    max_tokens: Annotated[int, Field(ge=0), AS_MANY_AS_FIT] | None = Field(
         None,
-        ge=0,
         description="Maximum number of output tokens; 0, with `echo`: the prompt alone, scored with `logprobs`.",
     )
     echo: bool | None = Field(None, description="The output begins with the prompt.")

@@ -19,7 +19,17 @@ from ..engine import Engine, Job
 from ..errors import ApiError, shown, warn_ignored
 from ..generation import Generation
 from ..output import Delta, Kind, Piece
-from ..protocol import REFUSED, ChatRequest, Fields, FormatOptions, NonemptyText, TemplatedRequest, Unsupported, chat_of
+from ..protocol import (
+    REFUSED,
+    ChatRequest,
+    Fields,
+    FormatOptions,
+    NonemptyText,
+    TemplatedRequest,
+    TokenLimit,
+    Unsupported,
+    chat_of,
+)
 from .chat import chat_generation
 from .common import Event, Parts
 
@@ -36,6 +46,11 @@ class Item(BaseModel):
     name: str | None = None
     arguments: Arguments | None = None
     output: str | list[Part] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _complete(self) -> Item:
@@ -97,7 +112,7 @@ class ResponsesRequest(TemplatedRequest):
         description="Text, or messages, calls and their outputs; reasoning is left out."
     )
     instructions: str | None = Field(None, description="A system message before all others.")
-    max_output_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
+    max_output_tokens: TokenLimit | None = Field(None, description="Maximum number of output tokens.")
     tools: list[Annotated[Function, only_of_type("function")]] | None = Field(
         None, description="Functions; others are skipped."
     )
@@ -137,7 +152,7 @@ class ResponsesRequest(TemplatedRequest):
     def _messages(self) -> list[dict[str, Any]]:
         """Calls in a row, and the message before them, are one message."""
         written: list[dict[str, Any]] = []
-        if self.instructions is not None:
+        if self.instructions:
             written.append({"role": "system", "content": self.instructions})
         for item in [Item(content=self.input)] if isinstance(self.input, str) else self.input:
             if item.type == "message":

@@ -47,7 +47,7 @@ from ..engine import Engine, Job
 from ..errors import CancelledError, failure, invalid
 from ..generation import Generation
 from ..output import Output, ScoredToken
-from ..protocol import ChatRequest, NonemptyText, Request
+from ..protocol import ChatRequest, NonemptyText, Request, TokenLimit
 from .chat import prompt_of
 from .common import generation_of, written
 
@@ -60,7 +60,7 @@ class StepsRequest(Request):
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    max_tokens: int | None = Field(None, ge=1, description="Maximum number of output tokens.")
+    max_tokens: TokenLimit | None = Field(None, description="Maximum number of output tokens.")
     drafter: NonemptyText = "accelerated"
 
     @property
