@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny, ways
+from support.cases import parameter, thinned
 from support.drafters import NAMES, Garbage, example
 from support.elsewhere import THERE, another_device, put_there
 from support.runs import drafts_of
@@ -84,12 +85,10 @@ THROUGH_ALL = ("garbage", "draft_model", "recycling")
 model drafts for itself, and the default. The others are sampled and go through a batch, and through all ways nightly.
 """
 GRID = [
-    pytest.param(
+    parameter(
         *(surface, way, name),
+        every_run=name in THROUGH_ALL or (surface is generated and way in (ways.sampled, ways.padded_batch)),
         id=f"{surface.__name__}-{way.__name__}-{name}",
-        marks=[]
-        if name in THROUGH_ALL or (surface is generated and way in (ways.sampled, ways.padded_batch))
-        else [pytest.mark.nightly],
     )
     for name in ("garbage", *tr.drafter_names(), *VARIANTS)
     for surface, those in TABLE.items()
@@ -143,9 +142,7 @@ def test_the_ways_are_worth_a_test():
     assert int(torch.stack(ways.wanted(ways.beyond_16_bits)[:1]).max()) > 2**16
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.nightly] * (one != "recycling")) for one in tr.drafter_names()]
-)
+@pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept="recycling".__eq__))
 def test_the_model_may_be_on_another_device(model, name, tmp_path):
     """Than the prompt; drafts are where the model is, on a stand-in for such a device."""
     drafter = example(name, model, tmp_path)

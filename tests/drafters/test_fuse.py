@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from support import tiny
+from support.cases import parameter
 from support.drafters import NAMES as ALL
 from support.drafters import example
 from support.runs import check_same, fix_costs
@@ -19,7 +20,7 @@ from token_recycling.trees.templates import parse_paths
 
 NAMES = tr.drafter_names()
 PAIRS = [
-    pytest.param((name, NAMES[(place + far) % len(NAMES)]), marks=[pytest.mark.nightly] * (far != 1 or place % 3 > 0))
+    parameter((name, NAMES[(place + far) % len(NAMES)]), every_run=far == 1 and place % 3 == 0)
     for place, name in enumerate(NAMES)
     for far in (0, 1, 3, 7)
 ]

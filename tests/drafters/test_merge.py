@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import thinned
 from support.languages import LINE, TWO_LEVELS, P, drafted, fits, texts
 from support.runs import paths_of
 from support.strategies import drafts
@@ -217,9 +218,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(one, marks=[pytest.mark.nightly] * (place > 0)) for place, one in enumerate(WAYS)]
-)
+@pytest.mark.parametrize("way", thinned(WAYS, len(WAYS)))
 def test_texts_have_the_targets_distribution(way):
     made, most = WAYS[way]
     assert fits(texts(lambda text: fused(made(text), most), accept_walk)) > 0.001

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support import tiny
 from support.architectures import BORDERS, EVERY_RUN, VOCABULARY, model_of, named
 from support.batches import batch, turned
+from support.cases import thinned
 from support.further_architectures import BLOCKS
 from support.recurrent_architectures import RECURRENT
 from support.releases import HERE, needs, skip_before
@@ -95,11 +96,11 @@ TURNS = [
 
 @pytest.mark.parametrize(
     ("kind", "case", "lengths"),
-    [
-        pytest.param(*turns, id=f"{turns[0].__name__} {turns[1]} {turns[2]}", marks=marks)
-        for turns in TURNS
-        for marks in [[] if str(turns[1]) in EVERY_RUN else [pytest.mark.nightly]]
-    ],
+    thinned(
+        TURNS,
+        kept=lambda turns: str(turns[1]) in EVERY_RUN,
+        ids=lambda turns: f"{turns[0].__name__} {turns[1]} {turns[2]}",
+    ),
 )
 def test_turns_on_one_cache_plain_and_accelerated_by_turns(kind, case, lengths):
     """The caller's own, continued by plain `generate` and by ours, by turns; in the end all caches hold the same."""

@@ -24,6 +24,7 @@ import torch
 from support import tiny
 from support.architectures import model_of
 from support.batches import padded
+from support.cases import parameter
 from support.chi_square import p_value
 from support.recurrent_architectures import RECURRENT
 
@@ -141,16 +142,12 @@ def of_long_texts(sampler, calls, new=40):
 WAYS = [("tree", 1), ("chain", 4), ("chain", 1), ("tree", 4)]
 TEMPERATURES = [0.5, 1.0, 1.5]
 LONG = [
-    pytest.param(
-        *way,
-        {"temperature": TEMPERATURES[(place + turn) % 3], **processors},
-        marks=[pytest.mark.nightly] * (place % 3 > 0),
-    )
+    parameter(*way, {"temperature": TEMPERATURES[(place + turn) % 3], **processors}, every_run=place % 3 == 0)
     for place, processors in enumerate(PROCESSORS.values())
     for turn, way in enumerate(WAYS[place % 2 * 2 :][:2])
 ]
 THREE = [
-    pytest.param(*way, sampling, marks=[pytest.mark.nightly] * turn)
+    parameter(*way, sampling, every_run=turn == 0)
     for place, sampling in enumerate([{}, {"temperature": 0.5, "repetition_penalty": 1.5}])
     for turn, way in enumerate(WAYS[place * 2 :][:2])
 ]

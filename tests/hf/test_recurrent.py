@@ -8,6 +8,7 @@ import torch
 from support import tiny
 from support.architectures import model_of
 from support.batches import padded
+from support.cases import thinned
 from support.drafters import Garbage, example
 from support.recurrent_architectures import RECURRENT
 from transformers import DynamicCache
@@ -25,10 +26,7 @@ def hybrid(family="qwen3_5_text"):
     return model_of(next(case for case in RECURRENT if case.family == family))
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(one, marks=[pytest.mark.nightly] * (place % 3 > 0)) for place, one in enumerate(FAMILIES)],
-)
+@pytest.fixture(scope="module", params=thinned(FAMILIES))
 def model(request):
     return hybrid(request.param)
 

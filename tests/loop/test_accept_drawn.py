@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import thinned
 from support.chi_square import p_value
 from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Text, drafted, fits, texts
 
@@ -107,9 +108,7 @@ DRAFTS: dict[str, Callable[[Text], Draft]] = {
 EVERY_RUN = ("a drawn tree", "all tokens drawn", "a drawn graph", "drawn and chosen siblings")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.nightly] * (one not in EVERY_RUN)) for one in DRAFTS]
-)
+@pytest.mark.parametrize("name", thinned(DRAFTS, kept=EVERY_RUN.__contains__))
 def test_texts_have_the_targets_distribution(name):
     COPIES.clear()
     assert fits(texts(DRAFTS[name], accept_walk)) > 0.001

@@ -19,6 +19,7 @@ from support.architectures import (
     model_of,
     named,
 )
+from support.cases import parameter
 from support.further_architectures import BLOCKS, FURTHER_BORDERS, FURTHER_WINDOWS
 from support.oracle import TREES, Oracle
 from transformers import DynamicCache
@@ -31,11 +32,11 @@ from token_recycling.model.target import Target, TreeInputs
 
 HERE = torch.device("cpu")
 RUNS = [
-    pytest.param(
+    parameter(
         case,
         attention,
         id=f"{case}-{attention}".replace(" ", "-"),
-        marks=[] if str(case) in EVERY_RUN and attention == attentions(case)[0] else [pytest.mark.nightly],
+        every_run=str(case) in EVERY_RUN and attention == attentions(case)[0],
     )
     for case in ALL
     for attention in attentions(case)

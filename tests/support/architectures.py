@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
+from support.cases import thinned
 from support.releases import skip_without
 from support.tiny import sizes
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -166,8 +166,7 @@ EVERY_RUN = {
 
 def chosen(cases: Iterable[Case]) -> list[Any]:
     """Cases as parameters of a test: those that every run has, the others nightly."""
-    nightly = pytest.mark.nightly
-    return [pytest.param(one, id=str(one), marks=[] if str(one) in EVERY_RUN else [nightly]) for one in cases]
+    return thinned(cases, kept=lambda one: str(one) in EVERY_RUN, ids=str)
 
 
 def named(family: str, tested: str = "") -> Case:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import assistants
+from support.cases import thinned
 from transformers import PreTrainedModel
 
 import token_recycling as tr
@@ -35,7 +36,7 @@ from token_recycling.training.eagle import new_head
 from token_recycling.trees.templates import chain
 
 EVERY_RUN = ("recycling", "published", "draft_model", "medusa", "fuse")
-NAMES = [pytest.param(one, marks=[pytest.mark.nightly] * (one not in EVERY_RUN)) for one in tr.drafter_names()]
+NAMES = thinned(tr.drafter_names(), kept=EVERY_RUN.__contains__)
 """All drafters as parameters of a test; the others share with these what is tested, and run nightly."""
 
 
