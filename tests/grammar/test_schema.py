@@ -63,6 +63,19 @@ ENFORCED: list[dict[str, Any]] = [
     {"prefixItems": [{"type": "integer"}], "additionalItems": False},
     {"prefixItems": [{"type": "integer"}], "items": False},
     {"items": [{"type": "integer"}], "anyOf": [{"type": "array"}], "additionalItems": False},
+    {"not": {"const": "ab"}}, {"not": {"enum": ["a", "ab", None, True]}},
+    {"not": {"properties": {"a": {"const": "x"}}}}, {"if": True, "then": {"const": 1}},
+    {"not": {"anyOf": [{"type": "object"}, {"allOf": [{"type": "string"}, {"enum": ["a", "b"]}]}]}},
+    {"not": {"properties": {"a": {"enum": ["x", None]}, "b": True}, "required": ["a"]}, "type": "object"},
+    {"if": {"type": "string"}, "then": {"maxLength": 1}, "else": {"type": "integer"}},
+    {"type": "object", "properties": {"a": {}, "b": {}}, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    {"if": {"properties": {"a": {"const": "x"}}}, "else": {"required": ["b"]}, "type": "object"},
+    {"oneOf": [True, {"type": "string"}]}, {"oneOf": [{"type": ["string", "null"]}, {"enum": ["a", True]}]},
+    {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "oneOf": [{"required": [name]} for name in "abc"]},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"type": "array", "items": {"enum": [1, "a", True]}, "uniqueItems": True},
+    {"type": "array", "items": {"$ref": "#/$defs/i"}, "$defs": {"i": {"const": 1}}, "uniqueItems": True, "minItems": 1},
+    {"prefixItems": [{"const": "a"}, {"const": 1}], "items": False, "uniqueItems": True},
     {"uniqueItems": False}, {"uniqueItems": True, "maxItems": 1}, {"unevaluatedItems": False, "prefixItems": [True]},
     {"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, {"required": ["a"]},
     {"patternProperties": {"^a": {"type": "integer"}}}, {"properties": {"a": False}},
@@ -70,6 +83,10 @@ ENFORCED: list[dict[str, Any]] = [
     {"type": "object", "propertyNames": {"pattern": "^a"}}, {"type": "object", "propertyNames": {"enum": ["a", "b"]}},
     {"propertyNames": {"$ref": "#/$defs/k"}, "$defs": {"k": {"enum": ["a"]}}}, {"propertyNames": False},
     {"propertyNames": False, "maxProperties": 3},
+    {"type": "object", "propertyNames": {"minLength": 2}}, {"propertyNames": {"minLength": 1, "maxLength": 1}},
+    {"properties": {"a": {}, "b": {}}, "type": "object", "minProperties": 2, "additionalProperties": False},
+    *({"properties": {"a": {}, "b": {}, "c": {}}, "type": "object", **numbers, "additionalProperties": False}
+      for numbers in ({"minProperties": 1}, {"maxProperties": 1}, {"minProperties": 1, "maxProperties": 2})),
     {"minProperties": 1}, {"maxProperties": 1}, {"properties": {"a": {}}, "unevaluatedProperties": False},
     {"dependentRequired": {"a": ["b"]}}, {"dependencies": {"a": ["b"], "b": {"required": ["a"]}}},
     {"dependentSchemas": {"a": {"properties": {"b": {"type": "string"}}}}}, {"if": {"type": "string"}},
@@ -79,11 +96,21 @@ ENFORCED: list[dict[str, Any]] = [
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"a": {"not": {"const": 1}}}}, "#/properties/a/not"),
-    ({"if": {"type": "string"}, "then": {"maxLength": 1}}, "#/if"),
+    ({"if": {"minLength": 2}, "then": {"maxLength": 1}}, "#/if"),
+    (
+        {"if": {"type": "string"}, "then": {"maxLength": 1}, "$schema": "http://json-schema.org/draft-06/schema#"},
+        "#/if",
+    ),
+    ({"not": {"const": "a"}, "$schema": "http://json-schema.org/draft-04/schema#"}, "#/not"),
+    ({"not": {"const": "a\x01"}}, "#/not"),
+    ({"not": {"enum": [f"{number}" * 99 for number in range(9)]}}, "#/not"),
+    ({"type": "array", "items": {"enum": [*range(9)]}, "uniqueItems": True}, "#/uniqueItems"),
+    ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, "#/uniqueItems"),
+    ({"items": {"enum": ["a"]}, "uniqueItems": True}, "#/uniqueItems"),
     ({"uniqueItems": True}, "#/uniqueItems"),
     ({"contains": {"type": "integer"}}, "#/contains"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf"),
-    ({"oneOf": [True, {"type": "string"}]}, "#/oneOf"),
+    ({"oneOf": [{"required": [f"{number}"]} for number in range(9)]}, "#/oneOf"),
     (
         {
             "$schema": "http://json-schema.org/draft-07/schema#",
@@ -106,10 +133,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"minProperties": 2}, "#/minProperties"),
     (
-        {"properties": {"a": {}, "b": {}}, "type": "object", "minProperties": 2, "additionalProperties": False},
-        "#/minProp",
+        {**dict.fromkeys(("minProperties", "maxProperties"), 5), "properties": {name: {} for name in "abcdefghij"}}
+        | {"additionalProperties": False},
+        "#/minProperties",
     ),
-    ({"propertyNames": {"minLength": 2}}, "#/propertyNames"),
+    ({"propertyNames": {"minLength": 2, "pattern": "a"}}, "#/propertyNames"),
+    ({"propertyNames": {"minLength": 1.5}}, "#/propertyNames"),
     ({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
     ({"properties": {"a/b": {"pattern": "(?=x)"}}}, "#/properties/a~1b/pattern"),
     ({"pattern": r"(a)\1"}, "#/pattern"),
@@ -148,6 +177,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"items": {"format": "date", "maxLength": 9, "type": "string"}, "minItems": 1, "type": "array"}, "#/items/maxL"),
     ({"properties": {"a": {"not": {}}}, "required": ["a"], "type": "object"}, "#/required: admits no value"),
     ({"not": {}}, "#/not: admits no value"),
+    ({"oneOf": [{"const": "a"}, {"const": "a"}]}, "#/oneOf: admits no value"),
+    (
+        {"properties": {"a": {}}, "type": "object", "minProperties": 2, "additionalProperties": False},
+        "#/minProperties: admits no value",
+    ),
     ({"anyOf": [False]}, "#/anyOf: admits no value"),
 ]
 

@@ -148,13 +148,38 @@ WRITTEN: dict[str, Any] = {
     "schemas that are booleans": closed({"a": True, "b": False}, ["a"]),
     "a format or none": {"type": "string", "anyOf": [{"format": "date"}, {"const": ""}]},
     "a file": TypeAdapter(bytes).json_schema(),
+    "a set of an enum": TypeAdapter(Annotated[set[Literal["a", "b", "c"]], Field(max_length=2)]).json_schema(),
+    "another constant": {"type": "string", "not": A, "maxLength": 2},
+    "a condition": closed(
+        {"country": {"enum": ["US", "CA"]}, "code": {"type": "string"}},
+        **{
+            "if": {"properties": {"country": {"const": "US"}}},
+            "then": {"properties": {"code": {"pattern": "^[0-9]{5}$"}}},
+        },
+        **{"else": {"properties": {"code": {"pattern": "^[A-Z][0-9][A-Z]$"}}}},
+    ),
+    "conditions by a tag": closed(
+        {"tag": {"enum": ["a", "b"]}, "n": INTEGER, "s": TEXT},
+        ["tag"],
+        allOf=[
+            {"if": {"properties": {"tag": tag}, "required": ["tag"]}, "then": {"required": [name]}}
+            for tag, name in ((A, "n"), (B, "s"))
+        ],
+    ),
+    "one of two": closed({"a": INTEGER, "b": TEXT}, [], oneOf=[{"required": ["a"]}, {"required": ["b"]}]),
+    "one at least": closed({"a": INTEGER, "b": TEXT, "c": A}, [], minProperties=1),
+    "names that are not empty": {
+        "type": "object",
+        "propertyNames": {"type": "string", "minLength": 1},
+        "maxProperties": 2,
+    },
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a set": (TypeAdapter(set[int]).json_schema(), "#/uniqueItems"),
     "an e-mail of zod": ({"type": "string", "pattern": "^(?!\\.)[a-z]+@[a-z]+$"}, "#/pattern"),
-    "a condition": ({"if": {"properties": {"a": A}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
-    "no constant": ({"type": "string", "not": A}, "#/not"),
+    "a condition": ({"if": {"properties": {"a": INTEGER}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
+    "no number": ({"type": "number", "not": {"const": 0}}, "#/not"),
     "an item of": ({"type": "array", "contains": A}, "#/contains"),
     "Google's types": ({"type": "STRING"}, "#/type"),
     "a dynamic reference": ({"properties": {"a": {"$recursiveRef": "#"}}, "type": "object"}, "#/properties/a"),

@@ -137,9 +137,26 @@ KINDS: dict[str, list[SCHEMA]] = {
         {"not": one, **more}
         for one, more in products([*CHOICES, {}], [{}, TEXT, INTEGER, {"type": ["boolean", "null"]}])
     ],
+    "if": [
+        {"if": one, **more, **branches}
+        for one, more, branches in products(
+            [
+                *CHOICES[1:],
+                obj(required=["a"]),
+                {"properties": {"a": CHOICES[2]}},
+                {"properties": {"a": {"const": "a"}}},
+            ],
+            [{}, obj(properties={"a": TEXT, "b": INTEGER})],
+            [{"then": {"required": ["b"]}}, {"then": TEXT, "else": obj(required=["a"])}],
+        )
+    ],
+    "properties in number": [
+        obj(properties=dict.fromkeys("abc", one), additionalProperties=False, minProperties=least, maxProperties=most)
+        for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])
+    ],
 }
-FEWEST = {"propertyNames": 8, "not": 4}
-"""Kinds of which less than half is enforced."""
+FEWEST = {"propertyNames": 16, "not": 8, "if": 16, "properties in number": 30}
+"""Of kinds of which another share than half is enforced."""
 VALUES: list[Any] = [
     *SCALARS, [], {}, [1], [1, 1], ["a"], ["a", "a"], [None, "a"], ["a", "b"], [1, "a", None, True], [3], [[]],
     [[], []], {"a": 1}, {"a": "a"}, {"a": None}, {"b": 1}, {"é": 1}, {"aa": 1}, {"xx": "a"}, {"12": 1}, {"next": {}},

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .json_values import TYPES, Schema, at_pointer, equal, kind_of, strings
+from .parts import keywords
 from .references import References
 
 MAX_COMPARISONS = 2_000
@@ -60,6 +61,20 @@ class Comparison:
             if isinstance(options, list):
                 kinds &= {kind for option in options for kind in self.types(option, resource, depth + 1)}
         return kinds
+
+    def listed(self, schema: Any, resource: str) -> list[Any] | None:
+        """Return the different values of a schema that lists them, and says no more of them than their types; else
+        None.
+        """
+        parts = self._conjuncts(schema, resource)
+        values = _values(parts)
+        if values is None or any(keywords(part) - {"enum", "const", "type", "$ref", "allOf"} for part in parts):
+            return None
+        kinds, different = _kinds(parts), list[Any]()
+        for value in values:
+            if kind_of(value) in kinds and not any(equal(value, other) for other in different):
+                different.append(value)
+        return different
 
     def _conjuncts(self, schema: Schema, resource: str) -> list[dict[str, Any]]:
         """Return schemas that all hold where one does: it, those of `allOf`, and those that it refers to."""

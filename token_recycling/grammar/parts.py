@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from .json_values import escaped
 
 IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 """Keywords with schemas for the same value."""
+_KEYWORDS = frozenset(
+    (*IN_PLACE, "then", "else", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef", "type",
+     "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
+     "maxLength", "pattern", "format", "items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems",
+     "maxItems", "uniqueItems", "properties", "patternProperties", "additionalProperties", "unevaluatedProperties",
+     "propertyNames", "required", "minProperties", "maxProperties")
+)  # fmt: skip
+"""Those that are no annotations."""
+
+
+def keywords(schema: Any) -> Set[str]:
+    """Return the keywords of a schema that are no annotations, in its order."""
+    return {name: None for name in schema if name in _KEYWORDS}.keys() if isinstance(schema, dict) else set()
+
+
 _EXPRESSED: dict[str, tuple[str, ...]] = {
     "minimum": ("exclusiveMinimum", "format", "multipleOf"),
     "maximum": ("exclusiveMaximum", "format", "multipleOf"),
@@ -17,6 +32,7 @@ _EXPRESSED: dict[str, tuple[str, ...]] = {
     "prefixItems": ("items",),
     "items": ("additionalItems", "unevaluatedItems"),
     "maxItems": ("items", "additionalItems", "unevaluatedItems"),
+    "enum": ("uniqueItems",),
     "patternProperties": ("propertyNames",),
     "additionalProperties": ("unevaluatedProperties", "propertyNames", "properties"),
     "properties": ("propertyNames",),
@@ -35,7 +51,7 @@ class Part(NamedTuple):
 
     def pointer(self, keyword: str) -> str:
         """Return the place of a keyword of the schema, or of that which it expresses."""
-        names = (keyword, *_EXPRESSED.get(keyword, (*IN_PLACE, "format")))
+        names = (keyword, *_EXPRESSED.get(keyword, (*IN_PLACE, "minProperties", "maxProperties", "format")))
         return f"{self.place}/{escaped(next((name for name in names if name in self.original), keyword))}"
 
     def no_value(self, keywords: Sequence[str], why: str) -> ValueError:

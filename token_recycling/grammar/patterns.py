@@ -9,7 +9,7 @@ meanings, is refused: Rust would read `a++`, `\\z` or `[]a]` in a third way.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .json_values import shown
 
@@ -31,7 +31,9 @@ _UNWRITABLE = r"\x00-\x07\x0B\x0E-\x1f\x7f"
 pattern names, and in a string that may hold all of them it admits every escape, so that quotation marks and backslashes
 are strings of `[^"]` and `[^\\\\]`.
 """
-_WRITABLE = f"&&[^{_UNWRITABLE}]"
+WRITABLE = f"[^{_UNWRITABLE}]"
+"""Any character of a string."""
+_WRITABLE = f"&&{WRITABLE}"
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??")
 _GROUP = re.compile(r"\((?!\?)|\(\?(?:[is]*:|P?<[A-Za-z_]\w*>)")
 _FLAGS = re.compile(r"\(\?[is]+\)")
@@ -82,6 +84,27 @@ def searched(pattern: str) -> str:
     start = "" if pattern.startswith("^") else "(?s:.*)"
     end = "" if _ends(pattern) else "(?s:.*)"
     return f"{start}(?:{inner}){end}"
+
+
+def excluding(texts: Sequence[str]) -> str | None:
+    """Return a pattern in Rust's syntax of all strings but some; None for so many that it would be long."""
+    beginnings = dict.fromkeys(text[:end] for text in texts for end in range(len(text) + 1)) or {"": None}
+    if len(beginnings) > _MAX_BEGINNINGS:
+        return None
+    options = []
+    for begun in beginnings:
+        further = {text[len(begun)] for text in texts if text.startswith(begun) and text != begun}
+        options.append(f"{_literal(begun)}[^{''.join(map(_literal, sorted(further)))}{_UNWRITABLE}]{WRITABLE}*")
+        options += [] if begun in texts else [_literal(begun)]
+    return f"^(?:{'|'.join(options)})$"
+
+
+_MAX_BEGINNINGS = 300
+"""Beginnings of excluded strings: a pattern has an alternative for each."""
+
+
+def _literal(text: str) -> str:
+    return "".join(f"\\u{{{ord(character):x}}}" for character in text)
 
 
 def _pieces(pattern: str, either: bool) -> Iterator[str]:

@@ -13,23 +13,33 @@ keywords mean nothing to a validator, and nothing here.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urldefrag
 
+from .complement import both, complement, either
 from .disjoint import MAX_COMPARISONS, Comparison
 from .endless import prune
 from .formats import FORMATS
 from .json_values import TYPES, Schema, at_pointer, escaped, is_number, shown, strings, unescaped, unwritable
 from .numbers import INTEGERS, LARGEST_MULTIPLE, inclusive, inexact, too_many_remainders
-from .parts import IN_PLACE, Part
-from .patterns import before_a_newline, translated
+from .parts import IN_PLACE, Part, keywords
+from .patterns import WRITABLE, before_a_newline, translated
 from .references import References, is_resource
 
 MAX_DEPTH, MAX_NODES = 100, 50_000
 """Most levels that schemas are nested, and schemas in one; each costs some microseconds."""
+_MAX_ARRAYS, _MAX_DIFFERENT = 500, 100
+"""Most arrays of different items of a schema, and items of one."""
+_MAX_CHOICES = 50
+"""Most choices of properties by which their number is expressed."""
+_MAX_SHARING = 8
+"""Most branches of `oneOf` that share values: their number is squared."""
+_COMPLEMENTS = "types, strings, true, false, null, and properties that have or lack them"
+"""What `complement` knows the other values of."""
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Most names and patterns of one object: time grows with their square."""
 
@@ -95,11 +105,8 @@ def enforceable(schema: Schema, closed: bool) -> Enforceable:
     return Enforceable(root, walk.unenforced, walk.parts)
 
 
-_IGNORED_WITHOUT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
-"""Keywords that mean nothing without another."""
-_SINCE = {"const": "06", "minContains": "2019-09", "prefixItems": "2020-12"}
+_SINCE = {"const": "06", "if": "07", "minContains": "2019-09", "prefixItems": "2020-12"}
 """The first draft with a keyword which changes what others mean: to validators of earlier ones it means nothing."""
-_UNSUPPORTED = ("contains", "$dynamicRef", "$recursiveRef")
 
 
 @dataclass
@@ -348,10 +355,7 @@ class _Node:
             return None
 
     def _count(self, keyword: str) -> int | None:
-        def valid(value: Any) -> bool:
-            return is_number(value) and value >= 0 and value == int(value) and value < 2**32
-
-        value = self._get(keyword, valid, "a whole number below 2**32")
+        value = self._get(keyword, _is_count, "a whole number below 2**32")
         return None if value is None else int(value)
 
     # Arrays
@@ -385,16 +389,31 @@ class _Node:
             self._own["maxItems"] = min(self._own.get("maxItems", 2**32), len(self._own.get("prefixItems", ())))
 
     def _unique(self) -> None:
-        """Note what compares items, in any schema: it may be for arrays, whatever its type says."""
+        """Express that items differ, where it says so; in any schema: it may be for arrays, whatever its type says."""
+        own, schema = self._own, self._schema
         if self._get("uniqueItems", lambda value: isinstance(value, bool), "a boolean"):
-            most = self._own.get("maxItems", math.inf)
-            if self._own.get("items") is False:
-                most = min(most, len(self._own.get("prefixItems", ())))
-            if most > 1:
-                self._note("uniqueItems", "is not supported")
-        schema = self._schema
+            most, first = own.get("maxItems", math.inf), schema.get("prefixItems", ())
+            if own.get("items") is False:
+                most = min(most, len(first))
+            if most > 1 and not (own.get("items") is False and self._exclusive(first)):
+                self._different_items(most)
         if "contains" in schema and not (schema.get("minContains") == 0 and "maxContains" not in schema):
             self._note("contains", "is not supported")
+
+    def _different_items(self, most: float) -> None:
+        """List all arrays of different items, of those that the schema lists."""
+        own, items = self._own, self._schema.get("items")
+        values = self._walk.comparison.listed(items, self._resource)
+        alone = self._kinds == {"array"} and own.keys() <= {"type", "items", "minItems", "maxItems"}
+        if values is None or not alone or unwritable(values) is not None:
+            self._note("uniqueItems", "is supported of arrays whose items are listed by enum or const")
+            return
+        sizes = range(own.get("minItems", 0), int(min(most, len(values), _MAX_DIFFERENT)) + 1)
+        if sum(math.perm(len(values), size) for size in sizes) > _MAX_ARRAYS:
+            self._note("uniqueItems", f"is supported where at most {_MAX_ARRAYS} arrays have different items")
+            return
+        own.clear()
+        own["enum"] = [list(array) for size in sizes for array in itertools.permutations(values, size)]
 
     # Objects
 
@@ -473,16 +492,19 @@ class _Node:
             self._closed
             and names == {"properties"}
             and isinstance(self._schema["properties"], dict)
-            and all(_only_requires(self._schema[keyword], self._schema["properties"]) for keyword in composed)
+            and all(
+                _only_requires(self._schema[keyword], self._schema["properties"])
+                for keyword in (*composed, *self._schema.keys() & {"then", "else"})
+            )
         )
 
     def _property_names(self, names: Schema) -> None:
         """Express the names that properties may have by `patternProperties` or `properties`."""
         own = self._own
-        if isinstance(names, dict) and _keys(names) == {"$ref"}:
+        if isinstance(names, dict) and keywords(names) == {"$ref"}:
             target = self._walk.references.resolved(names["$ref"], self._resource)
             names = names if target is None else at_pointer(self._walk.document, target[0])
-        keys = _keys(names) - {"type"}
+        keys = keywords(names) - {"type"}
         if names is False:
             own["maxProperties"] = 0
         elif isinstance(names, dict) and names.get("type", "string") == "string" and not keys:
@@ -490,26 +512,59 @@ class _Node:
         elif not isinstance(names, dict) or "patternProperties" in own or "properties" in own:
             self._note("propertyNames", "is not supported beside properties and patternProperties")
         elif keys == {"pattern"} and isinstance(names["pattern"], str):
-            rust = self._translated("propertyNames", names["pattern"])
-            if rust is not None:
-                own["patternProperties"] = {rust: own.get("additionalProperties", True)}
-                own["additionalProperties"] = False
+            if (rust := self._translated("propertyNames", names["pattern"])) is not None:
+                self._only_names(rust)
+        elif keys <= {"minLength", "maxLength"} and all(_is_count(names[key]) for key in keys):
+            most = int(names["maxLength"]) if "maxLength" in keys else ""
+            self._only_names(f"^{WRITABLE}{{{int(names.get('minLength', 0))},{most}}}$")
         elif keys == {"enum"} and strings(names["enum"]) == names["enum"]:
             rest = own.get("additionalProperties", True)
             own["properties"] = dict.fromkeys(names["enum"], rest)
             own["additionalProperties"] = False
         else:
-            self._note("propertyNames", "is supported with a pattern or an enum alone")
+            self._note("propertyNames", "is supported with a pattern, an enum or lengths alone")
+
+    def _only_names(self, pattern: str) -> None:
+        """Leave properties whose names match a pattern in Rust's syntax."""
+        self._own["patternProperties"] = {pattern: self._own.get("additionalProperties", True)}
+        self._own["additionalProperties"] = False
 
     def _count_of_properties(self) -> None:
-        """Leave out a least number of properties where names could be repeated to reach it."""
+        """Express how many properties there are: of listed ones by choices of them, of others as far as names could not
+        be repeated to reach the number.
+        """
         own = self._own
-        least = own.get("minProperties", 0) - len(own.get("required", ()))
+        required = own.get("required", ())
+        optional = [
+            name for name, schema in own.get("properties", {}).items() if schema is not False and name not in required
+        ]
+        least = own.get("minProperties", 0) - len(required)
+        most = own.get("maxProperties", math.inf) - len(required)
+        listed = own.get("additionalProperties") is False and not own.get("patternProperties")
         if least <= 0:
             own.pop("minProperties", None)
-        elif least > 1 and (own.get("additionalProperties") is not False or own.get("patternProperties")):
+        elif listed:
+            self._choice_of_properties("minProperties", optional, least, lambda names: {"required": names})
+        elif least > 1:
             del own["minProperties"]
             self._note("minProperties", "above 1 is not supported where names are not listed: one could be repeated")
+        if listed and most >= len(optional):
+            own.pop("maxProperties", None)
+        elif listed and most >= 0:
+            missing = len(optional) - int(most)
+            self._choice_of_properties(
+                "maxProperties", optional, missing, lambda names: {"properties": dict.fromkeys(names, False)}
+            )
+
+    def _choice_of_properties(
+        self, keyword: str, names: list[str], number: int, holds: Callable[[list[str]], Schema]
+    ) -> None:
+        """Express a keyword by what holds for one at least of the choices of a number of names."""
+        del self._own[keyword]
+        if math.comb(len(names), number) > _MAX_CHOICES:
+            self._note(keyword, f"is supported where at most {_MAX_CHOICES} choices of names make it up")
+        else:
+            self._others.append(either(holds([*chosen]) for chosen in itertools.combinations(names, number)))
 
     # Schemas for the same value
 
@@ -517,7 +572,7 @@ class _Node:
         schema = self._schema
         for name in schema:
             if name == "$ref":
-                alone = len(_keys(schema)) == 1
+                alone = len(keywords(schema)) == 1
                 target = self._walk.reference(schema["$ref"], self._place, self._resource, self._closed and alone)
                 if target is not None:
                     self._others.append(target)
@@ -528,7 +583,7 @@ class _Node:
             elif name == "not":
                 self._not()
             elif name == "if" and schema.keys() & {"then", "else"}:
-                self._note("if", "is not supported")
+                self._conditional()
             elif name in ("$dynamicRef", "$recursiveRef"):
                 self._note(name, "is not supported")
 
@@ -536,15 +591,24 @@ class _Node:
         options = self._get(keyword, lambda value: isinstance(value, list) and len(value) > 0, "a list of schemas")
         if options is None:
             return
-        alone = _keys(self._schema) == {keyword}
+        alone = keywords(self._schema) == {keyword}
         closed = self._closed and alone and (keyword != "allOf" or len(options) == 1)
         branches = [self._child(option, keyword, number, closed=closed) for number, option in enumerate(options)]
         if keyword == "allOf":
             self._others.extend(branches)
             return
         if keyword == "oneOf" and not self._exclusive(options):
-            self._note("oneOf", "is supported where no value can be valid under two of its schemas")
+            branches = self._each_alone(options, branches)
         self._others.append({"anyOf": branches})
+
+    def _each_alone(self, options: Sequence[Any], branches: list[Schema]) -> list[Schema]:
+        """Return the branches of `oneOf`, each without the values of the others."""
+        others = [complement(option, self._walk.references.draft) for option in options]
+        known = [other for other in others if other is not None]
+        if len(known) < len(options) or len(options) > _MAX_SHARING:
+            self._note("oneOf", f"is supported where no value is valid under two of its schemas, and of {_COMPLEMENTS}")
+            return branches
+        return [both([branch, *known[:index], *known[index + 1 :]]) for index, branch in enumerate(branches)]
 
     def _exclusive(self, options: Sequence[Any]) -> bool:
         comparison, resource = self._walk.comparison, self._resource
@@ -568,33 +632,29 @@ class _Node:
                 self._others.append({"anyOf": [{"properties": {name: False}}, holds]})
 
     def _not(self) -> None:
-        """Express what can be: names that are not required, and types."""
-        denied = self._schema["not"]
-        if denied is False:
-            return
-        if denied is True or denied == {}:
-            self._others.append(False)
-            return
-        keys = _keys(denied)
-        if keys == {"required"} or (keys == {"required", "type"} and denied.get("type") == "object"):
-            names = strings(denied["required"])
-            if names and "object" in self._kinds:
-                missing = [{"properties": {name: False}} for name in names]
-                lacking: Schema = missing[0] if len(missing) == 1 else {"anyOf": missing}
-                if keys == {"required"} and self._kinds != {"object"}:
-                    self._others.append({"type": "object"})
-                self._others.append(lacking)
-                return
-        if keys == {"type"}:
-            kinds = [denied["type"]] if isinstance(denied["type"], str) else denied["type"]
-            if isinstance(kinds, list) and all(kind in TYPES and kind != "integer" for kind in kinds):
-                left = [kind for kind in TYPES if kind not in (*kinds, "integer")]
-                self._others.append({"type": left} if left else False)
-                return
-        self._note("not", "is not supported")
+        other = complement(self._schema["not"], self._walk.references.draft)
+        if other is None:
+            self._note("not", f"is supported of {_COMPLEMENTS}")
+        else:
+            self._others.append(other)
+
+    def _conditional(self) -> None:
+        """Express that the condition holds with `then`, or does not with `else`."""
+        condition, *consequences = (
+            self._child(self._schema.get(name, True), name, closed=False) for name in ("if", "then", "else")
+        )
+        other = complement(self._schema["if"], self._walk.references.draft)
+        if other is None:
+            self._note("if", f"is supported of {_COMPLEMENTS}")
+        else:
+            self._others.append(either(map(both, zip((condition, other), consequences, strict=True))))
 
 
 # Parts of schemas
+
+
+def _is_count(value: Any) -> bool:
+    return is_number(value) and value >= 0 and value == int(value) and value < 2**32
 
 
 def _is_free(schema: Any) -> bool:
@@ -602,27 +662,12 @@ def _is_free(schema: Any) -> bool:
     return schema is True or schema == {}
 
 
-def _keys(schema: Any) -> set[str]:
-    """Return the keywords of a schema that are no annotations."""
-    if not isinstance(schema, dict):
-        return set()
-    return {name for name in schema if name in _KEYWORDS}
-
-
-_KEYWORDS = frozenset(
-    (*IN_PLACE, *_IGNORED_WITHOUT, *_UNSUPPORTED, "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum",
-     "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "format", "items", "prefixItems",
-     "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems", "properties", "patternProperties",
-     "additionalProperties", "unevaluatedProperties", "propertyNames", "required", "minProperties", "maxProperties")
-)  # fmt: skip
-
-
 def _only_requires(composition: Any, properties: Any) -> bool:
     """Whether the schemas of `anyOf` and the like say only which of the properties are required."""
     branches = composition if isinstance(composition, list) else [composition]
     return all(
         isinstance(branch, dict)
-        and _keys(branch) <= {"required"}
+        and keywords(branch) <= {"required"}
         and {*strings(branch.get("required"))} <= {*properties}
         for branch in branches
     )
