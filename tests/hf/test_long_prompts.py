@@ -58,10 +58,10 @@ def assert_same(outputs, reference):
     "family", ["llama", "mistral window of 8", "gemma2 window of 8", "mistral window of 8, all logits"]
 )
 @settings(max_examples=4)
-@given(lengths=st.lists(LENGTHS, min_size=1, max_size=3), seed=st.integers(0, 99))
-def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, lengths, seed):
+@given(lengths=st.lists(LENGTHS, min_size=1, max_size=3), seed=st.integers(0, 99), fast=st.booleans())
+def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, lengths, seed, fast):
     model, accelerated = models(family)
-    tr.accelerate(accelerated)
+    tr.accelerate(accelerated, fast=fast and "all logits" not in family)
     prompts = [tiny.prompt(seed + row, length, VOCABULARY)[0] for row, length in enumerate(lengths)]
     assert_same(
         accelerated.generate(**padded(prompts), **HOW, **OUTPUTS), model.generate(**padded(prompts), **HOW, **OUTPUTS)
@@ -75,13 +75,14 @@ def test_tokens_and_logits_after_long_prompts_are_those_of_generate(family, leng
     further=st.integers(1, 40),
     piece=st.integers(1, 12),
     seed=st.integers(0, 99),
+    fast=st.booleans(),
 )
-def test_pieces_may_have_any_size(family, lengths, further, piece, seed):
+def test_pieces_may_have_any_size(family, lengths, further, piece, seed, fast):
     """Small ones begin near the end, where windows still show what is wrong with them. A second turn is read behind
     what the cache holds of each row, and the first row alone by the decoding thread.
     """
     model, accelerated = models(family)
-    tr.accelerate(accelerated)
+    tr.accelerate(accelerated, fast=fast)
     inputs = padded([tiny.prompt(seed + row, length, VOCABULARY)[0].tolist() for row, length in enumerate(lengths)])
     turn = torch.cat([tiny.prompt(seed + 7 + row, further, VOCABULARY) for row in range(len(lengths))])
     sizes = {"PIECE": piece * len(lengths), "_EXTENDED_PIECE": piece, "_READ": piece, "_READ_FAR_ON_CPU": piece}
