@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from support import tiny
+from support.architectures import model_of, named
 from support.running import GoneError, Texts, alone
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
@@ -24,12 +25,12 @@ KINDS = {
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_requests_that_join_and_leave_say_what_they_say_alone(seed):
+@pytest.mark.parametrize(("family", "seed"), [("llama", 0), ("gemma2 window of 8", 1), ("mistral window of 8", 2)])
+def test_requests_that_join_and_leave_say_what_they_say_alone(family, seed):
     """Of every kind and length, with several drafters, in more sequences than there were slots for at first; some
     leave early, and what they said is the beginning of it.
     """
-    model, chance = tiny.llama(), random.Random(seed)
+    model, chance = tiny.llama() if family == "llama" else model_of(named(*family.split(" ", 1))), random.Random(seed)
     texts, shared, wanted = Texts(model, Backend(True)), tr.make_drafter("recycling:tree=12"), {}
     for number in range(14):
         kind, ids = chance.choice(sorted(KINDS)), tiny.prompt(number, chance.choice([1, 3, 33, 70]))
