@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -76,8 +77,9 @@ def of_plain_generate(windows: str) -> tuple[torch.Tensor, int]:
     return output, live.most
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("windows", ["none", "all", "some"])
+@pytest.mark.parametrize(
+    ("windows", "fast"), thinned((windows, fast) for windows in ("none", "all", "some") for fast in (False, True))
+)
 def test_at_no_time_a_call_holds_a_quarter_more_than_plain_generate(windows, fast, monkeypatch):
     monkeypatch.setattr(support, "_by_surroundings", lambda device: None)  # of modes, such as this one that counts
     wanted, most = of_plain_generate(windows)

@@ -18,6 +18,7 @@ from peft import LoraConfig, get_peft_model
 from support import tiny
 from support.architectures import model_of, named
 from support.batches import batch
+from support.cases import thinned
 from support.drafters import Garbage
 from support.recurrent_architectures import RECURRENT
 from transformers import (
@@ -353,8 +354,12 @@ def test_a_reported_call_is_that_of_generate(report, drafter):
     compare(report, drafter, "llama")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("report", [name for name in REPORTS if any(part in name for part in ON_EVERY_FAMILY)])
+@pytest.mark.parametrize(
+    ("report", "family"),
+    thinned(
+        (report, family) for report in REPORTS if any(part in report for part in ON_EVERY_FAMILY) for family in FAMILIES
+    ),
+)
 def test_a_reported_call_is_that_of_generate_in_every_family(report, family):
     compare(report, "recycling", family)
 
