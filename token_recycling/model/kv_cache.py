@@ -186,18 +186,14 @@ class TreeCache:
 
     # Capacity
 
-    def reserve(self, rows: int, columns: int, nodes: int = WINDOW_NODES) -> bool:
-        """Have capacity for so many sequences and slots, in windows for what they need of them and so many nodes;
-        return whether buffers moved.
-        """
-        moved = False
+    def reserve(self, rows: int, columns: int, nodes: int = WINDOW_NODES) -> None:
+        """Have capacity for so many sequences and slots, in windows for what they need of them and so many nodes."""
         for layer in self.layers:
             most = min(columns, window_band(layer.window, nodes)) if layer.window else columns
             if layer.buffers:
-                moved = layer.reserve(rows, most, exactly=True) or moved
+                layer.reserve(rows, most, exactly=True)
             else:
                 layer.reserved = rows, most
-        return moved
 
     def addresses(self) -> list[int]:
         """Return where the buffers lie."""

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .._util.versions import installed
-from ..trees.draft import Draft, Tree, branch, star
+from ..trees.draft import Draft, Tree, branch
 from ..trees.templates import parse_paths
 from .compat import attention_name
 from .facts import file_of, machine, read, shape_of, write
@@ -186,8 +186,7 @@ def _differs_by_rows(target: Target, text: torch.Tensor, behind_cache: bool = Fa
         if not target.info.fits(length, rows) or length + rows > (target.max_length or math.inf):
             continue
         if behind_cache:
-            parents = star(rows) if target.info.branches else branch(rows)
-            logits = tree_logits(target, text[None], parents, random_tokens(target, rows - 1))
+            logits = tree_logits(target, text[None], branch(rows), random_tokens(target, rows - 1))
         else:
             logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
         results.append(logits[0, 0])

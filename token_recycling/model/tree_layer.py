@@ -186,19 +186,18 @@ class TreeLayer(DynamicLayer):
         self.rows, self.starts = rows, [0] * rows
         self.is_initialized = True
 
-    def reserve(self, rows: int, columns: int, exactly: bool = False) -> bool:
+    def reserve(self, rows: int, columns: int, exactly: bool = False) -> None:
         """Have capacity for so many sequences and columns, which grows with some to spare unless `exactly` so many are
-        wanted; return whether it grew.
+        wanted.
         """
         _, have_rows, _, have_columns, _ = self.buffers[-1].shape
         if rows <= have_rows and columns <= have_columns:
-            return False
+            return
         if columns > have_columns:
             have_columns = columns if exactly else capacity(columns, self.window)
         if rows > have_rows:
             have_rows = rows if exactly else max(rows, 2 * have_rows)
         self._grow(have_rows, have_columns)
-        return True
 
     @lasting
     def _grow(self, rows: int, columns: int) -> None:
