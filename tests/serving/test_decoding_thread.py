@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -145,3 +146,28 @@ def test_what_is_called_between_steps_and_after_the_end(model, together):
     assert together.between_steps(lambda: 4).result(5) == 4, "also after the end"
     with pytest.raises(RuntimeError, match="DecodingThread is closed"):
         accelerated.generate(tiny.prompt(0, 5), max_new_tokens=8)
+
+
+def test_what_is_asked_for_while_the_thread_ends_is_called(model, together):
+    """In its last step, too."""
+    closing, asked = threading.Thread(target=together.close, daemon=True), []
+
+    class Streamer:
+        def put(self, tokens):
+            if tokens.ndim > 1:  # the prompt, before the thread decodes
+                return
+            if not closing.ident:
+                closing.start()
+                while together._functions.empty():
+                    pass
+            asked.append(together.between_steps(lambda: 5))
+
+        def end(self):
+            pass
+
+    arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False}
+    wanted = model.generate(**arguments)
+    assert torch.equal(together.model(tr.make_drafter("plain"), 0).generate(**arguments, streamer=Streamer()), wanted)
+    assert [answer.result(5) for answer in asked] == [5] * len(asked)
+    closing.join(5)
+    assert not closing.is_alive()

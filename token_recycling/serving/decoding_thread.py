@@ -112,7 +112,7 @@ class DecodingThread:
     def _decode(self) -> None:
         """The thread's loop: make steps as long as there are sequences; before each, call what was asked for."""
         closing = False
-        while not closing or self._waiting:
+        while not (closing and self._has_ended()):
             while not self._functions.empty() or not (self._waiting or closing):
                 function = self._functions.get()
                 closing = closing or function is None
@@ -124,12 +124,12 @@ class DecodingThread:
                     ended.set_result(None)
                 else:
                     ended.set_exception(request.error)
+
+    def _has_ended(self) -> bool:
+        """Whether nothing is left to do; from then on functions are called where they are asked for."""
         with self._ending:
-            self._ended = True
-        while not self._functions.empty():
-            function = self._functions.get()
-            if function is not None:
-                function()
+            self._ended = not self._waiting and self._functions.empty()
+            return self._ended
 
     def _step(self) -> list[Request]:
         """Make a step and return the sequences that have ended; if the batch fails as a whole, all of them."""
