@@ -4,6 +4,7 @@ share state with it. Output is that of plain `generate`.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from functools import partial
@@ -352,6 +353,30 @@ def a_part(model):
     return {"logits_processor": [processor]}
 
 
+def a_weight_by_a_class_of_a_librarys_name(model):
+    """As of a method that is replaced in a class of transformers."""
+
+    def call(self, ids, scores):
+        with torch.no_grad():
+            model.lm_head.weight[int(ids[0, -1])] *= 0.5
+        return scores
+
+    named = {"__module__": LogitsProcessor.__module__, "__call__": call}
+    return {"logits_processor": [type("Named", (LogitsProcessor,), named)()]}
+
+
+def a_weight_by_a_search(model):
+    def processor(ids, scores):
+        frame = inspect.currentframe()
+        while not isinstance(found := frame.f_locals.get("model"), LlamaForCausalLM):
+            frame = frame.f_back
+        with torch.no_grad():
+            found.lm_head.weight[int(ids[0, -1])] *= 0.5
+        return scores
+
+    return {"logits_processor": [processor]}
+
+
 def the_environment(model):
     vector = torch.randn(32, generator=torch.Generator().manual_seed(3))
     os.environ["STRENGTH"] = "0"
@@ -403,6 +428,8 @@ SHARED = {
     steering_by_streamer: "memory, a SimpleNamespace",
     a_weight: "reaches the model",
     a_part: "reaches the model",
+    a_weight_by_a_class_of_a_librarys_name: "reaches the model",
+    a_weight_by_a_search: "reaches too much",
     the_environment: "uses os",
     a_hook_that_goes: "may share state",
     length_of_the_cache: "reads the cache",
@@ -420,6 +447,33 @@ def test_code_of_a_call_that_shares_state_with_the_model(bring):
     assert torch.equal(call(model), wanted)
     assert SHARED[bring] in str(model.acceleration.fallback)
     assert not torch.equal(wanted, llama().generate(IDS, **GREEDY)) or bring is length_of_the_cache
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_processor_that_changes_a_library(by_name, monkeypatch):
+    """Between the passes of a call, so that nothing is replaced when it begins."""
+    plain = functional.silu
+
+    def scaled(states, **_):
+        return plain(states) * 1.5
+
+    def by_global(ids, scores):
+        functional.silu = scaled if int(ids[0, -1]) % 2 else plain
+        return scores
+
+    def by_cell(ids, scores):
+        module.silu = scaled if int(ids[0, -1]) % 2 else plain
+        return scores
+
+    module = functional
+    processor = by_global if by_name else by_cell
+
+    def call(model):
+        monkeypatch.setattr(functional, "silu", plain)
+        return model.generate(IDS, logits_processor=[processor], **GREEDY)
+
+    compare(call, "changes torch.nn.functional")
+    assert not torch.equal(call(llama()), llama().generate(IDS, **GREEDY))
 
 
 def test_adapters_that_a_processor_switches():
@@ -475,24 +529,34 @@ model = None
 
 class _Reading(_Application):
     def process(self, ids, scores):
-        scores[:, self.loaded["model"].config.eos_token_id or 3] -= 1
+        scores[:, self.loaded["language"].config.eos_token_id or 3] -= 1
         return scores
 
 
-@pytest.mark.parametrize("kind", [_Application, _Reading])
+loaded = None
+"""A variable with the name of an attribute."""
+
+
+class _ReadingEither(_Application):
+    def process(self, ids, scores):
+        scores[:, (loaded or self.loaded)["language"].config.eos_token_id or 3] -= 1
+        return scores
+
+
+@pytest.mark.parametrize("kind", [_Application, _Reading, _ReadingEither])
 def test_other_code_of_a_call(monkeypatch, kind):
     """An object that names the model might change it; one that only holds it is accelerated."""
 
     def call(one):
         monkeypatch.setitem(globals(), "model", one)
-        application = kind(loaded={"model": one})
+        application = kind(loaded={"language": one})
         more = {"stopping_criteria": [application.stop], "logits_processor": [application.process]}
         return one.generate(IDS, streamer=application, **more, **GREEDY)
 
     wanted = call(llama())
     ours = tr.accelerate(llama())
     assert torch.equal(call(ours), wanted)
-    assert ("reaches the model" in str(ours.acceleration.fallback)) == (kind is _Reading)
+    assert ("reaches the model" in str(ours.acceleration.fallback)) == (kind is not _Application)
 
 
 def test_a_processor_that_sets_attributes_of_its_own_is_accelerated():

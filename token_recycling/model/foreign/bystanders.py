@@ -111,19 +111,19 @@ def _reached(code: Any) -> Iterator[Any]:
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of an object of a user's class, and of its class but for `__init__`, by name."""
     cls = item if isinstance(item, type) else type(item)
+    written = [base for base in cls.__mro__ if not is_own(home_of(base))]  # a library's own, if methods were replaced
     if cls is not item:
-        members = [member for base in cls.__mro__ if not is_own(base.__module__) for member in vars(base).items()]
+        members = [member for base in written for member in vars(base).items()]
         functions = [value for name, value in members if isinstance(value, FunctionType) and name != "__init__"]
         if isinstance(item, _CONTAINERS) or any(_names_in(function) & _ANY_NAME for function in functions):
             yield from (("__all__", referent) for referent in gc.get_referents(item))
         yield from list((_own_attributes(item) or {}).items())
-    for base in cls.__mro__:
-        if not is_own(base.__module__):
-            for name, value in list(vars(base).items()):
-                if isinstance(value, MemberDescriptorType):  # of __slots__
-                    yield name, _slot(value, item) if cls is not item else None
-                elif name not in ("__init__", "__dict__", "__weakref__"):
-                    yield name, value
+    for base in written:
+        for name, value in list(vars(base).items()):
+            if isinstance(value, MemberDescriptorType):  # of __slots__
+                yield name, _slot(value, item) if cls is not item else None
+            elif name not in ("__init__", "__dict__", "__weakref__"):
+                yield name, value
 
 
 def _next_to(item: Any) -> Iterable[Any]:
