@@ -396,25 +396,52 @@ def test_settings_that_change_between_calls(make, put, monkeypatch):
 
 
 class Switched(torch.nn.Module):
+    on = False
+
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
-        self.inner, self.settings = inner, Holder(on=False)
+        self.inner = inner
+        self.register_buffer("switch", torch.zeros(1))
 
     def forward(self, states):
         states = self.inner(states)
-        return last(self, None, states) if self.settings.on else states
+        return last(self, None, states) if self.on or self.switch > 0 else states
 
 
-def test_settings_of_a_users_module():
-    outputs = []
+SWITCH = False
+
+
+@pytest.mark.parametrize("of", ["class", "module", "buffer", "function", "globals"])
+def test_plain_settings_that_change_between_calls(of, monkeypatch):
+    """Code is accelerated while they let it treat rows alike."""
+    outputs, accelerated = [], []
     for prepare in (lambda model: model, tr.accelerate):
-        model = llama()
-        model.model.layers[0].mlp = Switched(model.model.layers[0].mlp)
+        model, is_on = llama(), False
+        layer = model.model.layers[0]
+
+        def hook(module, inputs, output):
+            return last(module, inputs, output) if SWITCH or is_on else output  # noqa: B023
+
+        if of in ("function", "globals"):
+            layer.register_forward_hook(hook)
+        else:
+            layer.mlp = Switched(layer.mlp)
         prepare(model)
-        for on in (False, True):
-            model.model.layers[0].mlp.settings.on = on
+        for on in (False, True, False):
+            if of == "function":
+                is_on = on
+            elif of == "buffer":
+                layer.mlp.switch.fill_(on)
+            elif of == "globals":
+                monkeypatch.setitem(globals(), "SWITCH", on)
+            else:
+                monkeypatch.setattr(layer.mlp if of == "module" else Switched, "on", on)
             outputs.append(model.generate(IDS, **GREEDY))
-    assert all(map(torch.equal, outputs[:2], outputs[2:]))
+            accelerated.append("acceleration" in vars(model) and model.acceleration.fallback is None)
+        monkeypatch.undo()
+    assert all(map(torch.equal, outputs[:3], outputs[3:]))
+    assert not torch.equal(outputs[0], outputs[1])
+    assert accelerated[3:] == [True, False, True]
 
 
 class Scaled(LlamaForCausalLM):
