@@ -9,6 +9,7 @@ from support.speaking import TEMPLATE
 from transformers import T5Config, T5ForConditionalGeneration
 
 from token_recycling.drafters.published import AdjacencyMatrix
+from token_recycling.model.loading import check_source
 
 G, C = ("generate", "MODEL", "hi"), ("compare", "MODEL", "hi")
 REFUSED = [
@@ -115,6 +116,16 @@ def test_a_device_that_is_not_available_says_why(tiny_model_dir, monkeypatch, bu
     monkeypatch.setattr(torch.version, "cuda", build)
     for command in (["generate", tiny_model_dir, "hi"], ["check", tiny_model_dir, "--self-test"]):
         assert_refused(run(*command, "--device", "cuda"), "'cuda'", *words)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "somebody/model.gguf", "a/b/c", "-name", "two words"])
+def test_what_is_no_name_of_the_hub_is_not_looked_up_there(monkeypatch, name):
+    import huggingface_hub
+
+    for function in ("try_to_load_from_cache", "HfApi"):
+        monkeypatch.setattr(huggingface_hub, function, lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(ValueError, match=f"no folder or file '{name}'"):
+        check_source(name)
 
 
 def test_a_hub_that_does_not_answer_is_one_line(monkeypatch):

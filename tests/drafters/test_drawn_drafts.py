@@ -83,3 +83,14 @@ def test_texts_have_the_distribution_of_generate(name, runs):
     if name == "specdec_pp":
         assert runs / 8 < stats.drafter_statistics["stopped_by_head"] < stats.steps
     assert fit(seen, texts, exact) > 0.001
+
+
+@pytest.mark.parametrize("name", ["sequence", "tree", "graph"])
+def test_of_one_possible_token_sampling_leaves_no_choice(name):
+    """The text is the greedy one; what is drafted has fewer possible tokens than a node may have children."""
+    model, only = small(7), LogitsProcessorList([logits_process.TopKLogitsWarper(1)])
+    wanted = model.generate(PROMPT, max_new_tokens=12, do_sample=False)[0, PROMPT.shape[1] :].tolist()
+    options = {"do_sample": True, "logits_processor": only, "max_new_tokens": 12}
+    steps = list(tr.stream(model, PROMPT, DRAFTERS[name](), **options))
+    assert [token for step in steps for token in step.tokens] == wanted
+    assert any(step.draft.sampled_from for step in steps)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support import tiny
 from support.speaking import chatty, speaking_llama
-from transformers import StoppingCriteriaList
+from transformers import DynamicCache, StoppingCriteriaList
 
 from token_recycling import Conversation, make_drafter
 from token_recycling._util.text_stream import decoded
@@ -166,3 +166,16 @@ def test_what_a_conversation_needs_of_a_tokenizer(model):
     with pytest.raises(ValueError, match="no system message"):
         chat.say("hi")
     assert chat.messages == []
+
+
+def test_a_cache_of_the_callers_own_is_continued_as_by_generate(chat):
+    """What it holds counts, though the turns before are known."""
+    caches = [DynamicCache(config=chat.model.config) for _ in range(2)]
+    for said in SAID[:2]:
+        chat.say(said, past_key_values=caches[0])
+        arguments = {**chat.last.arguments, "past_key_values": caches[1]}
+        wanted = chat.model.generate(**arguments)[0, arguments["input_ids"].shape[1] :]
+        assert chat.last.tokens == wanted.tolist()
+        for cache in caches:
+            for layer in cache.layers:
+                layer.values.mul_(0.2)

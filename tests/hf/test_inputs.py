@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from support import tiny
@@ -75,3 +77,13 @@ def test_a_row_that_is_all_padding_is_left_to_generate(ending, rows):
 def test_a_batch_without_rows_is_left_with_a_reason(model):
     outcome(tr.accelerate(model).generate, IDS[:0])
     assert "at least one row" in model.acceleration.fallback
+
+
+@pytest.mark.parametrize(
+    "name", ["float", "no rows", "no tokens", "neither", "two rows", "a token without an embedding"]
+)
+def test_a_stream_refuses_what_is_no_prompt(model, name):
+    further = {"two rows": IDS.repeat(2, 1), "a token without an embedding": torch.full((1, 3), 10**6)}
+    ids = {**INPUTS, **further}[name]
+    with pytest.raises(ValueError, match="1000000" if name in further and len(ids) == 1 else re.escape(f"{ids.dtype}")):
+        tr.stream(model, ids)

@@ -10,7 +10,7 @@ from support.architectures import SUPPORTED, chosen
 import token_recycling as tr
 from token_recycling.drafters._base import Drafter, DrafterTraits
 from token_recycling.model.hidden import NoHiddenStatesError, decoder_layers, last_state, layer_states, output_layer
-from token_recycling.model.inspection import arguments_of
+from token_recycling.model.inspection import arguments_of, weights_fingerprint
 from token_recycling.trees.draft import Draft, Step
 from token_recycling.trees.templates import Template
 
@@ -114,3 +114,11 @@ def test_states_that_cannot_be_seen_are_refused(model):
     model.get_output_embeddings = lambda: None
     with pytest.raises(NoHiddenStatesError, match="output layer of LlamaForCausalLM"):
         output_layer(model)
+
+
+def test_a_fingerprint_is_of_settings_in_any_order():
+    models = [tiny.llama() for _ in range(3)]
+    for model, settings in zip(models, ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2, "b": 2}), strict=True):
+        model.config.settings = settings
+    first, same, other = map(weights_fingerprint, models)
+    assert first == same != other

@@ -1,5 +1,7 @@
 """Recurrent layers over trees: every node as if its path had been read alone, and the state of what is kept."""
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache
 import token_recycling as tr
 from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TreeCache, slots
-from token_recycling.model.recurrence import Mixer, TokenCount
+from token_recycling.model.recurrence import CurrentNode, Mixer, TokenCount
 from token_recycling.model.runner import read_prompts
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
@@ -144,6 +146,18 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data
         path = [*shapes[row].lineages[node]]
         wanted = digested(layer, torch.cat([before[row], nodes[row, path], torch.tensor([[0.5]])]))
         torch.testing.assert_close(following[row, 0], wanted)
+
+
+@pytest.mark.parametrize("apart", [-1, 1])
+@torch.no_grad()
+def test_passes_of_other_threads_are_plain(apart):
+    layer, tokens = Digest(), torch.rand(1, 3, 1)
+    wanted = layer(tokens, Cache(layers=[LinearAttentionLayer()]))
+    walking = list(Mixer(layer).hooks(CurrentNode(), threading.get_ident() + apart))
+    made = layer(tokens, Cache(layers=[LinearAttentionLayer()]))
+    for handle in walking:
+        handle.remove()
+    assert torch.equal(made, wanted)
 
 
 def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):

@@ -162,6 +162,14 @@ def test_that_a_family_passed_is_kept_for_later_processes_and_that_a_model_faile
         assert tried.pop() is written, "a class without a file, as in a notebook, may be another one"
 
 
+@pytest.mark.parametrize("patience", [float("inf"), -1.0])
+def test_a_self_test_that_takes_long_is_announced(patience, monkeypatch, caplog):
+    monkeypatch.setattr(self_test, "_PATIENCE", patience)
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        assert tr.check(tiny.llama(), self_test=True).supported
+    assert ("once on this machine" in caplog.text) == (patience < 0)
+
+
 def test_a_family_that_counts_from_elsewhere_passes_the_self_test():
     """Left to itself: `generate` gives it positions from 0 on."""
     config = {**BERT, "is_decoder": True, "max_position_embeddings": 128}
