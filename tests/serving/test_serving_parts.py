@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import GenerationConfig
 
 from token_recycling import serving
 from token_recycling.model.loading import Loaded
-from token_recycling.serving.api.common import config_of
+from token_recycling.serving.api.common import config_of, written
 from token_recycling.serving.engine import Engine
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.output import Output, ScoredToken, StopTrimmer, whole
@@ -158,3 +159,11 @@ def test_an_answer_is_as_long_as_the_context_however_the_model_says_it():
     del model.config.max_position_embeddings
     with contextlib.closing(Engine(Loaded(model, tiny.tokenizer()), Settings())) as engine:
         assert config_of(Request(), engine).max_new_tokens == 256
+
+
+def test_an_event_is_one_line_of_data_to_clients_that_know_more_ends_of_lines():
+    """As to those of modelcontextprotocol/python-sdk#1356, which read with httpx's `iter_lines`."""
+    said = {"text": "".join(map(chr, range(0x3000))) + "\U0001f600"}
+    name, data, *rest = written("delta", said).decode().splitlines()
+    assert (name, rest) == ("event: delta", [""])
+    assert json.loads(data.removeprefix("data: ")) == said

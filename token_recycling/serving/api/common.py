@@ -35,6 +35,8 @@ _PING = 15.0
 """Seconds between comments in a stream: clients and proxies close connections that stay silent."""
 _SEND_TIMEOUT = 30.0
 """Seconds for which a client may read nothing of a stream."""
+_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""Escaped in events, since clients that split text into lines take them for the end of one."""
 _LONGEST = 1024
 """Output tokens where neither the request nor the context of the model sets a limit."""
 
@@ -97,7 +99,7 @@ async def whole_of(engine: Engine, job: Job, reply: Reply) -> dict[str, Any]:
 
 def written(name: str, data: Any) -> bytes:
     """Return a server-sent event."""
-    text = "[DONE]" if data is None else json.dumps(data, ensure_ascii=False)
+    text = "[DONE]" if data is None else json.dumps(data, ensure_ascii=False).translate(_LINE_ENDS)
     return (f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n").encode()
 
 
