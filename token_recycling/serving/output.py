@@ -361,6 +361,8 @@ class ParsedReader:
         """The text of the call that is being written."""
         self._last = False
         """Whether no more comes."""
+        self._blanks: str | None = None
+        """The text since the last call, as long as it is blank: none of it is shown unless other text follows."""
         self._characters = 0
         self._prompted: dict[str, int] = {}
         """Characters of each field that are the prompt's."""
@@ -422,10 +424,18 @@ class ParsedReader:
             if name == "tool_calls":
                 pieces += self._closed_call(event) if kind == "region_close" else self._part_of_call(event)
             elif kind == "region_chunk" and name == "content":
-                pieces.append(Piece("text", self._trimmer.push(self._generated(name, event["text"]))))
+                pieces.append(self._shown(self._generated(name, event["text"])))
             elif kind == "region_chunk" and name in REASONING:
                 pieces.append(Piece("reasoning", self._generated(name, event["text"])))
         return pieces
+
+    def _shown(self, text: str) -> Piece:
+        """Return what can be shown of a text."""
+        if self._blanks is not None:
+            text, self._blanks = self._blanks + text, None
+            if not text.strip():
+                text, self._blanks = "", text
+        return Piece("text", self._trimmer.push(text))
 
     def _generated(self, name: str, text: str) -> str:
         """Return the part of a text that is not the prompt's."""
@@ -464,7 +474,7 @@ class ParsedReader:
     def _end_passed_on(self) -> bool:
         """End the call that is being read; return whether it was passed on already."""
         reader, self._reader = self._reader, CallReader()
-        self.cut = self._last
+        self.cut, self._blanks = self._last, ""
         return reader.name is not None
 
     def _as_text(self, text: str) -> list[Piece]:
@@ -475,4 +485,4 @@ class ParsedReader:
             return []
         for special in self._tokenizer.all_special_tokens:
             text = text.replace(special, "")
-        return [Piece("text", self._trimmer.push(text))]
+        return [self._shown(text)]

@@ -25,6 +25,9 @@ READ = [
     (f"{THOUGHT}done", "done", "well", [], "stop"),
     (f"{THOUGHT}{SAID}", "Let me see.", "well", [CALL], "tool_calls"),
     (f"{SAID}{OPEN}{{", "Let me see.", None, [CALL], "tool_calls"),
+    (f"{SAID[11:]}\n", None, None, [CALL], "tool_calls"),  # vllm-project/vllm#28331
+    (f"{SAID}\n \nSo.\n", "Let me see.\n \nSo.\n", None, [CALL], "tool_calls"),
+    (f"{SAID}{OPEN}[]{CLOSE}\n", "Let me see.[]\n", None, [CALL], "tool_calls"),
     *((f"Well.{OPEN}{one}{CLOSE}", f"Well.{one}", None, [], "stop") for one in NO_CALLS),
     *((f"Well.{OPEN}{one}", f"Well.{one}", None, [], "stop") for one in NO_CALLS),
 ]

@@ -199,7 +199,9 @@ class _Items(Parts):
             yield self._of_item("output_item.added", item=self.items[-1])
             return
         type_, about, of_part, _ = _TEXTS[piece.kind]
-        self.items.append({"id": _id(about["type"]), **about, "status": "in_progress", "content": []})
+        self.items.append(
+            {"id": _id("msg" if piece.kind == "text" else "rs"), **about, "status": "in_progress", "content": []}
+        )
         yield self._of_item("output_item.added", item=self.items[-1])
         part = {"type": type_, "text": "", **of_part}
         self.items[-1]["content"].append(part)
