@@ -14,7 +14,7 @@ def test_replay_takes_the_second_half_of_a_text(tmp_path):
     found = benching.run(where, benching.plan(["plain"], question), tmp_path)
     (replayed,) = [one for one in found if one["mode"] == "replay"]
     assert replayed["prompt_tokens"] == len(ids) // 2
-    assert replayed["tokens"] == min(24, len(ids) - len(ids) // 2)
+    assert replayed["tokens"] == min(benching.NEW, len(ids) - len(ids) // 2)
 
 
 def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
@@ -26,7 +26,7 @@ def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
     found = benching.run(where, benching.plan(["plain"], long, False), tmp_path)
     assert [one["failure"] is None for one in found] == [False, False, True, True]
     assert found[0]["failure"].startswith("PromptTooLongError: the prompt must have fewer tokens")
-    assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < 24
+    assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < benching.NEW
 
 
 def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_path):

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from support import benching
+from support.benching import NEW
 
 from token_recycling.bench import session
 from token_recycling.bench.measure import Item, decode_item, divergence_of
@@ -31,10 +32,15 @@ def test_a_row_for_every_method_and_prompt(tmp_path):
         assert one["mat"] == one["tokens"] / one["steps"]
         assert sum(int(length) * count for length, count in one["lengths"].items()) == one["tokens"]
         assert (one["version"], one["batch"]) == (1, 1)
-        assert (one["category"], one["temperature"], one["max_new_tokens"], one["seed"]) == ("texts", 0, 24, None)
+        assert (one["category"], one["temperature"], one["max_new_tokens"], one["seed"]) == (
+            "texts",
+            0,
+            NEW,
+            None,
+        )
         assert one["environment"]["model"] == "tiny"
     for rows in generated.values():
-        assert all(one["tokens"] == 24 for one in rows)
+        assert all(one["tokens"] == NEW for one in rows)
     assert [one["identical"] for one in generated["generate"]] == [None, None]
     assert [one["identical"] for method in SPECS[1:] for one in generated[method]] == [True] * 6
     assert all(one["identical"] is None for rows in replayed.values() for one in rows)
@@ -125,7 +131,7 @@ def test_rows_of_another_run_are_refused_or_deleted(tmp_path):
         path.write_text("".join(wrong))
         with pytest.raises(ValueError, match=r"row.*--fresh"):
             benching.run(where, plan(1), tmp_path)
-    with pytest.raises(ValueError, match=r"max_new_tokens 24 there, 8 now.*--fresh"):
+    with pytest.raises(ValueError, match=r"max_new_tokens 12 there, 8 now.*--fresh"):
         benching.run(other, plan(1), tmp_path)
     assert {row["max_new_tokens"] for row in benching.run(other, plan(1), tmp_path, fresh=True)} == {8}
     (tmp_path / "settings.json").write_text("{")
@@ -227,7 +233,7 @@ def test_forced_methods_decode_the_output_of_generate(tmp_path, monkeypatch):
     found = benching.by_method(benching.run(benching.setup(repeats=2), plan(2, False, specs), tmp_path))
     assert [one["identical"] for one in found["plain"]] == [False, False]
     for spec in (specs[0], specs[3]):
-        assert [(one["tokens"], one["identical"], one["failure"]) for one in found[spec]] == [(24, None, None)] * 2
+        assert [(one["tokens"], one["identical"], one["failure"]) for one in found[spec]] == [(NEW, None, None)] * 2
         assert [one["repeated_4grams"] for one in found[spec]] == [one["repeated_4grams"] for one in found["generate"]]
     assert found["plain"][0]["repeated_4grams"] != found["generate"][0]["repeated_4grams"]
 

@@ -80,17 +80,31 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "published first": {"update": "first", "tree": "chain:4"},
 }
 """Drafters with other options; a draft model is one that often agrees with the target."""
+DRAFTERS = ("garbage", *tr.drafter_names(), *VARIANTS)
 THROUGH_ALL = ("garbage", "draft_model", "recycling")
-"""Drafters that every run takes through all ways: one that is always wrong, one that is nearly always right since the
-model drafts for itself, and the default. The others are sampled and go through a batch, and through all ways nightly.
+"""Drafters that every run takes through all ways of `generate`: one that is always wrong, one that is nearly always
+right since the model drafts for itself, and the default, which goes through the other surfaces too.
 """
+
+
+def in_every_run(surface, way, name):
+    """Nightly all drafters go through all ways; else those of `THROUGH_ALL`, and of the others what follows."""
+    if name == "recycling":
+        return True
+    if surface is not generated:
+        return name in THROUGH_ALL and way is ways.greedy
+    if name in VARIANTS:  # sampled and in a batch by turns
+        return way is (ways.sampled, ways.padded_batch)[[*VARIANTS].index(name) % 2]
+    return name in THROUGH_ALL or way in (ways.sampled, ways.padded_batch)
+
+
 GRID = [
     parameter(
         *(surface, way, name),
-        every_run=name in THROUGH_ALL or (surface is generated and way in (ways.sampled, ways.padded_batch)),
+        every_run=in_every_run(surface, way, name),
         id=f"{surface.__name__}-{way.__name__}-{name}",
     )
-    for name in ("garbage", *tr.drafter_names(), *VARIANTS)
+    for name in DRAFTERS
     for surface, those in TABLE.items()
     for way in those
 ]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.cases import thinned
 from support.pages_of_docs import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -383,7 +384,9 @@ def test_a_start_of_sglang_that_does_not_ask_for_the_algorithm_stays_silent(rele
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "light\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["--speculative-algorithm", "TOKEN_RECYCLING"], ["-x=token_recycling"]])
+@pytest.mark.parametrize(
+    "arguments", thinned([["--speculative-algorithm", "TOKEN_RECYCLING"], ["-x=token_recycling"]], every=2)
+)
 def test_a_start_of_another_sglang_that_asks_for_the_algorithm_says_which_is_needed(arguments, tmp_path):
     ran = start_of_sglang("0.5.24", arguments, tmp_path)
     assert "SGLang must be >= 0.5.23 and < 0.5.24, got 0.5.24" in ran.stderr

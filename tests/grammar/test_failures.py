@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.automata import AutomatonProcessor, _Place, random_automaton
+from support.cases import thinned
 
 import token_recycling as tr
 from token_recycling.grammar import adapters
@@ -74,18 +75,31 @@ class FailingPlace(_Place):
         return super().forced
 
 
-@pytest.mark.parametrize("error", [ValueError("max() of an empty sequence"), PanicError("index out of bounds")])
+AUTOMATON, ARGUMENTS = random_automaton(1), {"max_new_tokens": 30, "do_sample": False}
+FAULT, PANIC = ValueError("max() of an empty sequence"), PanicError("index out of bounds")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return tiny.llama().generate(PROMPT, **ARGUMENTS, logits_processor=[AutomatonProcessor(AUTOMATON, 64)])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "error"),
+    thinned(
+        [("recycling", FAULT), ("recycling", PANIC), ("prompt_lookup", PANIC), ("prompt_lookup", FAULT)],
+        every=2,
+        ids=lambda case: f"{case[0]} {type(case[1]).__name__}",
+    ),
+)
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("method", ["first_state", "fill", "after", "forced"])
-@pytest.mark.parametrize("drafter", ["recycling", "prompt_lookup"])
-def test_a_library_that_fails_loses_drafts_alone(model, drafter, method, after, error, caplog):
-    automaton, texts = random_automaton(1), []
-    arguments = {"max_new_tokens": 30, "do_sample": False}
-    plain = model.generate(PROMPT, **arguments, logits_processor=[AutomatonProcessor(automaton, 64)])
+def test_a_library_that_fails_loses_drafts_alone(model, plain, drafter, method, after, error, caplog):
+    texts = []
     with caplog.at_level(logging.WARNING, "token_recycling"):
         for _ in range(2):
-            processor = Failing(automaton, method, error, after)
-            texts.append(tr.generate(model, PROMPT, drafter=drafter, logits_processor=[processor], **arguments))
+            processor = Failing(AUTOMATON, method, error, after)
+            texts.append(tr.generate(model, PROMPT, drafter=drafter, logits_processor=[processor], **ARGUMENTS))
     assert all(torch.equal(text, plain) for text in texts)
 
 

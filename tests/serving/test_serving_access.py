@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support import tiny
+from support import http, tiny
 from support.serving import keys, serving
 
 from token_recycling.serving.access import LocalNamesMiddleware
@@ -22,7 +22,7 @@ def server(model):
 
 
 def status(server, path="/health", **headers):
-    return httpx2.get(f"{server.url}{path}", headers=headers).status_code
+    return http.get(f"{server.url}{path}", headers=headers).status_code
 
 
 LOCAL = ["localhost", "localhost:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000", "LOCALHOST", "proxy.example:80"]
@@ -86,7 +86,7 @@ def test_tls_and_the_health_check_of_the_container(model, certificate):
                 context = ssl.create_default_context(cafile=certificate[0])
                 assert httpx2.get(f"https://{address}", verify=context).json() == {"status": "ok"}
                 with pytest.raises(httpx2.HTTPError):
-                    httpx2.get(f"http://{address}", timeout=5)
+                    http.get(f"http://{address}", timeout=5)
             for closing in (False, True):
                 running.engine.closing = closing
                 found = subprocess.run([sys.executable, script, str(running.port)], timeout=60, check=False)
@@ -109,7 +109,7 @@ def test_web_pages_of_an_allowed_origin_use_the_server(model, origins):
     with serving(model, tiny.tokenizer(), allow_origins=origins) as server:
         wanted = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
         asked = {**wanted, "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang"}
-        preflight = httpx2.options(f"{server.url}/v1/chat/completions", headers=asked)
+        preflight = http.options(f"{server.url}/v1/chat/completions", headers=asked)
         if not origins:
             assert (preflight.status_code, "access-control-allow-origin" in preflight.headers) == (403, False)
             return
@@ -117,11 +117,11 @@ def test_web_pages_of_an_allowed_origin_use_the_server(model, origins):
         assert preflight.headers["access-control-allow-origin"] in (PAGE, "*")
         assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
         for path, body, status in (("completions", {"prompt": "a", "max_tokens": 1}, 200), ("completions", {}, 400)):
-            answer = httpx2.post(f"{server.url}/v1/{path}", json=body, headers={"Origin": PAGE}, timeout=30)
+            answer = http.post(f"{server.url}/v1/{path}", json=body, headers={"Origin": PAGE}, timeout=30)
             assert answer.status_code == status
             allowed = "access-control-allow-origin"
             assert answer.headers[allowed] == preflight.headers[allowed]
-        other = httpx2.get(f"{server.url}/v1/models", headers={"Origin": "https://other.example"})
+        other = http.get(f"{server.url}/v1/models", headers={"Origin": "https://other.example"})
         assert other.status_code == (200 if "*" in origins else 403)
-        rebound = httpx2.get(f"{server.url}/v1/models", headers={"Origin": PAGE, "Host": "page.example"})
+        rebound = http.get(f"{server.url}/v1/models", headers={"Origin": PAGE, "Host": "page.example"})
         assert rebound.status_code == 403

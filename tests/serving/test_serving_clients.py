@@ -3,9 +3,8 @@
 import json
 import time
 
-import httpx2
 import pytest
-from support import tiny
+from support import http, tiny
 from support.openai_answers import MESSAGES, chat, completion
 from support.serving import keys, serving
 from support.speaking import chatty
@@ -124,13 +123,13 @@ def test_special_tokens_are_added_to_a_prompt_as_asked(model):
 
 def test_a_byte_order_mark_is_skipped(server):
     content = b"\xef\xbb\xbf" + json.dumps({"prompt": PROMPT, **GREEDY}).encode()
-    answer = httpx2.post(f"{server.url}/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    answer = http.post(f"{server.url}/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert answer.json()["choices"][0]["text"] == completion(server, **GREEDY).choices[0].text
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/metrics"])
 def test_head_is_answered_as_get_without_a_body(server, path):
-    got, head = httpx2.get(f"{server.url}{path}"), httpx2.head(f"{server.url}{path}")
+    got, head = http.get(f"{server.url}{path}"), http.head(f"{server.url}{path}")
     assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
     assert head.headers["content-type"] == got.headers["content-type"]
 
@@ -138,7 +137,7 @@ def test_head_is_answered_as_get_without_a_body(server, path):
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "//v1/models//tiny/"])
 def test_base_urls_may_end_with_a_slash(server, path):
     """As in open-webui/open-webui#16749; a redirection would lose a body, or the TLS of a proxy."""
-    assert httpx2.get(f"{server.url}{path}").json()["object"] in ("list", "model")
+    assert http.get(f"{server.url}{path}").json()["object"] in ("list", "model")
     answer = server.post("/v1//chat/completions/", {"messages": MESSAGES, **GREEDY})
     assert answer.json()["choices"][0]["message"]["content"] == chat(server, **GREEDY).choices[0].message.content
 
@@ -149,7 +148,7 @@ def test_keys_are_checked_before_a_body_is_parsed(model, monkeypatch):
         for content in (b"{bad", b"[" * 1_900_000):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 began = time.process_time()
-                answer = httpx2.post(
+                answer = http.post(
                     f"{server.url}/v1/chat/completions",
                     content=content,
                     headers={"Content-Type": "application/json", **headers},

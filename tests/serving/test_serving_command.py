@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx2
 import pytest
-from support import tiny
+from support import http, tiny
 from support.commandline import run
 from support.serving import matrix_path, serving
 from support.speaking import chatty, speaking_llama
@@ -55,7 +54,7 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
         body = {"messages": [{"role": "user", "content": "import os"}], "model": "small", "max_tokens": 8}
         for key in ("one", "two"):
             headers = {"Authorization": f"Bearer {key}"}
-            answer = httpx2.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60)
+            answer = http.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60)
             assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0

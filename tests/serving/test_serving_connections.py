@@ -4,9 +4,8 @@ import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import pytest
-from support import tiny
+from support import http, tiny
 from support.serving import serving, wait_for
 
 from token_recycling.serving.api import common
@@ -18,12 +17,12 @@ def test_more_connections_than_it_takes_get_503(model):
         opened = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(8)]
         try:
             wait_for(lambda: len(server.server.server_state.connections) == 8)
-            assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 503
+            assert http.get(f"{server.url}/health", timeout=5).status_code == 503
         finally:
             for connection in opened:
                 connection.close()
         wait_for(lambda: not server.server.server_state.connections)
-        assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 200
+        assert http.get(f"{server.url}/health", timeout=5).status_code == 200
 
 
 def test_events_do_not_wait_for_the_receipt_of_those_before(model):
@@ -71,7 +70,7 @@ def test_requests_finish_after_a_shutdown_has_begun(model):
             wait_for(lambda: server.engine.running == 2)
             server.server.should_exit = True
             wait_for(lambda: server.engine.closing)
-            assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 503
+            assert http.get(f"{server.url}/health", timeout=5).status_code == 503
             assert server.post("/v1/completions", asked).json()["error"]["code"] == "shutting_down"
             assert [part.choices[0].finish_reason for part in stream][-1] == "length"
             assert whole.result().usage.completion_tokens == 600

@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import json
 
-import httpx2
 import pytest
-from support import tiny
+from support import http, tiny
 from support.functions import HELD
 from support.serving import serving
-from support.speaking import chatty, ending_llama, speaking_llama
+from support.speaking import CONTEXT, chatty, ending_llama, speaking_llama
 from transformers import PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
@@ -49,7 +48,7 @@ def ask(server, path, stream, key=None, **more):
 
 
 def post_raw(server, path, content, **headers):
-    return httpx2.post(f"{server.url}{path}", content=content, headers=headers, timeout=300)
+    return http.post(f"{server.url}{path}", content=content, headers=headers, timeout=300)
 
 
 # Faults of the server
@@ -85,21 +84,20 @@ def test_what_fails_at_start_is_said(model, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_one_mistake_has_one_code_and_param_everywhere(model, path):
-    with serving(model, chatty(tiny.tokenizer()), max_prompt_tokens=40) as server:
-        field = next(iter(ASKED[path]))
-        long = [{**MESSAGES[0], "content": "a" * 400}] if field == "messages" else "a" * 400
-        error = server.post(path, {**ASKED[path], field: long}).json()["error"]
-        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
-        # litellm and langchain look for these words, to raise their errors about context windows.
-        for words in ("prompt is too long", "model's maximum context length is", "shorten"):
-            assert words in error["message"]
-        kind = {"Content-Type": "application/json"}
-        contents = (b"{bad", b'{"prompt": "\xff"}', b"", b"[" * 100_000, b'["a"]', b'{"chat_template_kwargs": 1e999}')
-        for content, headers in [*((content, kind) for content in contents), (b'{"prompt": "a"}', {})]:
-            answer = post_raw(server, path, content, **headers)
-            error = answer.json()["error"]
-            assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_body", None), content[:9]
+def test_one_mistake_has_one_code_and_param_everywhere(server, path):
+    field = next(iter(ASKED[path]))
+    long = [{**MESSAGES[0], "content": "a" * (CONTEXT + 1)}] if field == "messages" else "a" * (CONTEXT + 1)
+    error = server.post(path, {**ASKED[path], field: long}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    # litellm and langchain look for these words, to raise their errors about context windows.
+    for words in ("prompt is too long", "model's maximum context length is", "shorten"):
+        assert words in error["message"]
+    kind = {"Content-Type": "application/json"}
+    contents = (b"{bad", b'{"prompt": "\xff"}', b"", b"[" * 100_000, b'["a"]', b'{"chat_template_kwargs": 1e999}')
+    for content, headers in [*((content, kind) for content in contents), (b'{"prompt": "a"}', {})]:
+        answer = post_raw(server, path, content, **headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_body", None), content[:9]
 
 
 def test_what_a_template_refuses_is_said(server, monkeypatch):
@@ -280,7 +278,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("path", "body", "status", "code"), OTHERS)
 def test_other_errors(server, path, body, status, code):
-    answer = httpx2.get(f"{server.url}{path}") if body is None else server.post(path, body)
+    answer = http.get(f"{server.url}{path}") if body is None else server.post(path, body)
     error = answer.json()["error"]
     kind = {400: "invalid_request_error", 404: "not_found_error"}[status]
     assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from support import tiny
+from support.cases import thinned
 from support.runs import fix_costs, fix_work
 from support.serving import keys, matrix_path, serving
 
@@ -21,7 +22,7 @@ from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.settings import Isolation, Settings
 
 SECRET = "import os\nfor index in range(10):\n"
-ASKED = {"prompt": SECRET, "max_tokens": 40, "temperature": 0}
+ASKED = {"prompt": SECRET, "max_tokens": 24, "temperature": 0}
 
 
 def seen(server, key=None, **more):
@@ -34,7 +35,7 @@ def seen(server, key=None, **more):
 
 
 OTHERS = ("layer_skip:nodes=4", "lookahead", "suffix")
-DRAFTERS = ["recycling", "published:tree=chain:4", *(pytest.param(one, marks=pytest.mark.nightly) for one in OTHERS)]
+DRAFTERS = thinned(["recycling", "published:tree=chain:4", *OTHERS], kept=lambda one: one not in OTHERS)
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 import json
 import logging
 
-import httpx2
 import pytest
-from support import tiny
+from support import http, tiny
 from support.serving import keys, serving, wait_for
 from support.speaking import speaking_llama
 
@@ -83,5 +82,5 @@ def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd):
 
 def test_unknown_paths_are_not_logged_as_they_came(access):
     with serving(speaking_llama(), tiny.tokenizer()) as server:
-        httpx2.get(f"{server.url}/{SECRET.replace(' ', '-')}")
+        http.get(f"{server.url}/{SECRET.replace(' ', '-')}")
     assert [record.fields["path"] for record in access.records if record.name.endswith("access")] == ["other"]

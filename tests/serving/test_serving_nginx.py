@@ -10,8 +10,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-import httpx2
 import pytest
+from support import http
 from support.serving import keys, serving, wait_for
 
 from token_recycling.serving.access import is_local
@@ -91,11 +91,11 @@ def test_the_documented_proxy_streams_and_drops_slow_clients(model, tokenizer, t
         with nginx(tmp_path, server.port, server_block=config) as url:
             headers = {"Authorization": "Bearer secret-a"}
             body = {**ASKED, "max_tokens": 400, "stream": True}
-            with httpx2.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+            with http.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
                 assert next(answer.iter_lines()).startswith("data: ")
                 assert server.engine.running == 1, "parts arrive while the rest is generated"
             server.wait_until_idle()
-            assert httpx2.get(f"{url}/metrics", headers=headers).status_code == 403
+            assert http.get(f"{url}/metrics", headers=headers).status_code == 403
             port = int(url.rsplit(":", 1)[1])
             for half in HALVES:
                 with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
@@ -105,7 +105,7 @@ def test_the_documented_proxy_streams_and_drops_slow_clients(model, tokenizer, t
 
 
 def usage(url, **more):
-    answer = httpx2.post(f"{url}/v1/completions", json={**ASKED, **more}, timeout=60)
+    answer = http.post(f"{url}/v1/completions", json={**ASKED, **more}, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()["usage"]
 

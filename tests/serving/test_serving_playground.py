@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import httpx2
 import pytest
-from support import tiny
+from support import http, tiny
 from support.serving import keys, serving
 
 from token_recycling.serving import playground
@@ -21,7 +20,7 @@ def server(model):
 
 def test_only_its_files_are_served_with_headers_that_keep_all_else_out(server):
     for name in ("", *FILES):
-        answer = httpx2.get(f"{server.url}/{name and 'playground/'}{name}")
+        answer = http.get(f"{server.url}/{name and 'playground/'}{name}")
         assert answer.status_code == 200
         file = FILES[name or "index.html"]
         assert answer.text == file.read_text(encoding="utf-8")
@@ -31,20 +30,20 @@ def test_only_its_files_are_served_with_headers_that_keep_all_else_out(server):
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
     for name in ("__init__.py", "nothing.js", "..%2Fapp.py", "%2Fetc%2Fpasswd"):
-        answer = httpx2.get(f"{server.url}/playground/{name}")
+        answer = http.get(f"{server.url}/playground/{name}")
         assert (answer.status_code, "error" in answer.json()) == (404, True)
 
 
 def test_the_page_is_told_what_there_is_only_with_a_key(server, model):
-    about = httpx2.get(f"{server.url}/v1/token_recycling/about").json()
+    about = http.get(f"{server.url}/v1/token_recycling/about").json()
     assert about["max_new_tokens"] == model.config.max_position_embeddings
     assert (about["chat"], about["isolation"], about["drafter_name"]) == (False, "shared", "recycling")
     assert [one["spec"] for one in about["drafters"]] == ["recycling:tree=4", "published"]
     with serving(model, tiny.tokenizer(), keys=keys("ann"), max_new_tokens=7) as running:
-        assert httpx2.get(running.url).status_code == 200
-        assert httpx2.get(f"{running.url}/v1/token_recycling/about").status_code == 401
+        assert http.get(running.url).status_code == 200
+        assert http.get(f"{running.url}/v1/token_recycling/about").status_code == 401
         headers = {"Authorization": "Bearer secret-ann"}
-        about = httpx2.get(f"{running.url}/v1/token_recycling/about", headers=headers).json()
+        about = http.get(f"{running.url}/v1/token_recycling/about", headers=headers).json()
     assert about["max_new_tokens"] == 7
     assert [one["spec"] for one in about["drafters"]] == list(DEFAULT_OFFERS)
 

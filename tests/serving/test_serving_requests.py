@@ -7,7 +7,7 @@ import time
 import httpx2
 import openai
 import pytest
-from support import tiny
+from support import http, tiny
 from support.serving import keys, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
@@ -48,7 +48,7 @@ def test_a_client_that_goes_away_ends_its_generation(open_server, path, stream):
     before, cancelled = tokens(open_server), generations(open_server)
     with contextlib.suppress(httpx2.ReadTimeout):
         asked = {**LONG, "stream": stream}
-        with httpx2.stream("POST", f"{open_server.url}{path}", json=asked, timeout=0.6) as answer:
+        with http.stream("POST", f"{open_server.url}{path}", json=asked, timeout=0.6) as answer:
             for _ in zip(range(16), answer.iter_lines(), strict=False):
                 pass
     open_server.wait_until_idle()
@@ -110,7 +110,7 @@ def test_a_full_server(model, monkeypatch):
         server.wait_until_idle()
         server.engine.closing = True
         assert refused(server).code == "shutting_down"
-        assert httpx2.get(f"{server.url}/health").status_code == 503
+        assert http.get(f"{server.url}/health").status_code == 503
 
 
 def test_lengths(model):
@@ -124,7 +124,7 @@ def test_lengths(model):
             whole = b'{"prompt": "import", "max_tokens": 1}'.ljust(size)
             for content in (whole, iter([whole[:50], whole[50:900], whole[900:]])):  # the length of pieces is not known
                 how = {"content": content, "headers": {"Content-Type": "application/json"}, "timeout": 5}
-                assert httpx2.post(f"{server.url}/v1/completions", **how).status_code == status
+                assert http.post(f"{server.url}/v1/completions", **how).status_code == status
 
 
 def test_prompts_are_read_beside_what_is_streamed(model, monkeypatch):

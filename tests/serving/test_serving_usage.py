@@ -34,7 +34,7 @@ def server(model):
         yield running
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("prompts", PROMPTS, ids=len)
 def test_prompts_count_once_whatever_the_choices_and_outputs_all(server, tokenizer, prompts, n):
     expected = sum(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
@@ -135,11 +135,11 @@ def test_a_prompt_as_long_as_the_context_is_scored_where_nothing_is_generated(se
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_a_seed_is_that_of_a_server_that_decodes_one_output_at_a_time_too(server, model, tokenizer, seed):
-    asked = {"prompt": [PROMPT, "import os"], **SAMPLED, "seed": seed, "n": 2}
-    together = [choice.text for choice in server.complete(**asked).choices]
+def test_a_seed_is_that_of_a_server_that_decodes_one_output_at_a_time_too(server, model, tokenizer):
     with serving(model, tokenizer, concurrency=1) as one_by_one:
-        for _ in range(2):
-            assert [choice.text for choice in one_by_one.complete(**asked).choices] == together
-    assert len(set(together)) > 1
+        for seed in (0, 7):
+            asked = {"prompt": [PROMPT, "import os"], **SAMPLED, "seed": seed, "n": 2}
+            together = [choice.text for choice in server.complete(**asked).choices]
+            for _ in range(2):
+                assert [choice.text for choice in one_by_one.complete(**asked).choices] == together
+            assert len(set(together)) > 1

@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
+from support import http
 from support.commandline import reference
 
 from token_recycling._util.text_stream import decoded
@@ -58,7 +59,7 @@ class Life:
             time.sleep(0.2)
 
     def get(self, path: str) -> str:
-        return httpx2.get(f"http://127.0.0.1:{self.port}{path}", timeout=30).text
+        return http.get(f"http://127.0.0.1:{self.port}{path}", timeout=30).text
 
     def answers(self) -> bool:
         with suppress(httpx2.TransportError):
@@ -67,7 +68,7 @@ class Life:
 
     def completed(self, prompt: str) -> str:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": NEW, "temperature": 0}
-        answer = httpx2.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=60)
+        answer = http.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=60)
         return str(answer.raise_for_status().json()["choices"][0]["text"])
 
     def end(self, how: signal.Signals) -> int:

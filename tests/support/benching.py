@@ -28,6 +28,7 @@ TEXTS = (
     "for index in range(10):\n    for index in range(10):\n        print(index)",
     "import sys\n\ndef add(a, b):\n    return a + b\n",
 )
+NEW = 12
 TIMES = {"last_prefill_seconds", "seconds", "prefill_seconds", "total_seconds", "processor_seconds", "parts"}
 
 
@@ -63,8 +64,8 @@ def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def setup(**options: Any) -> BenchmarkConfig:
     tokenizer = tiny.tokenizer()
-    model = tiny.llama(vocab_size=len(tokenizer), **options.pop("config", {}))
-    return BenchmarkConfig(model, tokenizer, options.pop("max_new_tokens", 24), **options)
+    model = tiny.llama(vocab_size=len(tokenizer), **{"num_hidden_layers": 1, **options.pop("config", {})})
+    return BenchmarkConfig(model, tokenizer, options.pop("max_new_tokens", NEW), **options)
 
 
 def decoded(spec: str, model: PreTrainedModel, *prompts: torch.Tensor, tokens: int = 30, **sampling: Any) -> Outcome:

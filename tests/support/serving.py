@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -14,12 +13,11 @@ from typing import Any
 
 import httpx2
 from openai import DefaultHttpxClient, OpenAI
+from support import http
 
 from token_recycling.serving import create_app, parse_keys
 from token_recycling.serving.http_server import HttpServer
 
-_TLS = ssl.create_default_context()
-"""Made once: every request would read all certificates of the machine."""
 PROMPT = "for index in"
 
 
@@ -33,7 +31,7 @@ class Serving:
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(
             base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300,
-            http_client=DefaultHttpxClient(verify=_TLS),
+            http_client=DefaultHttpxClient(verify=http.TLS),
         )  # fmt: skip
 
     def complete(self, key: str = "none", **more: Any) -> Any:
@@ -42,7 +40,7 @@ class Serving:
 
     def post(self, path: str, body: Any, key: str | None = None, **more: Any) -> httpx2.Response:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=300, verify=_TLS, **more)
+        return http.post(f"{self.url}{path}", json=body, headers=headers, timeout=300, **more)
 
     def steps(self, key: str | None = None, **body: Any) -> list[tuple[str, Any]]:
         """The events of /v1/token_recycling/steps."""
@@ -54,7 +52,7 @@ class Serving:
     def metrics(self, key: str | None = None) -> dict[str, float]:
         """Every line of /metrics."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        answer = httpx2.get(f"{self.url}/metrics", headers=headers, verify=_TLS)
+        answer = http.get(f"{self.url}/metrics", headers=headers)
         assert answer.status_code == 200
         lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

@@ -31,7 +31,7 @@ from .._util.device import synchronize
 from .._util.options import check_known, written_options
 from .._util.text_stream import StepRecorder
 from ..drafters._base import Drafter
-from ..drafters._registry import drafter_names, make_drafter
+from ..drafters._registry import drafter_names, make_drafter, own_names
 from ..drafters._shared.draft_models import ModelDrafter
 from ..drafters._shared.graph import Rules
 from ..drafters._shared.pairing import DraftModelOption
@@ -420,7 +420,7 @@ def parse(spec: str) -> Method:
         options = written_options(name, text, known=names)
         check_known(name, options, names)
         return make(spec, options)
-    if name not in drafter_names():
+    if name not in own_names() and name not in drafter_names():
         raise ValueError(f"a method must be one of {', '.join((*_NAMED, *drafter_names()))}, got {name!r}")
     return Drafted(spec)
 

@@ -10,6 +10,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.cases import thinned
 from support.functions import TOOLS
 from support.openai_answers import chat, completion, streamed_chat, streamed_completion
 from transformers import LogitsProcessor
@@ -90,7 +91,7 @@ def streamed(events):
     ]
 
 
-@pytest.mark.parametrize("seed", [5, 17])
+@pytest.mark.parametrize("seed", thinned([17, 5], 2))
 def test_choices_of_a_chat(server, seed):
     answers = [chat(server, **asked(seed + choice)) for choice in range(N)]
     alone = [shown(answer.choices[0]) for answer in answers]

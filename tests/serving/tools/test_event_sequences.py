@@ -17,6 +17,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
+from support.cases import parameter
 from support.functions import FLAT, TOOLS
 from support.serving import serving
 from transformers import LogitsProcessor
@@ -87,7 +88,7 @@ def cuts(tokenizer, text):
 def limits(tokenizer, text):
     """(limit, text): the whole text and its end, then some cuts of it."""
     ids, found = tokenizer(text)["input_ids"], list(cuts(tokenizer, text))
-    return [(len(ids) + 1, text), *found[:: max(1, len(found) // 4)]]
+    return [(len(ids) + 1, text), *found[:: max(1, len(found) // 2)]]
 
 
 def ending(text, shown):
@@ -107,12 +108,6 @@ class Failing(LogitsProcessor):
         if input_ids.shape[1] >= self.length:
             raise RuntimeError("made to fail")
         return scores
-
-
-@pytest.fixture(scope="module", params=["one by one", "several a step"])
-def predicted(request):
-    """Whether the drafter is told the text, so that a step has many tokens."""
-    return request.param == "several a step"
 
 
 @pytest.fixture(scope="module")
@@ -190,16 +185,27 @@ def assert_choice(chunks, index, whole):
         assert len(indices) == len({*indices}), "a chunk has one entry for each call"
 
 
-@pytest.mark.parametrize("name", TEXTS)
+ONE_BY_ONE = ("nothing", "reasoning, text", "call", "all")
+PACES = [
+    *(parameter(name, True, every_run=True, id=f"{name}, several a step") for name in TEXTS),
+    *(parameter(name, False, every_run=name in ONE_BY_ONE, id=f"{name}, one by one") for name in TEXTS),
+]
+
+
+@pytest.mark.parametrize(("name", "predicted"), PACES)
 def test_chunks_of_a_chat(server, says, tokenizer, name, predicted):
-    """Usage is asked for with every second limit, the first of which is that of the whole text."""
+    """Where the drafter is told the text, as for the response that is not streamed, a step has many tokens.
+
+    Usage is asked for with every second limit, the first of which is that of the whole text, said by two choices.
+    """
     text = TEXTS[name]
     says(text)
     for place, (limit, shown) in enumerate(limits(tokenizer, text)):
-        body, usage = chat_body(text, limit, predicted, n=2), place % 2 == 0
+        n, usage = 1 if place else 2, place % 2 == 0
+        body = chat_body(text, limit, predicted, n=n)
         asked = {**body, **({"stream_options": {"include_usage": True}} if usage else {})}
         *events, done = events_of(server, "/v1/chat/completions", asked)
-        whole = server.post("/v1/chat/completions", body).json()
+        whole = server.post("/v1/chat/completions", chat_body(text, limit, True, n=n)).json()
         assert done == "[DONE]"
         chunks = [ChatCompletionChunk.model_validate(event) for event in events]
         assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
@@ -210,7 +216,7 @@ def test_chunks_of_a_chat(server, says, tokenizer, name, predicted):
                 mat = last.usage.model_extra["speculation"]["mat"]
                 assert mat > 3 if predicted else mat == 1
         assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in chunks)
-        assert [chunk.choices[0].delta.role for chunk in chunks[:2]] == ["assistant"] * 2
+        assert [chunk.choices[0].delta.role for chunk in chunks[:n]] == ["assistant"] * n
         state = ChatCompletionStreamState()
         for chunk in chunks:
             state.handle_chunk(chunk)
@@ -250,7 +256,7 @@ def test_an_error_is_the_last_chunk(server, says, failing, path, after):
 
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 1}, {"echo": True, "logprobs": 0}], ids=str)
 def test_chunks_of_completions(server, says, tokenizer, more):
-    text = TEXTS["text, call"]
+    text = TEXTS["reasoning, text"]
     says(text)
     ids = tokenizer(text)["input_ids"]
     for limit in (1, 2, 9, len(ids), len(ids) + 1):
