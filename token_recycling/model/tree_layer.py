@@ -79,9 +79,33 @@ class Frame:
     """The same in layers that drop slots; None where none does."""
 
 
+class _States:
+    """The keys or the values of a `TreeLayer`, as attributes that a layer of transformers has."""
+
+    def __init__(self, part: int) -> None:
+        """`part`: 0 for the keys, 1 for the values."""
+        self._part = part
+
+    def __get__(self, layer: TreeLayer, cls: type | None = None) -> torch.Tensor | None:
+        """Return states (batch, heads, n, size) of the slots that the next token sees: a layer of transformers keeps no
+        others.
+        """
+        if not layer.buffers:
+            return None
+        states = layer.states()[self._part]
+        return states[:, :, -layer.window + 1 :] if layer.window > 1 else states
+
+    def __set__(self, layer: TreeLayer, states: torch.Tensor | None) -> None:
+        """Let the layer become one of transformers: states that it is given need not be views of buffers."""
+        if states is not None:  # the constructor of transformers sets None
+            layer.hand_back(self._part, states)
+
+
 class TreeLayer(DynamicLayer):
     """Keys and values of one layer, in buffers of its own; a `DynamicLayer` for everybody else."""
 
+    keys = _States(0)
+    values = _States(1)
     frame: Frame | None = None
     """Frame of the current forward pass, if its shape is fixed."""
 
@@ -116,19 +140,8 @@ class TreeLayer(DynamicLayer):
         parts = self.buffers[0][0], self.buffers[-1][-1]
         return [part[: self.rows, :, : self.columns] for part in parts]
 
-    def _shown(self, part: int) -> torch.Tensor | None:
-        """Return keys or values as a layer of transformers has them, which keeps no slot that the next token does not
-        see.
-        """
-        if not self.buffers:
-            return None
-        states = self.states()[part]
-        return states[:, :, -self.window + 1 :] if self.window > 1 else states
-
-    def _hand_back(self, part: int, states: torch.Tensor) -> None:
-        """Become a layer of transformers, with keys or values that somebody else has set: these need not be views of
-        buffers.
-        """
+    def hand_back(self, part: int, states: torch.Tensor) -> None:
+        """Become a layer of transformers, with keys (`part` 0) or values (1) that somebody else has set."""
         if type(self) is not TreeLayer:
             raise AttributeError(f"keys and values of a {type(self).__name__} are views of its buffers; call update()")
         parts: list[Any] = [self.keys, self.values]
@@ -144,26 +157,6 @@ class TreeLayer(DynamicLayer):
         if isinstance(own, DynamicSlidingWindowLayer):
             own.cumulative_length = self.length
         self.__class__, self.__dict__ = type(own), vars(own)
-
-    @property
-    def keys(self) -> torch.Tensor | None:
-        """(batch, heads, n, size); a layer that is given others becomes one of transformers."""
-        return self._shown(0)
-
-    @keys.setter
-    def keys(self, states: torch.Tensor | None) -> None:
-        if states is not None:  # the constructor of transformers sets None
-            self._hand_back(0, states)
-
-    @property
-    def values(self) -> torch.Tensor | None:
-        """The values of the same slots."""
-        return self._shown(1)
-
-    @values.setter
-    def values(self, states: torch.Tensor | None) -> None:
-        if states is not None:
-            self._hand_back(1, states)
 
     # Capacity
 
@@ -419,7 +412,7 @@ class TreeLayer(DynamicLayer):
             return
         keys = self.keys
         if keys is not None:
-            self._hand_back(0, keys)
+            self.hand_back(0, keys)
         else:
             self._become_plain()
         self.activate_past_recording()  # that of transformers
