@@ -28,6 +28,7 @@ from ..loop.stats import Stats
 from ..model.backend import EAGER, Backend
 from ..model.compat import MARKS_NO_CACHES, mark_callers
 from ..model.info import UnsupportedModelError
+from ..model.parts import own_class
 from ..model.support import ready
 from ..model.target import Target
 from .call import GenerateCall, run_call
@@ -104,27 +105,33 @@ class Acceleration:
             self.total += stats
 
 
-class _PlainClass:
-    """The class without acceleration, of an accelerated one and of those that others derive from it."""
-
-    def __get__(self, model: Any, cls: type) -> type:
-        return _original_class(cls)
-
-
 class _Accelerated(PreTrainedModel):
     """Mixed in before the model's class by `accelerate`."""
 
     acceleration: Acceleration
-    plain_class = _PlainClass()
+
+    @classmethod
+    def plain_class(cls) -> type:
+        """Return this class without acceleration. Where another library has derived a class of its own from an
+        accelerated one, such as FSDP2 or a parametrization, that class is made again without, once.
+        """
+        if _Accelerated in cls.__bases__:
+            return cls.__bases__[1]
+        if cls not in _plain_classes:
+            bases = tuple(base.plain_class() if issubclass(base, _Accelerated) else base for base in cls.__bases__)
+            contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+            metaclass: Any = type(cls)
+            _plain_classes[cls] = metaclass(cls.__name__, bases, contents)
+        return _plain_classes[cls]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a model that is not accelerated, of the original class: `from_pretrained` of this one, and calls."""
-        return _original_class(cls)(*args, **kwargs)
+        """Return a model that is not accelerated, of the plain class: `from_pretrained` of this one, and calls."""
+        return cls.plain_class()(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy under the name of the model's original class."""
+        """Pickle and copy under the name of the model's plain class."""
         _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
-        return _unfilled, (_original_class(type(self)),), *state
+        return _unfilled, (self.plain_class(),), *state
 
     def _sample(
         self,
@@ -181,6 +188,8 @@ def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _classes: dict[type, type[_Accelerated]] = {}
+_plain_classes: dict[type, type] = {}
+"""Of classes that other libraries derived from accelerated ones; see `plain_class`."""
 
 
 def _accelerated_class(original: Any) -> type[_Accelerated]:
@@ -191,26 +200,6 @@ def _accelerated_class(original: Any) -> type[_Accelerated]:
             names["generate"] = _marking(original.generate)
         _classes[original] = type(original.__name__, (_Accelerated, original), names)
     return _classes[original]
-
-
-_originals: dict[type, type] = {}
-"""Classes that other libraries derived from accelerated ones, without these; see `_original_class`."""
-
-
-def _original_class(cls: type) -> type:
-    """Return a class without the accelerated one among its bases. Where another library has derived a class of its own
-    from it since, such as FSDP2 or a parametrization, that class is made again without, once.
-    """
-    if not issubclass(cls, _Accelerated):
-        return cls
-    if _Accelerated in cls.__bases__:
-        return cls.__bases__[1]
-    if cls not in _originals:
-        bases = tuple(map(_original_class, cls.__bases__))
-        contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-        metaclass: Any = type(cls)
-        _originals[cls] = metaclass(cls.__name__, bases, contents)
-    return _originals[cls]
 
 
 def _unfilled(original: type) -> _Accelerated:
@@ -231,8 +220,8 @@ def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None
 
 
 def make_plain(model: PreTrainedModel) -> None:
-    """Change the model's class back to the original, in place."""
-    model.__class__ = _original_class(type(model))
+    """Change the model's class back to the plain one, in place."""
+    model.__class__ = own_class(model)
     del model.acceleration
 
 

@@ -45,7 +45,8 @@ from ..model.compat import CACHE, CALLERS, cache_argument
 from ..model.foreign import code_beside, mixes_sequences
 from ..model.foreign import why_not as why_not_code
 from ..model.kv_cache import TreeCache, dtypes, layout_of, rows, slots
-from ..model.origin import is_foreign, is_own, name_of
+from ..model.origin import is_own, name_of
+from ..model.parts import replaced_in
 from ..model.prefill import Reading
 from ..model.target import Target
 
@@ -61,7 +62,7 @@ _KNOWN_INPUTS = {
 }
 _MARKS = {"mm_token_type_ids", "token_type_ids"}
 """Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
-_CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
+_SEPARATE_CRITERIA = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 """Criteria that decide about each sequence alone."""
 
 
@@ -93,7 +94,7 @@ class GenerateCall:
         """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
         raise to end the call.
         """
-        self.beside = code_beside((*processors, *criteria, streamer))
+        self.beside = code_beside([*processors, *criteria] if streamer is None else [*processors, *criteria, streamer])
         """Code of users and other libraries that is called between forward passes."""
         self.streams_tokens = streamer is not None and any(code is streamer for code in self.beside)
         """Whether the streamer is given each token before the next one is chosen, as by `generate`: a user's may take
@@ -104,15 +105,15 @@ class GenerateCall:
         self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         """Whether ended sequences are padded, as `generate` decides; else all continue until all have ended."""
         others = [criterion for criterion in criteria if type(criterion) not in (EosTokenCriteria, MaxLengthCriteria)]
-        by_text = self.pads and all(type(criterion) in _CRITERIA_BY_TEXT for criterion in others)
-        self.joint_criteria = StoppingCriteriaList([] if len(input_ids) == 1 or by_text else others)
-        """Criteria that must see all sequences at once: the caller's own; all, where ended sequences go on with the
-        others.
+        separate = self.pads and all(type(criterion) in _SEPARATE_CRITERIA for criterion in others)
+        self.joint_criteria = StoppingCriteriaList([] if len(input_ids) == 1 or separate else others)
+        """Criteria that must see all sequences at once: the caller's own; all, where ended sequences are not padded but
+        continue with the others.
         """
-        self.criteria_by_text = StoppingCriteriaList(
+        self.separate_criteria = StoppingCriteriaList(
             criterion for criterion in criteria if all(criterion is not other for other in self.joint_criteria)
         )
-        """The criteria that are applied to each text alone."""
+        """Criteria that are applied to each sequence alone."""
 
     @cached_property
     def paddings(self) -> list[int]:
@@ -197,10 +198,12 @@ class GenerateCall:
         for cls in {*map(type, lists)}:
             if cls.__call__ not in (LogitsProcessorList.__call__, StoppingCriteriaList.__call__):
                 return f"accelerated calls do without the method __call__ of {cls.__name__}"
-        for cls in {type(member) for member in (*lists, *self.criteria)}:
-            if is_own(cls.__module__) and is_foreign(cls.__call__):
-                name = name_of(cls.__call__)
-                return f"accelerated calls do without the method __call__ of {cls.__name__}, replaced by {name}"
+        classes = {cls for cls in map(type, (*lists, *self.criteria)) if is_own(cls.__module__)}
+        for base in {base for cls in classes for base in cls.__mro__}:
+            for _, name, function in replaced_in(base):
+                if name == "__call__":
+                    what = f"the method __call__ of {base.__name__}, replaced by {name_of(function)}"
+                    return f"accelerated calls do without {what}"
         return None
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
@@ -247,7 +250,7 @@ class GenerateCall:
         others = (
             processor
             for processor in self.processors
-            if scope(processor) < Scope.EACH_TEXT and for_sequence(processor, 0) is None
+            if scope(processor) < Scope.EACH_SEQUENCE and for_sequence(processor, 0) is None
         )
         unknown = sorted({_name(processor) for processor in others})
         if unknown:
@@ -269,7 +272,7 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+def _for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     """Return a processor as one sequence of a batch sees it, alone."""
     from ..grammar import adapters
 
@@ -304,7 +307,7 @@ def run_call(
     """
     target = call.target
     if type(call.cache) is StaticCache or target.compiled:
-        _say_what_is_bypassed(call)
+        _warn_of_bypassed_graphs(call)
     sequences, selectors = beginnings(call, generator)
     stopping = None
     if call.joint_criteria:
@@ -374,7 +377,7 @@ def run_call(
     return Output(sequences=stacked, scores=scores, logits=logits, stats=stats, **{CACHE: call.cache})
 
 
-def _say_what_is_bypassed(call: GenerateCall) -> None:
+def _warn_of_bypassed_graphs(call: GenerateCall) -> None:
     """Warn, once per model, where transformers' or torch's own compilation is not used."""
     target = call.target
     if type(call.cache) is StaticCache:
@@ -418,7 +421,7 @@ def beginnings(
     watched = bool(call.beside)
     sequences = [
         # As with the first token that `generate` appends: int32 becomes int64.
-        TokenSequence(ids.long(), call.criteria_by_text, pad, watched)
+        TokenSequence(ids.long(), call.separate_criteria, pad, watched)
         for ids, pad in zip(call.input_ids, call.paddings, strict=True)
     ]
     streamer = call.streamer
@@ -429,7 +432,7 @@ def beginnings(
             sequence,
             call.processors
             if batch == 1
-            else LogitsProcessorList([_for_text(processor, row) for processor in call.processors]),
+            else LogitsProcessorList([_for_sequence(processor, row) for processor in call.processors]),
             sample=bool(config.do_sample),
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),

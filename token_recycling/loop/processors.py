@@ -23,7 +23,7 @@ class Scope(IntEnum):
 
     UNKNOWN = 0
     """Anything: it may compare the sequences of a batch."""
-    EACH_TEXT = 1
+    EACH_SEQUENCE = 1
     """Each sequence of a batch alone."""
     SCORES = 2
     """The scores alone; it remembers nothing, so that it may be called for any sequence."""
@@ -40,21 +40,21 @@ _SCOPES: dict[type, Scope] = {
     processors.TypicalLogitsWarper: Scope.EACH_ROW,
     processors.EtaLogitsWarper: Scope.SCORES,
     processors.TopHLogitsWarper: Scope.SCORES,
-    processors.ExponentialDecayLengthPenalty: Scope.EACH_TEXT,
-    processors.ForcedBOSTokenLogitsProcessor: Scope.EACH_TEXT,
-    processors.ForcedEOSTokenLogitsProcessor: Scope.EACH_TEXT,
-    processors.InfNanRemoveLogitsProcessor: Scope.EACH_TEXT,
-    processors.LogitNormalization: Scope.EACH_TEXT,
-    processors.MinLengthLogitsProcessor: Scope.EACH_TEXT,
-    processors.MinNewTokensLengthLogitsProcessor: Scope.EACH_TEXT,
-    processors.NoBadWordsLogitsProcessor: Scope.EACH_TEXT,
-    processors.NoRepeatNGramLogitsProcessor: Scope.EACH_TEXT,
-    processors.PrefixConstrainedLogitsProcessor: Scope.EACH_TEXT,
-    processors.RepetitionPenaltyLogitsProcessor: Scope.EACH_TEXT,
-    processors.SequenceBiasLogitsProcessor: Scope.EACH_TEXT,
-    processors.SuppressTokensAtBeginLogitsProcessor: Scope.EACH_TEXT,
-    processors.SuppressTokensLogitsProcessor: Scope.EACH_TEXT,
-    processors.WatermarkLogitsProcessor: Scope.EACH_TEXT,
+    processors.ExponentialDecayLengthPenalty: Scope.EACH_SEQUENCE,
+    processors.ForcedBOSTokenLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.ForcedEOSTokenLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.InfNanRemoveLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.LogitNormalization: Scope.EACH_SEQUENCE,
+    processors.MinLengthLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.MinNewTokensLengthLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.NoBadWordsLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.NoRepeatNGramLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.PrefixConstrainedLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.RepetitionPenaltyLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.SequenceBiasLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.SuppressTokensAtBeginLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.SuppressTokensLogitsProcessor: Scope.EACH_SEQUENCE,
+    processors.WatermarkLogitsProcessor: Scope.EACH_SEQUENCE,
 }
 
 

@@ -11,7 +11,7 @@ tells the user which release has the feature.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from importlib import import_module
 from operator import attrgetter
 from types import FunctionType
@@ -232,15 +232,17 @@ def packed_product() -> Callable[..., torch.Tensor]:
     return torch.ops.mkldnn._linear_pointwise.default
 
 
-_KERNELS_AS_INSTALLED = frozenset(torch.library._impls)
+KERNELS: Set[str] = torch.library._impls
+"""Kernels of torch's operators that are registered through `torch.library` now, as `aten/silu/CPU`."""
+KERNELS_AS_INSTALLED = frozenset(KERNELS)
 
 
 def replaced_kernels() -> list[str]:
-    """Return the kernels of torch's operators that were registered through `torch.library` since this was imported, as
-    `aten/silu/CPU`; but for those that only tell shapes, and those of `torch.vmap`, which torch adds when masks of
-    batches first need it.
+    """Return the kernels of torch's operators that were registered through `torch.library` since this was imported,
+    but for those that only tell shapes, and those of `torch.vmap`, which torch adds when masks of batches first need
+    it.
     """
-    kernels = (name.split("/") for name in torch.library._impls - _KERNELS_AS_INSTALLED)
+    kernels = (name.split("/") for name in KERNELS - KERNELS_AS_INSTALLED)
     run = (each for each in kernels if each[0] == "aten" and not each[-1].startswith(("Meta", "FuncTorch")))
     return sorted(map("/".join, run))
 

@@ -40,11 +40,12 @@ from .compat import (
     CHILDREN,
     HOOKS_AFTER,
     HOOKS_BEFORE,
+    KERNELS,
+    KERNELS_AS_INSTALLED,
     MODES,
     PARAMETERS,
     attention_name,
     forward_hooks,
-    replaced_kernels,
     version,
 )
 from .origin import home_of, is_code, is_foreign, is_own, package_of
@@ -95,8 +96,8 @@ def parts_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def own_class(model: torch.nn.Module) -> type:
     """Return the class of a model as it was before it was accelerated."""
-    cls: type = getattr(type(model), "plain_class", type(model))
-    return cls
+    cls: Any = type(model)
+    return cls.plain_class() if hasattr(cls, "plain_class") else cls
 
 
 # Hooks and compiled calls
@@ -136,7 +137,7 @@ def device_map_hooks(module: torch.nn.Module) -> Iterator[Any]:
 
 def foreign_hooks(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
     """Foreign code among the hooks of a module, those of device maps included."""
-    yield from filter(is_foreign, hooks_of(module))
+    yield from filter(is_foreign, forward_hooks(module))
     for hook in device_map_hooks(module):
         if not is_own(type(hook).__module__):
             yield hook
@@ -178,30 +179,36 @@ def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
 # Code around a model
 
 
-_last_looked_at: tuple[list[list[Any]], tuple[tuple[Any, str, Any], ...]] = [], ()
-"""The functions of the libraries as they were then, and those that were replaced."""
+Replaced = tuple[Any, str, Any]
+"""A function of torch or transformers that another package has put there: the module or class that has it, its name
+there, and itself.
+"""
+_last_seen: dict[Any, tuple[list[Any], tuple[Replaced, ...]]] = {}
+"""The contents of modules and classes when they were last looked at, and what was replaced in them."""
 
 
-def replaced_in_libraries() -> tuple[tuple[Any, str, Any], ...]:
-    """Return the functions of torch and transformers that other packages have replaced, or added: the module or class
-    that has it, its name there, and itself.
+def replaced_in_libraries() -> tuple[Replaced, ...]:
+    """Return the functions of torch and transformers that other packages have replaced, or added."""
+    return tuple(replaced for holder in LIBRARIES for replaced in replaced_in(holder))
+
+
+def replaced_in(holder: Any) -> tuple[Replaced, ...]:
+    """Return the same of one module or class of these libraries; it is looked through when its contents are others
+    than the last time.
     """
-    global _last_looked_at
-    functions = [[*vars(holder).values()] for holder in LIBRARIES]
+    contents = [*vars(holder).values()]
     try:
-        is_as_before = functions == _last_looked_at[0]
+        if holder in _last_seen and _last_seen[holder][0] == contents:
+            return _last_seen[holder][1]
     except Exception:  # what is set there may fail to compare
-        is_as_before = False
-    if not is_as_before:
-        _last_looked_at = functions, tuple(piece for holder in LIBRARIES for piece in replaced_in(holder))
-    return _last_looked_at[1]
-
-
-def replaced_in(holder: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Functions of a module or class of torch or transformers that another package has put there, as above."""
-    for name, function in list(vars(holder).items()):
-        if is_code(function) and is_foreign(function) and package_of(home_of(function)) not in _IMPORTED:
-            yield holder, name, function
+        pass
+    replaced = tuple(
+        (holder, name, function)
+        for name, function in list(vars(holder).items())
+        if is_code(function) and is_foreign(function) and package_of(home_of(function)) not in _IMPORTED
+    )
+    _last_seen[holder] = contents, replaced
+    return replaced
 
 
 def code_around(model: torch.nn.Module) -> list[tuple[str, Any]]:
@@ -343,7 +350,7 @@ def _code(model: PreTrainedModel, parts: Sequence[torch.nn.Module], classes: Seq
     """
     code = [item for _, item in code_around(model)]
     code += [function for _, _, function in replaced_in_libraries()]
-    code += replaced_kernels()
+    code += KERNELS - KERNELS_AS_INSTALLED
     # With all that they derive from: a method may call that of its base.
     bases = dict.fromkeys(base for cls in dict.fromkeys(classes) for base in cls.__mro__)
     code += [vars(cls).get("forward") for cls in bases]

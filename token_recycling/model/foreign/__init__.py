@@ -37,6 +37,7 @@ from typing import Any
 from transformers.cache_utils import Cache
 
 from ..origin import is_foreign
+from ..parts import replaced_in
 from ..target import Target
 from .search import Foreign, foreign_code, why_not_patched, why_not_plain_loop
 
@@ -76,9 +77,11 @@ def code_beside(objects: Iterable[Any]) -> list[Any]:
     """
     code = []
     for bystander in objects:
-        if is_foreign(bystander):
+        cls = type(bystander)
+        of_transformers = cls.__module__.startswith("transformers.")
+        if any(map(replaced_in, cls.__mro__)) if of_transformers else is_foreign(bystander):
             code.append(bystander)
-        elif not str(type(bystander).__module__).startswith("token_recycling."):
+        elif not cls.__module__.startswith("token_recycling."):
             code += [
                 value for value in getattr(bystander, "__dict__", {}).values() if callable(value) and is_foreign(value)
             ]
