@@ -251,6 +251,16 @@ def test_hooks_come_and_go_between_calls():
         handle.remove()
 
 
+def test_a_hook_that_is_said_to_be_of_transformers():
+    """`functools.wraps` gives a hook the module of what it stands for; some hooks of transformers only observe."""
+
+    def named(module, inputs, output):
+        return last(module, inputs, output)
+
+    named.__module__ = "transformers.utils.output_capturing"
+    compare(hooked(lambda: named), "named")
+
+
 def test_global_hooks():
     model = llama()
 
