@@ -210,3 +210,18 @@ def test_logits_of_a_batch_end_where_a_criterion_of_the_caller_ends_it(writer, e
         assert torch.equal(ours.sequences, plain.sequences)
         assert len(ours.logits) == len(plain.logits) == columns - 5
         torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_a_text_beyond_the_positions_of_the_model_is_told_as_by_generate(prompts, monkeypatch):
+    """transformers warns once of a text that is longer than the model was made for."""
+    told: list[list[str]] = [[], []]
+    for said, make in zip(told, (lambda model: model, tr.accelerate), strict=True):
+        monkeypatch.setattr(stopping_criteria.logger, "warning_once", said.append)
+        for positions in (12, 60):
+            model = make(tiny.llama(max_position_embeddings=positions))
+            ids = tiny.prompt(0, 8).repeat(prompts, 1)
+            model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
+        said[:] = set(said)
+    assert model.acceleration.fallback is None
+    assert told[1] == told[0] != []

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -58,11 +58,10 @@ class TokenSequence:
         """Most tokens of the sequence, padding included, unless code of users changes it."""
         # The two criteria of every batch are checked on numbers, unless their numbers may change; all others are called
         # as they are, once per token.
-        on_numbers = () if watched else (MaxLengthCriteria, EosTokenCriteria)
         ends = [] if watched else [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in ends for token in tokens.flatten().tolist())
         self._last_column = math.inf if watched else self.max_length
-        self._others = StoppingCriteriaList(one for one in criteria if type(one) not in on_numbers)
+        self._others = StoppingCriteriaList(one for one in criteria if watched or not _decides_on_numbers(one))
         without_scores = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria, StopStringCriteria)
         self._read_scores = any(type(other) not in without_scores for other in self._others)
         self.on_token: Callable[[int], None] | None = None
@@ -138,6 +137,13 @@ class TokenSequence:
         """End the sequence at that column; withdraw what follows."""
         self.columns, self.ended = columns, True
         self._copied = min(self._copied, columns)
+
+
+def _decides_on_numbers(criterion: StoppingCriteria) -> bool:
+    """Whether a token and a length are all that a criterion needs; one of lengths warns beyond the model's positions."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_position_embeddings is None or criterion.max_position_embeddings + 1 >= criterion.max_length
+    return type(criterion) is EosTokenCriteria
 
 
 class TokenSelector:
