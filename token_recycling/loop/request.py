@@ -140,9 +140,11 @@ class TokenSequence:
 
 
 def _decides_on_numbers(criterion: StoppingCriteria) -> bool:
-    """Whether a token and a length are all that a criterion needs; one of lengths warns beyond the model's positions."""
+    """Whether a token and a length are all that a criterion needs: that of lengths warns beyond a model's positions."""
     if type(criterion) is MaxLengthCriteria:
-        return criterion.max_position_embeddings is None or criterion.max_position_embeddings + 1 >= criterion.max_length
+        return (
+            criterion.max_position_embeddings is None or criterion.max_position_embeddings + 1 >= criterion.max_length
+        )
     return type(criterion) is EosTokenCriteria
 
 
