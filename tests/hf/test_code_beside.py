@@ -4,6 +4,7 @@ share state with it. Output is that of plain `generate`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Callable
@@ -231,6 +232,32 @@ def test_a_cache_with_a_function_of_its_own(of, wrapper):
         return model.generate(IDS, past_key_values=cache, **GREEDY)
 
     compare(call, "set as update of a Dynamic")
+
+
+class _Coarse(DynamicLayer):
+    """A layer as of a package that compresses keys."""
+
+    def update(self, keys, values, *arguments, **more):
+        return super().update(coarse(keys), values, *arguments, **more)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"layers": [_Coarse(), _Coarse()]},
+        {"layers": [], "layer_class_to_replicate": _Coarse},
+        {"layers": [], "layer_class_to_replicate": partial(_Coarse)},
+        {"layers": [DynamicLayer()], "layer_class_to_replicate": lambda: _Coarse()},
+    ],
+    ids=["there", "to come", "by a partial", "after others"],
+)
+def test_a_cache_with_layers_of_a_class_of_ones_own(attributes):
+    def call(model):
+        cache = DynamicCache(config=model.config)
+        vars(cache).update(copy.deepcopy(attributes))
+        return model.generate(IDS, past_key_values=cache, **GREEDY)
+
+    compare(call, "cache layers")
 
 
 def test_a_list_of_processors_with_a_call_of_its_own():

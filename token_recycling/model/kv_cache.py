@@ -320,6 +320,10 @@ def why_not_cache(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in this cache, or None if they can."""
     if type(cache) is not DynamicCache:
         return f"{type(cache).__name__} is unsupported; use a DynamicCache"
+    to_come = cache.layer_class_to_replicate
+    if to_come not in (None, DynamicLayer, TreeLayer, OffloadedTreeLayer):
+        name = getattr(to_come, "__name__", type(to_come).__name__)
+        return f"cache layers {name}, which the cache makes as it is filled, are unsupported"
     others = {
         type(layer).__name__
         for layer in cache.layers
