@@ -85,7 +85,9 @@ class Job:
         """Seconds in the queue."""
         self.first_token_seconds: float | None = None
         """From its arrival to the first generated token of any of its outputs."""
-        self.started = self.cancelled = self.failed = False
+        self.started = self.cancelled = False
+        self.failure: ApiError | None = None
+        """What its client is told of an output that failed, which ends the others."""
         self._since = time.monotonic()
         self._interrupted: ApiError | None = None
         self._ended = False
@@ -96,7 +98,7 @@ class Job:
 
     def cancel(self) -> None:
         """Cancel after a disconnect: a running output ends with its step, a queued one leaves the queue."""
-        if not (self._ended or self.failed):
+        if not (self._ended or self.failure):
             self.cancelled = True
         for task in self.tasks:
             task.cancel()
@@ -135,7 +137,7 @@ class Job:
         """Count an output that has ended, of those that had begun or not; the job ends with the last one."""
         with self.lock:
             self._running -= begun
-            over = not self._running and (self._begun == len(self.outputs) or self.failed or self.cancelled)
+            over = not self._running and (self._begun == len(self.outputs) or self.failure or self.cancelled)
         if over:
             self.end()
 
@@ -151,11 +153,11 @@ class Job:
             return "cancelled"
         if not self.started:
             return None
-        return "failed" if self.failed else "complete"
+        return "failed" if self.failure else "complete"
 
     def check(self) -> None:
         """Raise CancelledError, also where another output failed, or ApiError after the timeout or at shutdown."""
-        if self.cancelled or self.failed or self._ended:
+        if self.cancelled or self.failure or self._ended:
             raise CancelledError
         if self._interrupted is not None:
             raise self._interrupted
@@ -285,6 +287,10 @@ class Engine:
             arrivals.end_with([submit(index) for index in range(len(choices))])
             async for index, tokens in arrivals:
                 yield index, job.outputs[index].push(tokens) if tokens else job.outputs[index].end()
+        except CancelledError:
+            if job.failure is not None:  # an output that ends for it may be here before the one that failed
+                raise job.failure from None
+            raise
         finally:
             job.cancel()
 
@@ -367,8 +373,8 @@ class Engine:
         except CancelledError:
             raise
         except Exception as error:
-            job.failed = True
-            raise client_error(error, f"generation {job.id}") from error
+            job.failure = client_error(error, f"generation {job.id}")
+            raise job.failure from error
         finally:
             job.finish(begun)
 
