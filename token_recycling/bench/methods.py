@@ -420,6 +420,7 @@ def parse(spec: str) -> Method:
         options = written_options(name, text, known=names)
         check_known(name, options, names)
         return make(spec, options)
+    # Those of other packages are asked for last: they are listed in the metadata of all that is installed.
     if name not in own_names() and name not in drafter_names():
         raise ValueError(f"a method must be one of {', '.join((*_NAMED, *drafter_names()))}, got {name!r}")
     return Drafted(spec)

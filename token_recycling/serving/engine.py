@@ -156,8 +156,10 @@ class Job:
         return "failed" if self.failure else "complete"
 
     def check(self) -> None:
-        """Raise CancelledError, also where another output failed, or ApiError after the timeout or at shutdown."""
-        if self.cancelled or self.failure or self._ended:
+        """Raise what another output failed with, CancelledError, or ApiError after the timeout or at shutdown."""
+        if self.failure is not None:  # an output that ends for it may be the first that is seen to end
+            raise self.failure
+        if self.cancelled or self._ended:
             raise CancelledError
         if self._interrupted is not None:
             raise self._interrupted
@@ -287,10 +289,6 @@ class Engine:
             arrivals.end_with([submit(index) for index in range(len(choices))])
             async for index, tokens in arrivals:
                 yield index, job.outputs[index].push(tokens) if tokens else job.outputs[index].end()
-        except CancelledError:
-            if job.failure is not None:  # an output that ends for it may be here before the one that failed
-                raise job.failure from None
-            raise
         finally:
             job.cancel()
 
