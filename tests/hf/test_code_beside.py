@@ -599,40 +599,6 @@ def test_a_processor_that_sets_attributes_of_its_own_is_accelerated():
     compare(call, None)
 
 
-# Calls that end in an error
-
-
-class InterruptedCallError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("after", [1, 5])
-@pytest.mark.parametrize("by", ["logits_processor", "stopping_criteria"])
-def test_the_cache_of_a_call_that_an_error_ends_can_be_used_again(by, after):
-    """It holds what plain decoding would have left, and no drafts."""
-    full = llama().generate(IDS, **GREEDY)
-
-    def states(model):
-        cache, count = DynamicCache(config=model.config), 0
-
-        def raises(ids, scores):
-            nonlocal count
-            count += 1
-            if count == after:
-                raise InterruptedCallError
-            return scores if by == "logits_processor" else torch.zeros(1, dtype=torch.bool)
-
-        with pytest.raises(InterruptedCallError):
-            model.generate(IDS, past_key_values=cache, **{by: [raises]}, **GREEDY)
-        found = [cache.get_seq_length(), *(layer.keys.clone() for layer in cache.layers)]
-        return [*found, model.generate(full[:, :-4], past_key_values=cache, **GREEDY)]
-
-    wanted = states(llama())
-    model = tr.accelerate(llama())
-    model.generate(IDS, **GREEDY)  # the drafter knows the text
-    torch.testing.assert_close(states(model), wanted, atol=1e-4, rtol=1e-4)
-
-
 def test_a_module_that_is_compiled_ahead():
     model = llama()
     model.model.layers[0].mlp = torch.jit.trace(model.model.layers[0].mlp, torch.randn(1, 3, 32))

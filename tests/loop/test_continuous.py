@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support import architectures, tiny
 from support.architectures import named
+from support.cases import thinned
 from support.chi_square import fit
 from support.drafters import NAMES, example
+from support.elsewhere import THERE, another_device, put_there
 from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 from support.running import GoneError, Texts, alone
@@ -146,16 +150,15 @@ def test_every_drafter_drafts_among_others(model, name, tmp_path):
     assert_each_is_what_it_is_alone(model, prompts, 12, example(name, model, tmp_path), apart=2)
 
 
-EVERY_RUN = [named("gpt2"), named("bloom"), named("gemma3_text", "window of 8")]
-NIGHTLY = [named("mistral", "window of 8"), named("gpt_oss", "window of 8")]
-for one in RECURRENT:
-    if one.family in ("qwen3_next", "falcon_h1", "lfm2", "mamba2"):
-        (EVERY_RUN if one.family == "falcon_h1" else NIGHTLY).append(one)
+FAMILIES = [
+    *map(named, ("gpt2", "bloom")),
+    *(named(family, "window of 8") for family in ("gemma3_text", "mistral", "gpt_oss")),
+    *(case for case in RECURRENT if case.family in ("qwen3_next", "falcon_h1", "lfm2", "mamba2")),
+]
+EVERY_RUN = ("gpt2", "bloom", "gemma3_text", "falcon_h1")
 
 
-@pytest.mark.parametrize(
-    "case", [*EVERY_RUN, *(pytest.param(one, marks=pytest.mark.nightly) for one in NIGHTLY)], ids=str
-)
+@pytest.mark.parametrize("case", thinned(FAMILIES, kept=lambda case: case.family in EVERY_RUN, ids=str))
 def test_families_whose_layers_see_or_keep_other_things(case):
     model = architectures.model_of(case)
     model.generation_config.pad_token_id = 0
@@ -215,27 +218,39 @@ def test_each_text_that_ends_leaves_its_own_beginning():
         assert prefixes.cached_tokens(torch.cat([said, said[:1]])) == row.sequence.length - 1
 
 
-@pytest.mark.parametrize("after", [7, 9, 12])
-def test_what_a_text_left_that_failed_within_a_step_is_no_beginning_of_others(after):
+@pytest.mark.parametrize("place", ["here", "states over the text", "there"])
+def test_what_a_text_left_that_failed_within_a_step_is_no_wrong_beginning_of_others(place):
     """Beside a longer text, so that there are slots for its last tokens, with something else in them."""
     model = tiny.llama(seed=3, context=1.0, vocab_size=architectures.VOCABULARY)
-    texts = Texts(model)
-    prefixes = PrefixCache(texts.batch.target, 10**8).of("")
-    texts.join(tiny.prompt(0, 90), 400, "plain")
-    texts.step()
-    for seed in range(4):
+    if place == "states over the text":
+        model = architectures.model_of(next(case for case in RECURRENT if case.family == "falcon_h1"))
+    cases = []
+    for seed, after in product(range(2), (1, 7, 12)):
         ids = tiny.prompt(seed, 5)
-        said = torch.cat([ids[0], torch.tensor(alone(model, ids, 40))])
-        criterion = lambda ids, scores, **_: False if ids.shape[1] < 5 + after else failing()  # noqa: E731
-        failed = texts.join(ids, 40, Oracle([said]), criteria=[criterion], hints=Hints(prefixes))
-        while failed in texts.batch.requests:
-            texts.step()
-        assert isinstance(failed.error, GoneError)
-        longer = torch.cat([failed.sequence.padded, ids[:, :2]], dim=1)
-        again = texts.join(longer, 12, hints=Hints(prefixes))
-        while again in texts.batch.requests:
-            texts.step()
-        assert texts.said[again] == alone(model, longer, 12)
+        whole = torch.cat([ids[0], torch.tensor(alone(model, ids, 40))])
+        longer = torch.cat([whole[: 4 + after], ids[0, :2]])[None]
+        cases.append((ids, 5 + after, whole, longer, alone(model, longer, 12)))
+    with ExitStack() as device:
+        there = torch.device("cpu")
+        if place == "there":
+            device.enter_context(another_device())
+            put_there(model)
+            there = THERE
+        texts = Texts(model)
+        prefixes = PrefixCache(texts.batch.target, 10**8).of("")
+        texts.join(tiny.prompt(0, 90).to(there), 400, "plain")
+        texts.step()
+        for ids, failing_at, whole, longer, wanted in cases:
+            criterion = lambda ids, scores, at=failing_at, **_: False if ids.shape[1] < at else failing()  # noqa: E731
+            failed = texts.join(ids.to(there), 40, Oracle([whole]), criteria=[criterion], hints=Hints(prefixes))
+            while failed in texts.batch.requests:
+                texts.step()
+            assert isinstance(failed.error, GoneError)
+            assert failed.sequence.on_host.tolist() == whole[: failing_at - 1].tolist()
+            again = texts.join(longer.to(there), 12, hints=Hints(prefixes))
+            while again in texts.batch.requests:
+                texts.step()
+            assert texts.said[again] == wanted
 
 
 def test_a_text_draws_its_own_random_numbers():

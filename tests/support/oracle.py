@@ -35,7 +35,7 @@ class Oracle(tr.Drafter):
     """Each text as plain `generate` continues it."""
 
     def start(self, prompt: torch.Tensor, target: Target) -> OracleSequence:
-        wanted = next(text for text in self.wanted if text[: len(prompt)].equal(prompt))
+        wanted = next(text for text in self.wanted if text[: len(prompt)].equal(prompt.cpu()))
         return OracleSequence(self, wanted, random.Random(len(prompt)))
 
 

@@ -81,17 +81,31 @@ class TreeSteps:
         """(b,) float32: the first logit after each root."""
         return self._numbers[:, -1:].view(np.float32)[:, 0]
 
-    def step(self, row: int, append: Append) -> Step:
-        """The step of one sequence."""
+    def step(self, row: int, append: Append, path: list[int] | None = None) -> Step:
+        """The step of one sequence. `path` gets the accepted nodes, the root first, also as far as they are known
+        should `append` raise, or no token be possible after one of them.
+        """
+        path = [] if path is None else path
         draft, logits, (number, *_) = self._drafts[row], self._logits[row], self._numbers[row]
-        end = 1 + 2 * self._longest
-        path, tokens = self._numbers[row, 1:end].reshape(2, self._longest)[:, :number].tolist()
-        if IMPOSSIBLE in tokens:
-            raise RuntimeError("probabilities to sample from must be finite, got inf or nan in the target's scores")
-        own, candidates = len(draft), None
+        own, end = len(draft), 1 + 2 * self._longest
+        nodes, tokens = self._numbers[row, 1:end].reshape(2, self._longest)[:, :number].tolist()
+        emitted: list[int] = []
+        finished = False
+        while len(path) < len(nodes) and not finished:
+            token = tokens[len(path)]
+            if token == IMPOSSIBLE:
+                raise RuntimeError("probabilities to sample from must be finite, got inf or nan in the target's scores")
+            path.append(nodes[len(path)])
+            emitted.append(token)
+            finished = append(token)
+        beyond = None
+        if len(path) < len(nodes):  # a shorter path may come first among those that carry the same tokens
+            path[:] = draft.lineages[draft.carrying(emitted[:-1])[0]]
+            beyond = draft.carrying(emitted)[0]
+        candidates = None
         if self._k:
             candidates = as_candidates(self._numbers[row, end:-1], len(logits), self._k, own)
-        return step_of(draft, logits[:own], path, tokens, append, row, candidates)
+        return Step(draft, logits[:own], path, emitted, finished, beyond, row, candidates)
 
 
 def accept_walk(
@@ -170,25 +184,3 @@ def accept_siblings(
             return index, left
         left = excess / total
     return None, left
-
-
-def step_of(
-    draft: Draft,
-    logits: torch.Tensor,
-    path: Sequence[int],
-    tokens: Sequence[int],
-    append: Append,
-    row: int = 0,
-    candidates: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Step:
-    """The step that emits `tokens`, one for each node of the accepted `path`, as far as the sequence goes on."""
-    emitted: list[int] = []
-    finished = False
-    while len(emitted) < len(path) and not finished:
-        emitted.append(tokens[len(emitted)])
-        finished = append(emitted[-1])
-    beyond = None
-    if len(emitted) < len(path):  # a shorter path may come first among those that carry the same tokens
-        path = draft.lineages[draft.carrying(emitted[:-1])[0]]
-        beyond = draft.carrying(emitted)[0]
-    return Step(draft, logits, list(path), emitted, finished, beyond, row, candidates)

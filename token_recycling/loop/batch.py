@@ -187,8 +187,7 @@ class Batch:
                 continue
             try:
                 if at_once is not None:
-                    step = at_once.step(row, request.sequence.append)
-                    request.selector.sampled(len(step.tokens))
+                    step = at_once.step(row, request.sequence.append, accepted[row])
                 else:
                     own = verified.logits[row, : len(draft)]
                     step = accept_walk(draft, own, request.sequence.append, request.selector, row, accepted[row])
@@ -196,6 +195,8 @@ class Batch:
             except Exception as error:
                 request.fail(error)
                 continue
+            finally:
+                request.selector.sampled(len(accepted[row]))
             if verified.states is not None:
                 step = replace(step, states=verified.states[row, : len(draft)])
             steps.append(step)

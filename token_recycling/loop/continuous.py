@@ -254,8 +254,8 @@ class RunningBatch:
         batch, request = joining.batch, joining.request
         batch.clock.restart()
         batch.begin(self._captured if self._batch is None else None, joining.streamed)
-        _step(batch, [joining.on_step])
-        _keep_sequence(batch, 0)
+        if _step(batch, [joining.on_step]):
+            _keep_prefix(batch, 0, request.sequence.length)
         if not request.active:
             return
         if self._batch is None:
@@ -268,10 +268,10 @@ class RunningBatch:
         """Make one forward pass over all sequences; its time counts for each of them."""
         batch.clock.stats = [request.stats for request in batch.requests]
         batch.clock.restart()
-        _step(batch, [self._callbacks[request] for request in batch.requests])
-        for row, request in enumerate(batch.requests):
+        for row in _step(batch, [self._callbacks[request] for request in batch.requests]):
+            request = batch.requests[row]
             if not request.active:
-                _keep_sequence(batch, row)
+                _keep_prefix(batch, row, request.sequence.length)
 
     def _drop(self) -> list[Request]:
         """Remove the requests that have ended, and return them."""
@@ -288,25 +288,18 @@ class RunningBatch:
         return finished
 
 
-def _step(batch: Batch, callbacks: Sequence[OnStep]) -> None:
-    """Make one step of each request of a batch, deliver it, then learn from it."""
+def _step(batch: Batch, callbacks: Sequence[OnStep]) -> list[int]:
+    """Make one step of each request of a batch, deliver it, then learn from it. Return the rows whose step did not
+    fail: their slots are those of their sequences.
+    """
     steps = batch.step()
-    for request in batch.requests:
-        request.whole = False
     for step in steps:
-        batch.requests[step.row].whole = True
         try:
             callbacks[step.row](step)
         except Exception as error:
             batch.requests[step.row].fail(error)
     batch.learn()
-
-
-def _keep_sequence(batch: Batch, row: int) -> None:
-    """Keep the slots of a sequence in the prefix cache, unless its last step failed."""
-    request = batch.requests[row]
-    if request.whole:
-        _keep_prefix(batch, row, request.sequence.length)
+    return [step.row for step in steps]
 
 
 def _keep_prefix(batch: Batch, row: int, tokens: int) -> None:

@@ -293,8 +293,6 @@ class Request:
     """Whether an error of its processors, criteria or drafter ends this request alone."""
     error: Exception | None = field(default=None, init=False)
     """The error that ended it early, if one did."""
-    whole: bool = field(default=False, init=False)
-    """Whether its last step was accepted and its slots were kept; set in continuous batching."""
     pace: Pace | None = field(default=None, init=False)
     """Its drafter, and how it drafts; None until started."""
 

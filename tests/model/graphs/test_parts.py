@@ -1,5 +1,7 @@
 """The parts of a step in tensors of fixed shapes, each against its eager counterpart or numbers worked out by hand."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -120,21 +122,34 @@ def test_sampling_at_all_nodes_is_that_of_a_walk(draft, processors, seed, again)
     assert torch.equal(*states)
 
 
-def test_sampling_without_a_distribution_fails_where_it_is_reached():
-    draft, logits = Draft.chain([1, 2]), torch.zeros(1, 2, 4)
-    logits[0, 1] = torch.nan
-    trees = send([draft], [0], 2, CPU)
-    sequence = TokenSequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
-    for most_probable, fails in ((2, True), (3, False)):
-        logits[0, 0, most_probable] = 99
-        choices = TokenSelector(sequence, LogitsProcessorList(), sample=True).every_node(logits[0], trees, 1)
-        logits[0, 0, most_probable] = 0
-        steps = TreeSteps([draft], logits, trees, choices[None])
-        if fails:
-            with pytest.raises(RuntimeError, match="nan"):
-                steps.step(0, lambda token: False)
-        else:
-            assert steps.step(0, lambda token: False).tokens == [3]
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_sampling_without_a_distribution_fails_where_it_is_reached(at):
+    """As in a walk: with the tokens before emitted, and not where the sequence ends before."""
+    draft, logits = Draft.chain([1, 2, 3, 4]), torch.zeros(1, 4, 8)
+    logits[0, [0, 1, 2, 3], [2, 3, 4, 5]] = 99
+    logits[0, at] = torch.nan
+    trees = send([draft], [0], 4, CPU)
+    for end in (2, 3, 4, 7):
+        found = []
+        for at_once in (True, False):
+            sequence = TokenSequence(torch.zeros(1, dtype=torch.long), StoppingCriteriaList([MaxLengthCriteria(99)]))
+            selector = TokenSelector(sequence, LogitsProcessorList(), sample=True)
+            path, emitted = [], []
+
+            def append(token, emitted=emitted, end=end):
+                emitted.append(token)
+                return token == end
+
+            step = None
+            with pytest.raises(RuntimeError, match="nan") if end > 1 + at else nullcontext():
+                if at_once:
+                    choices = selector.every_node(logits[0], trees, 3)
+                    step = TreeSteps([draft], logits, trees, choices[None]).step(0, append, path)
+                else:
+                    step = accept_walk(draft, logits[0], append, selector, 0, path)
+            found.append((emitted, step and (step.accepted, step.tokens, step.finished), path[: len(emitted)]))
+        assert found[0] == found[1]
+        assert found[0][0] == [*range(2, min(end, 1 + at) + 1)]
 
 
 @given(strategies.drafts(vocab_size=9), st.integers(0, 2**32 - 1))

@@ -1,0 +1,107 @@
+"""A call that an error of the caller's code ends leaves what `generate` leaves: what its streamer was given, the slots
+of the caller's cache, and the random numbers that are left.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import VOCABULARY
+from support.elsewhere import THERE, another_device, put_there
+from support.oracle import Oracle
+from support.running import GoneError
+from transformers import DynamicCache, TextIteratorStreamer
+
+import token_recycling as tr
+
+IDS = tiny.prompt(0, 6)
+TOKENS = (1, 2, 4, 5, 8, 11)
+"""With which of the new tokens a call fails."""
+
+
+class Streamer:
+    """Fails with a token, if one is said, and keeps what it was given before."""
+
+    def __init__(self, tokens):
+        self.left, self.given = tokens, []
+
+    def put(self, value):
+        if self.given and self.left == 1:
+            raise GoneError
+        if self.given and self.left:
+            self.left -= 1
+        self.given += value.tolist() if self.given else value[0].tolist()
+
+    def end(self):
+        raise AssertionError("a call that has failed has no end")
+
+
+def failing(what, tokens, tokenizer, of_users):
+    """Arguments with which a call fails at a token, and what its streamer was given: one of a user, which is given each
+    token, or of transformers, which is given whole steps.
+    """
+    own = Streamer(tokens if what == "streamer" else None)
+    of_transformers = TextIteratorStreamer(tokenizer)
+    streamer, given = (own, lambda: own.given) if of_users else (of_transformers, lambda: said_by(of_transformers))
+
+    def criterion(ids, scores, **_):
+        if ids.shape[1] == IDS.shape[1] + tokens:
+            raise GoneError
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    def processor(ids, scores):
+        if ids.shape[1] == IDS.shape[1] + tokens - 1:
+            raise GoneError
+        return scores
+
+    code = {"criterion": {"stopping_criteria": [criterion]}, "processor": {"logits_processor": [processor]}}
+    return {**code.get(what, {}), "streamer": streamer}, given
+
+
+def said_by(streamer):
+    """All text that it was given, whether it has shown it or waits for the end of a word."""
+    waiting = streamer.tokenizer.decode(streamer.token_cache)[streamer.print_len :]
+    return "".join(streamer.text_queue.queue) + waiting
+
+
+def left(generate, ids, tokens, sample, *how):
+    """What a call leaves that fails at a token: what was streamed, the cache, the state of the generator."""
+    code, streamed = failing(how[0], tokens, *how[1:])
+    cache = DynamicCache()
+    torch.manual_seed(3)
+    with pytest.raises(GoneError):
+        generate(ids, max_new_tokens=20, do_sample=sample, cache=cache, **code)
+    return streamed(), cache, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("what", "of_users"),
+    [("criterion", False), ("criterion", True), ("processor", False), ("processor", True), ("streamer", True)],
+)
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_a_call_that_fails_leaves_what_generate_leaves(tokenizer, place, what, of_users, sample):
+    """Drafts go on past the token with which it fails, along what the model says there."""
+    model, how = tiny.llama(3, vocab_size=VOCABULARY), (sample, what, tokenizer, of_users)
+    torch.manual_seed(3)
+    drafter = Oracle([model.generate(IDS, max_new_tokens=32, do_sample=sample)[0]])
+    wanted = [left(model.generate, IDS, tokens, *how) for tokens in TOKENS]
+    with ExitStack() as device:
+        ids = IDS
+        if place == "there":
+            device.enter_context(another_device())
+            put_there(model)
+            ids = IDS.to(THERE)
+        tr.accelerate(model, drafter)
+        for tokens, (streamed, cache, state) in zip(TOKENS, wanted, strict=True):
+            ours, own, after = left(model.generate, ids, tokens, *how)
+            assert model.acceleration.fallback is None
+            assert ours == streamed
+            assert torch.equal(after, state)
+            assert own.get_seq_length() == cache.get_seq_length()
+            for layer, theirs in zip(own.layers, cache.layers, strict=True):
+                torch.testing.assert_close(layer.keys.cpu(), theirs.keys, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(layer.values.cpu(), theirs.values, atol=1e-5, rtol=1e-4)
