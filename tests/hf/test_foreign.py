@@ -783,6 +783,13 @@ class Bound:
         return self if module is None else types.MethodType(self.function, module)
 
 
+def held(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as of Python's own library that holds another one, which nothing but its closure shows."""
+    namespace: dict[str, Any] = {"__name__": "functools"}
+    exec("def holding(function):\n    return lambda *inputs: function(*inputs)", namespace)
+    return namespace["holding"](function)
+
+
 WRAPPERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "a descriptor": Bound,
     "a partial method": functools.partialmethod,
@@ -791,6 +798,7 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "a cache": functools.lru_cache(maxsize=0),
     "a generic function": functools.singledispatch,
     "a context": lambda function: unchanged()(function),
+    "a function of a library": held,
 }
 """What may stand in a class's place of a function without being one, or being one of Python's own library."""
 

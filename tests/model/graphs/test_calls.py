@@ -59,6 +59,22 @@ def test_a_drafted_token_whose_states_are_nan_changes_no_other(rows, recorded):
     assert torch.equal(tr.generate(model, ids, drafter=Garbage(), fast=True, **arguments), wanted)
 
 
+@pytest.mark.parametrize("case", ["llama", "mistral window of 8"])
+@pytest.mark.parametrize("length", [1, 90])
+def test_a_batch_that_does_not_fill_its_bucket(case, length, recorded):
+    """Three sequences in the slots of four: prompts that leave nothing to read before the first pass, or longer than
+    a window.
+    """
+    model = architectures.model_of(architectures.named(*case.split(" ", 1)))
+    ids = torch.cat([tiny.prompt(seed, length, architectures.VOCABULARY) for seed in range(3)])
+    arguments = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    wanted, stats = model.generate(ids, **arguments), tr.Stats()
+    assert torch.equal(
+        tr.generate(model, ids, drafter=Oracle(list(wanted)), fast=True, stats=stats, **arguments), wanted
+    )
+    assert stats.path.startswith("fast")
+
+
 def test_buckets_and_bands_are_crossed():
     model = tiny.llama(vocab_size=architectures.VOCABULARY, max_position_embeddings=2048, num_hidden_layers=1)
     shapes, passes = [], passes_of(Target(model))

@@ -60,7 +60,6 @@ class CapturedPasses:
     kind = "captured"
     """The name under which the costs of these passes are kept."""
 
-    @lasting
     def __init__(self, target: Target) -> None:
         self.device = target.device
         self.state: list[Any] | None = None
