@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 from support.chi_square import fit
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
@@ -49,7 +50,7 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("tree", 150), *(pytest.param(name, 400, marks=pytest.mark.nightly) for name in DRAFTERS)]
+    ("name", "runs"), thinned([("tree", 150), *((name, 400) for name in DRAFTERS)], every=1 + len(DRAFTERS))
 )
 def test_texts_have_the_distribution_of_generate(name, runs):
     """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""

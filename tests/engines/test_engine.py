@@ -213,7 +213,7 @@ def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
     assert path.exists()
 
 
-@pytest.mark.parametrize("tokens", [np.int64, pytest.param(np.int32, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("tokens", thinned([np.int64, np.int32], every=2))
 def test_warming_up_compiles_and_leaves_no_trace(tokens, tmp_path):
     """Engines have token ids of 32 bits, for which all is compiled anew."""
     recycler = Replica(VOCABULARY, 6, EngineOptions(matrix=str(tmp_path / "m")))

@@ -24,7 +24,7 @@ import torch
 from support import tiny
 from support.architectures import model_of
 from support.batches import padded
-from support.cases import parameter
+from support.cases import parameter, thinned
 from support.chi_square import p_value
 from support.recurrent_architectures import RECURRENT
 
@@ -168,7 +168,7 @@ def test_long_texts_follow_the_distribution(shape, rows, sampling):
     assert sampler.stats.mat > 1.3
 
 
-@pytest.mark.parametrize(("shape", "rows"), [("tree", 1), pytest.param("chain", 4, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("shape", "rows"), thinned([("tree", 1), ("chain", 4)], every=2))
 def test_texts_of_a_hybrid_follow_the_distribution(shape, rows, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "model", hybrid)
     sampler = Sampler(shape, rows, {"temperature": 0.8, "top_p": 0.9})
@@ -186,10 +186,7 @@ def test_texts_of_three_tokens_follow_the_distribution(shape, rows, sampling):
 
 @pytest.mark.parametrize(
     ("rows", "sampling", "tree"),
-    [
-        (1, {"repetition_penalty": 1.3, "temperature": 1.5}, 12),
-        pytest.param(4, {}, "0 1 2 00 01 10 000", marks=pytest.mark.nightly),
-    ],
+    thinned([(1, {"repetition_penalty": 1.3, "temperature": 1.5}, 12), (4, {}, "0 1 2 00 01 10 000")], every=2),
     ids=named,
 )
 def test_texts_drafted_by_a_head_follow_the_distribution(rows, sampling, tree, tmp_path):

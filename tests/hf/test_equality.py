@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 
 import token_recycling as tr
 
@@ -32,9 +33,7 @@ CODE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "spec", ["recycling", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("recycling:tree=80", "published"))]
-)
+@pytest.mark.parametrize("spec", thinned(["recycling", "recycling:tree=80", "published"]))
 def test_the_shipped_model_completes_code_as_generate_does(shipped, spec):
     model, tokenizer = shipped
     drafter, stats = tr.make_drafter(spec), tr.Stats()

@@ -13,6 +13,7 @@ from accelerate.big_modeling import attach_layerwise_casting_hooks
 from support import architectures, tiny
 from support.architectures import SUPPORTED, Case, model_of, named
 from support.batches import batch
+from support.cases import thinned
 from support.oracle import Oracle
 
 import token_recycling as tr
@@ -28,7 +29,7 @@ CASES = [
     *(case for case in SUPPORTED if case.tested == "window of 8" and case.family in ("mistral", "gemma2")),
     Case("mixtral", "all experts", {"num_local_experts": 2, "num_experts_per_tok": 2}),
 ]
-DTYPES = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)]
+DTYPES = thinned([torch.bfloat16, torch.float16], every=2)
 
 
 def gaps_where_texts_part(model, prompts=4):

@@ -5,16 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cases import thinned
 
 HERE = Path(__file__).parent
-RUNS = [
-    pytest.param("card_ordinary.py", "running_batch or seeded", id="crossings of a step"),
-    pytest.param("card_ordinary.py", "", id="eager steps", marks=pytest.mark.nightly),
-    pytest.param("card_captured.py", "", id="captured steps", marks=pytest.mark.nightly),
-]
+RUNS = [("card_ordinary.py", "running_batch or seeded"), ("card_ordinary.py", ""), ("card_captured.py", "")]
+"""The crossings of a step in every run; nightly all of eager and captured steps."""
 
 
-@pytest.mark.parametrize(("file", "names"), RUNS)
+@pytest.mark.parametrize(("file", "names"), thinned(RUNS))
 def test_steps_on_a_card(file, names, pytestconfig):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-k", names, HERE / file]
     found = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=600)
