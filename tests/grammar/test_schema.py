@@ -63,6 +63,7 @@ ENFORCED: list[dict[str, Any]] = [
     {"prefixItems": [{"type": "integer"}], "additionalItems": False},
     {"prefixItems": [{"type": "integer"}], "items": False},
     {"items": [{"type": "integer"}], "anyOf": [{"type": "array"}], "additionalItems": False},
+    {"properties": {"a": {"not": {"const": 1}}}}, {"if": {"minLength": 2}, "then": {"maxLength": 1}},
     {"not": {"const": "ab"}}, {"not": {"enum": ["a", "ab", None, True]}},
     {"not": {"properties": {"a": {"const": "x"}}}}, {"if": True, "then": {"const": 1}},
     {"not": {"anyOf": [{"type": "object"}, {"allOf": [{"type": "string"}, {"enum": ["a", "b"]}]}]}},
@@ -95,8 +96,9 @@ ENFORCED: list[dict[str, Any]] = [
     {"x-guidance": {"lenient": True}, "type": "integer"}, {"contentEncoding": "base64", "deprecated": True},
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"properties": {"a": {"not": {"const": 1}}}}, "#/properties/a/not"),
-    ({"if": {"minLength": 2}, "then": {"maxLength": 1}}, "#/if"),
+    ({"properties": {"a": {"not": {"const": [1]}}}}, "#/properties/a/not"),
+    ({"if": {"pattern": "a"}, "then": {"maxLength": 1}}, "#/if"),
+    ({"type": "number", "not": {"type": "integer"}}, "#/not"),
     (
         {"if": {"type": "string"}, "then": {"maxLength": 1}, "$schema": "http://json-schema.org/draft-06/schema#"},
         "#/if",

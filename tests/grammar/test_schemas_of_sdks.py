@@ -173,13 +173,13 @@ WRITTEN: dict[str, Any] = {
         "propertyNames": {"type": "string", "minLength": 1},
         "maxProperties": 2,
     },
+    "a number but one": {"type": "number", "not": {"const": 0}},
     "numbers apart": {"anyOf": [{**INTEGER, "minimum": 10}, {"type": "number", "maximum": 0}]},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a set": (TypeAdapter(set[int]).json_schema(), "#/uniqueItems"),
     "an e-mail of zod": ({"type": "string", "pattern": "^(?!\\.)[a-z]+@[a-z]+$"}, "#/pattern"),
     "a condition": ({"if": {"properties": {"a": INTEGER}}, "then": {"required": ["b"]}, "type": "object"}, "#/if"),
-    "no number": ({"type": "number", "not": {"const": 0}}, "#/not"),
     "an item of": ({"type": "array", "contains": A}, "#/contains"),
     "Google's types": ({"type": "STRING"}, "#/type"),
     "a dynamic reference": ({"properties": {"a": {"$recursiveRef": "#"}}, "type": "object"}, "#/properties/a"),

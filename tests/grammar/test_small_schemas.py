@@ -67,6 +67,11 @@ def _pointed(schema: Any) -> Any:
 ENUMS = [list(SCALARS[start : start + size]) for start, size in products([0, 3, 7, 10, 12], [1, 2, 3, 5])]
 BOUNDS = products([0, -1, 2.5, 1e3, -7], [0.5, 3])
 STRINGS = products([0, 1, 2, 3], [0, 1, 3, 6, None])
+RANGES: list[SCHEMA] = [
+    {"minimum": 2}, {"exclusiveMaximum": 1.5}, {"minimum": 0, "maximum": 2}, {"enum": [1, 3]}, {"const": 0.5},
+    {"type": "integer", "maximum": 7}, {"type": "number", "exclusiveMinimum": 1}, {"minLength": 2}, {"maxLength": 1},
+    {"minItems": 1}, {"maxItems": 1, "minimum": 1},
+]  # fmt: skip
 NAMES = [{"pattern": "^a"}, {"enum": ["a", "é"]}, {"maxLength": 1}, {"const": "a"}, {"minLength": 2}]
 FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "idn-email",
            "idn-hostname", "iri", "uri-reference", "iri-reference", "json-pointer", "relative-json-pointer", "regex",
@@ -149,6 +154,23 @@ KINDS: dict[str, list[SCHEMA]] = {
             [{}, obj(properties={"a": TEXT, "b": INTEGER})],
             [{"then": {"required": ["b"]}}, {"then": TEXT, "else": obj(required=["a"])}],
         )
+    ],
+    "not within a range": [
+        {"not": one, **more} for one, more in products(RANGES, [INTEGER, NUMBER, TEXT, {"type": ["array", "integer"]}])
+    ],
+    "one of two ranges": [
+        {"type": kind, "oneOf": [*pair]}
+        for kind in ("integer", "number", "string")
+        for pair in itertools.combinations(RANGES, 2)
+    ],
+    "if within a range": [
+        obj(properties={"a": {"$ref": "#/$defs/n"}}, required=["a"], **{"$defs": {"n": one, "r": other}})
+        | {
+            "if": {"properties": {"a": {"$ref": "#/$defs/r"}}},
+            "then": {"required": ["b"]},
+            "else": {"maxProperties": 1},
+        }
+        for one, other in products([INTEGER, NUMBER, TEXT], RANGES)
     ],
     "properties in number": [
         obj(properties=dict.fromkeys("abc", one), additionalProperties=False, minProperties=least, maxProperties=most)

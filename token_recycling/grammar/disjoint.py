@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
-from .json_values import TYPES, Schema, at_pointer, equal, kind_of, strings
+from .json_values import TYPES, Schema, at_pointer, equal, strings, type_of, types_named
 from .parts import keywords
 from .references import References
 
-MAX_COMPARISONS = 2_000
-"""Most pairs of schemas of a document that are compared."""
+MAX_COMPARISONS = 5_000
+"""Most pairs of schemas of a document that are compared, and schemas whose types are looked for."""
 
 
 class Comparison:
@@ -20,10 +21,15 @@ class Comparison:
         self._document, self._references = document, references
         self._comparisons = MAX_COMPARISONS
 
+    @cached_property
+    def _many_resources(self) -> bool:
+        """Whether references are not all relative to the document."""
+        return any(place != "#" for _, place in self._references.anchors.values())
+
     def disjoint(self, one: Any, other: Any, resource: str, depth: int = 0) -> bool:
         """Whether it is certain that no value is valid under both schemas."""
         self._comparisons -= 1
-        if self._comparisons < 0 or depth > 4 or any(place != "#" for _, place in self._references.anchors.values()):
+        if self._comparisons < 0 or depth > 4 or self._many_resources:
             return False
         if one is False or other is False:
             return True
@@ -52,8 +58,19 @@ class Comparison:
             for yours in _properties(theirs, name)
         )
 
+    def exclusive(self, options: Sequence[Any], resource: str) -> bool:
+        """Whether it is certain that no value is valid under two of some schemas."""
+        return len(options) ** 2 < 2 * MAX_COMPARISONS and all(
+            self.disjoint(option, other, resource)
+            for number, option in enumerate(options)
+            for other in options[:number]
+        )
+
     def types(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str]:
-        """Return the types that values of a schema may have; a number for an integer."""
+        """Return the types that values of a schema may have."""
+        self._comparisons -= 1
+        if self._comparisons < 0 or isinstance(schema, bool):
+            return set() if schema is False else {*TYPES}
         parts = self._conjuncts(schema, resource)
         kinds = _kinds(parts)
         for part in parts if depth < 4 else ():
@@ -61,6 +78,19 @@ class Comparison:
             if isinstance(options, list):
                 kinds &= {kind for option in options for kind in self.types(option, resource, depth + 1)}
         return kinds
+
+    def at(self, schema: Any, name: str, resource: str = "#", depth: int = 0) -> Schema:
+        """Return a schema that a property has in all objects of another schema."""
+        self._comparisons -= 1
+        if self._comparisons < 0 or depth > 4 or self._many_resources:
+            return True
+        parts = self._conjuncts(schema, resource)
+        held = [*_properties(parts, name)]
+        for part in parts:
+            options = part.get("anyOf", part.get("oneOf"))
+            if isinstance(options, list):
+                held.append({"anyOf": [self.at(option, name, resource, depth + 1) for option in options]})
+        return {"allOf": held}
 
     def listed(self, schema: Any, resource: str) -> list[Any] | None:
         """Return the different values of a schema that lists them, and says no more of them than their types; else
@@ -72,7 +102,7 @@ class Comparison:
             return None
         kinds, different = _kinds(parts), list[Any]()
         for value in values:
-            if kind_of(value) in kinds and not any(equal(value, other) for other in different):
+            if type_of(value) in kinds and not any(equal(value, other) for other in different):
                 different.append(value)
         return different
 
@@ -123,14 +153,14 @@ def _values(parts: Iterable[dict[str, Any]]) -> list[Any] | None:
 
 
 def _kinds(parts: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the types of the values of a schema, given what holds for it; a number for an integer."""
-    kinds = {*TYPES} - {"integer"}
+    """Return the types that the values of a schema may have, given what holds for it."""
+    kinds = {*TYPES}
     for part in parts:
         named = part.get("type")
         named = [named] if isinstance(named, str) else named
         if isinstance(named, list):
-            kinds &= {"number" if kind == "integer" else kind for kind in named if isinstance(kind, str)}
+            kinds &= types_named(named)
         values = _values([part])
         if values is not None:
-            kinds &= {kind_of(value) for value in values}
+            kinds &= set(map(type_of, values))
     return kinds

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
 Schema = dict[str, Any] | bool
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+"""As schemas name them. In a set of types, `number` stands for the numbers that are no integers."""
 LARGEST = 2**53
 """Larger numbers lose digits in llguidance, which computes in float64."""
 DIGITS = 15
@@ -20,6 +22,18 @@ def kind_of(value: Any) -> str:
         return "boolean"
     names = {dict: "object", list: "array", str: "string", int: "number", float: "number"}
     return names.get(type(value), "null")
+
+
+def types_named(names: Iterable[Any]) -> set[str]:
+    """Return the types of the values that a `type` admits: an integer is a number too."""
+    named = {name for name in names if isinstance(name, str)}
+    return named | {"integer"} if "number" in named else named
+
+
+def type_of(value: Any) -> str:
+    """Return the type of a value, as it stands in a set of types."""
+    kind = kind_of(value)
+    return "integer" if kind == "number" and _finite(value) and value == int(value) else kind
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
-from .json_values import escaped
+from .json_values import escaped, is_number
 
 IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 """Keywords with schemas for the same value."""
@@ -22,6 +22,30 @@ _KEYWORDS = frozenset(
 def keywords(schema: Any) -> Set[str]:
     """Return the keywords of a schema that are no annotations, in its order."""
     return {name: None for name in schema if name in _KEYWORDS}.keys() if isinstance(schema, dict) else set()
+
+
+_ABOUT: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("number", "integer"): ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    ("string",): ("minLength", "maxLength", "pattern"),
+    ("array",): (
+        "items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems",
+        "contains", "minContains", "maxContains",
+    ),
+    ("object",): (
+        "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames", "required",
+        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
+    ),
+}  # fmt: skip
+
+
+def about(keyword: str) -> tuple[str, ...]:
+    """Return the types of the values of which a keyword says something; none for a keyword about all values."""
+    return next((types for types, names in _ABOUT.items() if keyword in names), ())
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a number of characters, items or properties."""
+    return is_number(value) and value >= 0 and value == int(value) and value < 2**32
 
 
 _EXPRESSED: dict[str, tuple[str, ...]] = {

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urldefrag
 
-from .complement import both, complement, either
-from .disjoint import MAX_COMPARISONS, Comparison
+from .complement import Complements, both, either
+from .disjoint import Comparison
 from .endless import prune
 from .formats import FORMATS
 from .json_values import TYPES, Schema, at_pointer, escaped, is_number, shown, strings, unescaped, unwritable
 from .numbers import INTEGERS, LARGEST_MULTIPLE, inclusive, inexact, too_many_remainders
-from .parts import IN_PLACE, Part, keywords
+from .parts import IN_PLACE, Part, is_count, keywords
 from .patterns import WRITABLE, before_a_newline, translated
 from .references import References, is_resource
 
@@ -38,8 +38,8 @@ _MAX_CHOICES = 50
 """Most choices of properties by which their number is expressed."""
 _MAX_SHARING = 8
 """Most branches of `oneOf` that share values: their number is squared."""
-_COMPLEMENTS = "types, strings, true, false, null, and properties that have or lack them"
-"""What `complement` knows the other values of."""
+_COMPLEMENTS = "types, constants that are no arrays or objects, ranges, lengths, and properties that have or lack them"
+"""What `Complements` knows the other values of."""
 _MAX_NAMES = {"properties": 2_000, "patternProperties": 50}
 """Most names and patterns of one object: time grows with their square."""
 
@@ -129,6 +129,7 @@ class _Walk:
         self._nodes = 0
         self.references = References(self.document)
         self.comparison = Comparison(self.document, self.references)
+        self.complements = Complements(self.document, self.references, self.comparison)
 
     def dialect(self) -> None:
         """Note a dialect that is none, or has other keywords than those known here."""
@@ -355,7 +356,7 @@ class _Node:
             return None
 
     def _count(self, keyword: str) -> int | None:
-        value = self._get(keyword, _is_count, "a whole number below 2**32")
+        value = self._get(keyword, is_count, "a whole number below 2**32")
         return None if value is None else int(value)
 
     # Arrays
@@ -514,7 +515,7 @@ class _Node:
         elif keys == {"pattern"} and isinstance(names["pattern"], str):
             if (rust := self._translated("propertyNames", names["pattern"])) is not None:
                 self._only_names(rust)
-        elif keys <= {"minLength", "maxLength"} and all(_is_count(names[key]) for key in keys):
+        elif keys <= {"minLength", "maxLength"} and all(is_count(names[key]) for key in keys):
             most = int(names["maxLength"]) if "maxLength" in keys else ""
             self._only_names(f"^{WRITABLE}{{{int(names.get('minLength', 0))},{most}}}$")
         elif keys == {"enum"} and strings(names["enum"]) == names["enum"]:
@@ -603,7 +604,10 @@ class _Node:
 
     def _each_alone(self, options: Sequence[Any], branches: list[Schema]) -> list[Schema]:
         """Return the branches of `oneOf`, each without the values of the others."""
-        others = [complement(option, self._walk.references.draft) for option in options]
+        others = [
+            self._other_values(option, {"anyOf": [*options[:index], *options[index + 1 :]]})
+            for index, option in enumerate(options)
+        ]
         known = [other for other in others if other is not None]
         if len(known) < len(options) or len(options) > _MAX_SHARING:
             self._note("oneOf", f"is supported where no value is valid under two of its schemas, and of {_COMPLEMENTS}")
@@ -611,12 +615,11 @@ class _Node:
         return [both([branch, *known[:index], *known[index + 1 :]]) for index, branch in enumerate(branches)]
 
     def _exclusive(self, options: Sequence[Any]) -> bool:
-        comparison, resource = self._walk.comparison, self._resource
-        return len(options) ** 2 < 2 * MAX_COMPARISONS and all(
-            comparison.disjoint(option, other, resource)
-            for number, option in enumerate(options)
-            for other in options[:number]
-        )
+        return self._walk.comparison.exclusive(options, self._resource)
+
+    def _other_values(self, schema: Any, beside: Schema = True) -> Schema | None:
+        """Return the schema of those values of this schema, and of another, that are not valid under a third."""
+        return self._walk.complements.of(schema, {"allOf": [self._schema, beside]}, self._resource)
 
     def _dependent(self, keyword: str) -> None:
         """Express each dependency: the property is missing, or what depends on it holds."""
@@ -632,7 +635,7 @@ class _Node:
                 self._others.append({"anyOf": [{"properties": {name: False}}, holds]})
 
     def _not(self) -> None:
-        other = complement(self._schema["not"], self._walk.references.draft)
+        other = self._other_values(self._schema["not"])
         if other is None:
             self._note("not", f"is supported of {_COMPLEMENTS}")
         else:
@@ -643,7 +646,7 @@ class _Node:
         condition, *consequences = (
             self._child(self._schema.get(name, True), name, closed=False) for name in ("if", "then", "else")
         )
-        other = complement(self._schema["if"], self._walk.references.draft)
+        other = self._other_values(self._schema["if"])
         if other is None:
             self._note("if", f"is supported of {_COMPLEMENTS}")
         else:
@@ -651,10 +654,6 @@ class _Node:
 
 
 # Parts of schemas
-
-
-def _is_count(value: Any) -> bool:
-    return is_number(value) and value >= 0 and value == int(value) and value < 2**32
 
 
 def _is_free(schema: Any) -> bool:

@@ -248,7 +248,7 @@ def _with_types(tool: dict[str, Any]) -> dict[str, Any]:
     comparison, properties = Comparison(parameters, References(parameters)), {**parameters["properties"]}
     for name, schema in properties.items():
         types = comparison.types(schema)
-        stated = [kind for kind in _TYPES if kind in types or (kind == "integer" and "number" in types)]
+        stated = [kind for kind in _TYPES if kind in types]
         if isinstance(schema, dict) and "type" not in schema and len(stated) < len(_TYPES):
             properties[name] = {"type": stated}
     return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
