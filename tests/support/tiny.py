@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 SENTENCES = [
     "def add(a, b):\n    return a + b\n",
@@ -85,6 +95,21 @@ def counting_llama(vocab_size: int = 16, **config: Any) -> LlamaForCausalLM:
             following = (token + 1 + torch.arange(vocab_size)) % vocab_size
             model.lm_head.weight[following, token] = torch.linspace(3, -3, vocab_size)
     return model
+
+
+def windowed(window: int = 8) -> MistralForCausalLM:
+    """A random mistral of 64 tokens, whose layers see that many."""
+    torch.manual_seed(0)
+    config = sizes("hidden_size=32 intermediate_size=64 num_hidden_layers=2 vocab_size=64 pad_token_id=0")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3, "eos_token_id": None}
+    return MistralForCausalLM(MistralConfig(**config, **heads, sliding_window=window)).eval()
+
+
+def continued(model: PreTrainedModel, more: int) -> dict[str, Any]:
+    """Arguments that continue a call of `generate`: its cache, and its tokens with so many `more`."""
+    cache = DynamicCache(config=model.config)
+    text = model.generate(prompt(0, 40).to(model.device), past_key_values=cache, max_new_tokens=20, do_sample=False)
+    return {"inputs": torch.cat([text, prompt(1, more).to(model.device)], dim=1), "past_key_values": cache}
 
 
 def gpt2(n_positions: int = 256) -> GPT2LMHeadModel:

@@ -110,12 +110,14 @@ class TreeCache:
         """By sequence, the slots that layers with a window have dropped; empty where none drops any."""
         return [] if self.windowed is None else self.windowed.starts
 
-    @property
-    def takes_frames(self) -> bool:
-        """Whether all layers that hold slots are plain `TreeLayer`s on one device: a frame's slots are on the model's
-        first one.
+    def takes_frames(self, lengths: Sequence[int]) -> bool:
+        """Whether passes of a fixed shape can be made over sequences of so many tokens: all layers that hold slots are
+        plain `TreeLayer`s on one device, as a frame's slots are on the model's first one, and dropped what
+        `window_start` says, since a frame counts from there; layers of transformers have dropped more.
         """
-        filled = self.filled
+        filled, windowed = self.filled, self.windowed
+        if windowed is not None and windowed.starts != [window_start(length, windowed.window) for length in lengths]:
+            return False
         return all(type(layer) is TreeLayer for layer in filled) and len({layer.device for layer in filled}) == 1
 
     # Before and during a pass

@@ -109,8 +109,6 @@ class EagerRunner:
         once its inputs are made.
         """
         self.target, self.cache, self._reading, self.prepared = target, cache, reading, prepared
-        self._first = True
-        """Whether the next pass is the batch's first one."""
         self._before: int | None = None
         """Tokens that were cached before the last pass, where it read the rest of a prompt."""
 
@@ -162,19 +160,18 @@ class EagerRunner:
         active: Collection[int],
     ) -> Pass:
         target, cache = self.target, self.cache
-        first, self._first, self._before, cached = self._first, False, None, cache.length
-        if first and (target.info.recurrent or (len(drafts) == 1 and cached < lengths[0])):
-            self._before = cached
+        cached = cache.length
+        self._before = cached if cached < max(lengths) else None
+        if self._before is not None:
             if target.info.recurrent:
                 logits = read_prompts(target, sequences, cache)
             else:
                 logits = first_pass(target, sequences[0], drafts[0], cache, self._reading)
             return Pass(lengths, cache.length - logits.shape[1], logits)
-        if target.fixed_shapes and cache.takes_frames:
+        if target.fixed_shapes and cache.takes_frames(lengths):
             from ..trees.packed import send
             from .frames import band_of, packed_inputs, rows_of
 
-            cache.settle(lengths)
             n = rows_of(max(map(len, drafts)))
             trees = send(drafts, lengths, n, target.device)
             inputs = packed_inputs(target, trees, band_of(max(lengths) + n), cache)
@@ -188,7 +185,6 @@ class EagerRunner:
         self.cache.keep(result.starts, result.lengths, accepted)
 
     def undo(self, result: Pass) -> Pass:
-        self._first = self._before is not None
         lengths = result.lengths if self._before is None else [self._before]
         self.cache.keep(result.starts, lengths, [()] * len(lengths))
         self.cache.wipe(lengths)

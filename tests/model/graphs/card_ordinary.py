@@ -74,6 +74,7 @@ def test_a_greedy_step_crosses_twice_and_gives_the_sequence(nodes, options, dtyp
         assert mask.stride(2) % 8 == mask.storage_offset() % 8 == 0
 
 
+GREEDY = {"max_new_tokens": 20, "do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 9, "top_p": 0.9}
 
 
@@ -167,6 +168,17 @@ def test_a_running_batch_goes_on_where_a_processor_of_one_fails():
         running.finish()
     assert [running.said[first], running.said[last]] == [wanted[0], wanted[2]]
     assert isinstance(failed.error, TypeError)
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_cache_with_windows_that_generate_has_read_is_continued(more):
+    """Layers of transformers have dropped more of the sequence than ours would have."""
+    model = tiny.windowed()
+    wanted = model.generate(**tiny.continued(model, more), **GREEDY)
+    with PretendCard():
+        model.to(CARD)
+        ours = tr.generate(model, **tiny.continued(model, more), drafter="recycling:tree=16", **GREEDY).cpu()
+    assert torch.equal(ours, wanted)
 
 
 def test_few_shapes_recur_in_many_steps(attended):

@@ -175,6 +175,15 @@ def test_endings_are_those_of_generate(model):
                 assert torch.allclose(own.values, theirs.values, atol=1e-5)
 
 
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_cache_with_windows_that_generate_has_read_is_continued(more, recorded):
+    """Layers of transformers have dropped more of the sequence than ours would have."""
+    model, greedy = tiny.windowed(), {"max_new_tokens": 20, "do_sample": False}
+    wanted = model.generate(**tiny.continued(model, more), **greedy)
+    ours = tr.generate(model, **tiny.continued(model, more), drafter="recycling:tree=16", fast=True, **greedy)
+    assert torch.equal(ours, wanted)
+
+
 def test_a_cache_made_without_a_configuration_is_gone_on_with():
     """It has no layers for those that share the states of others."""
     model, ids = (

@@ -259,10 +259,7 @@ class GraphRunner:
     ) -> list[torch.Tensor] | None:
         if self._given is None and not self.cache.length:
             self._move(sequences)
-        read = self._eager.prefill(sequences, cached, states)
-        if self._given is not None:  # what captured passes expect of layers with windows
-            self.cache.settle([len(sequence) - 1 for sequence in sequences])
-        return read
+        return self._eager.prefill(sequences, cached, states)
 
     def forward(
         self,
