@@ -151,8 +151,10 @@ class Prepacked:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the weights are those that were packed, by some numbers of each."""
-        return all(layer.holds and layer.unchanged for layer in self.layers)
+        """Whether nobody has written to the weights in a way that torch does not count, by some numbers of each; what
+        it counts drops this object (`facts`).
+        """
+        return all(layer.unchanged for layer in self.layers)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
