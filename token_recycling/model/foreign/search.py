@@ -127,13 +127,20 @@ def _is_put_there(model: nn.Module, path: str, cls: type) -> bool:
         return True
     if not cls.__module__.startswith("torch.nn.modules.") or cls in _ROW_BY_ROW or _only_holds(cls):
         return False
-    holder: type = nn.Sequential
-    while path and _only_holds(holder):
-        path = path.rpartition(".")[0]
-        holder = own_class(model.get_submodule(path))
-    bases = [base for base in holder.__mro__ if base.__module__.startswith("transformers.")]
+    bases = [base for base in _holder_of(model, path).__mro__ if base.__module__.startswith("transformers.")]
     makers = [inspect.unwrap(vars(base)["__init__"]) for base in bases if "__init__" in vars(base)]
     return bool(bases) and not any(_names(maker.__code__, cls.__name__) for maker in makers)
+
+
+def _holder_of(model: nn.Module, path: str) -> type:
+    """Return the class of the module that holds the one at a path, but for lists and dictionaries between the two."""
+    holder: type = nn.Module
+    while path:
+        path = path.rpartition(".")[0]
+        holder = own_class(model.get_submodule(path))
+        if not _only_holds(holder):
+            break
+    return holder
 
 
 def _names(code: CodeType, name: str) -> bool:
