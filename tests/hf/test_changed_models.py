@@ -115,6 +115,8 @@ CHANGES: dict[str, Change] = {
     "a derived class whose forward changes the last row": derived(forward=last_row),
     "a derived class that reads other tokens": derived(prepare_inputs_for_generation=other_tokens),
 }
+FAILING = {function_among_modules: pytest.mark.failing_objects}
+CASES = [pytest.param(change, id=name, marks=FAILING.get(change, ())) for name, change in CHANGES.items()]
 
 
 def outcome(model: LlamaForCausalLM) -> Any:
@@ -125,7 +127,7 @@ def outcome(model: LlamaForCausalLM) -> Any:
         return type(error), str(error)
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", CASES)
 def test_a_change_between_calls(change):
     plain, accelerated = tiny.llama(), tr.accelerate(tiny.llama())
     assert outcome(accelerated) == outcome(plain)
@@ -135,7 +137,18 @@ def test_a_change_between_calls(change):
     assert accelerated.acceleration.fallback is not None
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.failing_objects
+def test_an_examination_that_fails_is_told_with_its_traceback(caplog):
+    """It could be a fault of ours."""
+    model = tr.accelerate(tiny.llama())
+    function_among_modules(model)
+    outcome(model)
+    (record,) = [record for record in caplog.records if "cannot be examined" in record.getMessage()]
+    assert record.exc_info
+    assert record.exc_info[0] is AttributeError
+
+
+@pytest.mark.parametrize("change", CASES)
 def test_a_change_before_accelerate(change):
     plain, accelerated = tiny.llama(), tiny.llama()
     for model in (plain, accelerated):

@@ -91,11 +91,11 @@ class Acceleration:
             self._passes = self.backend if self.backend.captures(target) else EAGER
         return target
 
-    def say(self, reason: str) -> None:
-        """Warn that a call is left to transformers, once for every reason."""
+    def say(self, reason: str, error: BaseException | None = None) -> None:
+        """Warn that a call is left to transformers, once for every reason; with the traceback of an `error`, if any."""
         with self._lock:
             if reason not in self._warned:
-                logger.warning("not accelerated: %s; transformers' own decoding is used", reason)
+                logger.warning("not accelerated: %s; transformers' own decoding is used", reason, exc_info=error)
                 self._warned.add(reason)
 
     def ended(self, stats: Stats, fallback: str | None) -> None:
@@ -152,14 +152,16 @@ class _Accelerated(PreTrainedModel):
                 target, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
             )
             reason = call.why_not(self)
+            if synced_gpus:
+                reason = "synced_gpus=True is unsupported: several processes would decode one sequence"
+            if reason is not None:
+                acceleration.say(reason)
         except UnsupportedModelError as error:
             reason = str(error)
+            acceleration.say(reason, error.__cause__)
         except Exception as error:  # objects of users can fail in any way where `generate` does not look
             reason = f"the call cannot be examined: {type(error).__name__}: {error}"
-        if synced_gpus:
-            reason = "synced_gpus=True is unsupported: several processes would decode one sequence"
-        if reason is not None:
-            acceleration.say(reason)
+            acceleration.say(reason, error)
         try:
             if reason is None:
                 return acceleration.decode(call, acceleration.drafter, stats, acceleration._passes, acceleration.hints)
