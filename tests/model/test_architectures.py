@@ -12,6 +12,7 @@ from support.architectures import (
     BORDERS,
     EVERY_RUN,
     KEY_POSITIONS,
+    SLOTS,
     VOCABULARY,
     WINDOWS,
     chosen,
@@ -84,6 +85,15 @@ def test_without_its_exception_a_tree_is_wrong(case):
     assert largest_difference(target, text, tree.parents)[0] > 1e-4
 
 
+def test_without_its_exception_a_tree_of_a_family_that_counts_slots_is_wrong():
+    target = Target(model_of(named("gpt_neo")))
+    assert not target.info.branches
+    for length, wrong in ((6, False), (40, True)):
+        text = random_tokens(target, length)
+        assert (largest_difference(target, text, TREES["a random tree"].parents)[0] > 1e-4) == wrong
+        assert largest_difference(target, text, TREES["a chain"].parents)[0] < 1e-4
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "gpt_neo", "codegen", "llama4_text"])
 def test_texts_up_to_the_models_limit(family):
     case = named(family)
@@ -95,7 +105,7 @@ def test_texts_up_to_the_models_limit(family):
     assert torch.equal(ours, plain)
 
 
-BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS, BLOCKS]
+BATCHES = [*WINDOWS, *KEY_POSITIONS, *SLOTS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS, BLOCKS]
 
 
 @pytest.mark.parametrize("case", chosen(BATCHES))
@@ -110,7 +120,7 @@ def test_a_batch_is_decoded_as_each_text_alone(case):
     tr.accelerate(model, Oracle(wanted))
     found = model.generate(padded, attention_mask=padded != 0, max_new_tokens=new, do_sample=False)
     if model.acceleration.fallback is not None:
-        assert case in [*BORDERS, BLOCKS] or case.family == "mpt"
+        assert case in [*SLOTS, *BORDERS, BLOCKS] or case.family == "mpt"
         assert "one sequence without padding" in model.acceleration.fallback
         return
     for text, row in zip(wanted, found, strict=True):

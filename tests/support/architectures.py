@@ -117,6 +117,21 @@ KEY_POSITIONS = [
     Case("mpt", config={"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256, "use_cache": True}, sdpa=False),
     Case("falcon", "ALiBi", {"alibi": True, "head_dim": LEFT_OUT}),
 ]
+SLOTS = [
+    Case(
+        "gpt_neo",
+        "local window of 32",
+        {
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 32,
+            "num_hidden_layers": LEFT_OUT,
+            "num_attention_heads": LEFT_OUT,
+        },
+        sdpa=False,
+    ),
+]
 BORDERS = [
     Case(
         "llama4_text",
@@ -137,25 +152,12 @@ BORDERS = [
     ),
     Case("llama", "dynamic rotary scaling from 32", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
     Case(
-        "gpt_neo",
-        "local window of 32",
-        {
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 32,
-            "num_hidden_layers": LEFT_OUT,
-            "num_attention_heads": LEFT_OUT,
-        },
-        sdpa=False,
-    ),
-    Case(
         "deepseek_v32",
         "48 keys a query",
         {**MOE, **MLA, **GROUP, "index_topk": 48, "index_head_dim": 16, "index_n_heads": 2},
     ),
 ]
-SUPPORTED = [*ONE_MASK, *WINDOWS, *KEY_POSITIONS, *BORDERS]
+SUPPORTED = [*ONE_MASK, *WINDOWS, *KEY_POSITIONS, *SLOTS, *BORDERS]
 EVERY_RUN = {
     *("llama", "gpt2", "gemma3_text window of 8", "bloom", "llama4_text chunks of 8, temperature step at 16"),
     *("gemma3n_text window of 8, shared keys and values", "phi3 longrope, border at 32"),

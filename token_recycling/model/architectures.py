@@ -106,7 +106,7 @@ class Exceptional:
     key_bias: Callable[[PretrainedConfig], KeyBias | None] = lambda config: None
     border: Callable[[PretrainedConfig], Border | None] = lambda config: None
     slots: bool = False
-    """Whether positions are slots of the cache in spite of the positions that it is given."""
+    """Whether positions, or windows of attention, are slots of the cache in spite of the positions that it is given."""
 
 
 def _llama4_border(config: PretrainedConfig) -> Border | None:
@@ -137,9 +137,7 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "minimax_m3_vl_text": Exceptional(border=_minimax_m3_border),
     "phi3": Exceptional(border=_phi3_border),
     "phimoe": Exceptional(border=_phi3_border),
-    "gpt_neo": Exceptional(
-        border=lambda config: Border(config.window_size, "local attention counts cache slots, not positions")
-    ),
+    "gpt_neo": Exceptional(slots=True),
     "inkling_text": Exceptional(slots=True),
     "inkling2_text": Exceptional(slots=True),
 }

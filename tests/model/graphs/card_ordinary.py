@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from support import tiny
+from support.architectures import VOCABULARY, model_of, named
 from support.pretend_card import CARD, OnCard, PretendCard
 from support.running import Texts, alone
 from torch.nn import functional
@@ -178,6 +179,15 @@ def test_a_cache_with_windows_that_generate_has_read_is_continued(more):
     with PretendCard():
         model.to(CARD)
         ours = tr.generate(model, **tiny.continued(model, more), drafter="recycling:tree=16", **GREEDY).cpu()
+    assert torch.equal(ours, wanted)
+
+
+def test_windows_of_slots_see_as_far_as_in_generate():
+    """Masked slots behind the sequence would move them."""
+    model, ids = model_of(named("gpt_neo")), tiny.prompt(0, 40, VOCABULARY)
+    wanted = model.generate(ids, **GREEDY)
+    with PretendCard():
+        ours = tr.generate(model.to(CARD), ids.to(CARD), drafter="recycling:tree=16", **GREEDY).cpu()
     assert torch.equal(ours, wanted)
 
 
