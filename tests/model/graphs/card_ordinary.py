@@ -1,15 +1,17 @@
 """Ordinary steps on a card, which is played: few shapes, aligned masks, two crossings between host and card a step."""
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from support import tiny
-from support.architectures import VOCABULARY, model_of, named
+from support.architectures import SUPPORTED, VOCABULARY, chosen, forget, model_of, named
 from support.pretend_card import CARD, OnCard, PretendCard
 from support.running import Texts, alone
 from torch.nn import functional
+from transformers import DynamicCache
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
 
 import token_recycling as tr
@@ -189,6 +191,29 @@ def test_windows_of_slots_see_as_far_as_in_generate():
     with PretendCard():
         ours = tr.generate(model.to(CARD), ids.to(CARD), drafter="recycling:tree=16", **GREEDY).cpu()
     assert torch.equal(ours, wanted)
+
+
+@pytest.mark.parametrize("case", chosen(SUPPORTED))
+def test_every_family_gives_the_tokens_of_generate(case):
+    """Short and long sequences, and one that goes on in a cache."""
+    model = model_of(case)
+    if getattr(model.config, "num_local_experts", None):
+        model.set_experts_implementation("eager")  # which asks for nothing that this card lacks
+
+    def calls(generate, device):
+        tokens = generate(tiny.prompt(0, 5, VOCABULARY).to(device), **GREEDY)
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        for seed in (1, 2):
+            tokens = torch.cat([tokens, tiny.prompt(seed, 20, VOCABULARY).to(device)], dim=1)
+            given = {"attention_mask": torch.ones_like(tokens), "past_key_values": cache}
+            tokens = generate(tokens, **given, **GREEDY)
+        return tokens.cpu()
+
+    wanted = calls(model.generate, "cpu")
+    forget(model)
+    with PretendCard():
+        drafter = tr.make_drafter("recycling:tree=16")
+        assert torch.equal(calls(partial(tr.generate, model.to(CARD), drafter=drafter), CARD), wanted)
 
 
 def test_few_shapes_recur_in_many_steps(attended):
