@@ -15,8 +15,8 @@ from transformers.cache_utils import Cache, DynamicCache
 import token_recycling as tr
 from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TreeCache, slots
-from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import CurrentNode, Mixer, TokenCount
+from token_recycling.model.runner import read_prompts
 from token_recycling.model.target import Target
 from token_recycling.trees.draft import Draft
 from token_recycling.trees.templates import Template, chain

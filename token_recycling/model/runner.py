@@ -15,7 +15,7 @@ import torch
 
 from ..trees.draft import Draft
 from .kv_cache import TreeCache
-from .prefill import Reading, cross_border, first_pass, prefill, read_prompts
+from .prefill import PIECE, Reading, cross_border, padded, prefill, read_text
 from .target import Target
 
 if TYPE_CHECKING:
@@ -198,3 +198,50 @@ class EagerRunner:
 
     def give_back(self, lengths: Sequence[int]) -> None:
         """Do nothing: the slots are those of the cache."""
+
+
+def read_prompts(model: Target, sequences: Sequence[torch.Tensor], cache: TreeCache) -> torch.Tensor:
+    """Return logits (batch, 1, vocabulary) after the last token of each of `sequences` (length,), from the forward pass
+    over uncached tokens that `generate` makes, with shorter sequences padded on the left. Afterwards the cache holds
+    each sequence from slot 0 on.
+    """
+    longest = max(map(len, sequences))
+    cache.expect(longest)
+    cached = cache.length
+    padding = [longest - len(sequence) for sequence in sequences]
+    tokens = torch.stack(
+        [
+            padded(sequence.to(model.device), (before, 0), sequence)
+            for sequence, before in zip(sequences, padding, strict=True)
+        ]
+    )
+    cache.drop_unseen(longest)
+    logits = model.read(tokens[:, cached:], cache, last=1, padding=padding)
+    if any(padding):
+        cache.shift([-before for before in padding], list(map(len, sequences)))
+    return logits[:, -1:]
+
+
+def first_pass(
+    model: Target, sequence: torch.Tensor, draft: Draft, cache: TreeCache, reading: Reading | None = None
+) -> torch.Tensor:
+    """Return logits (1, n, vocabulary) after the nodes of a draft that follows the last token of `sequence` (length,),
+    from a forward pass that also reads the uncached tokens.
+
+    Without a draft it is the forward pass that `generate` makes. With one, every token has a row in the mask, and some
+    models compute logits after every token: so only the end of a long sequence is read with the draft. `reading` is
+    called before each piece.
+    """
+    sequence, n = sequence.to(model.device), len(draft)
+    cache.expect(len(sequence) + n)
+    cached = cache.length
+    at_once = n == 1 and model.leaves_logits_out
+    with_draft = max(0, PIECE - n)
+    before = sequence[cached : len(sequence) if at_once else max(cached, len(sequence) - 1 - with_draft)]
+    if len(before):
+        logits = read_text(model, before[None], cache, len(sequence), reading)
+        if at_once:
+            return logits
+    cached = cache.length
+    cache.drop_unseen(cached)  # from where the pass may be made again
+    return model.forward(model.inputs.of_prompt(sequence[cached:-1], draft, cached), cache, last=n)[:, -n:]

@@ -32,7 +32,7 @@ from ...trees.draft import Draft, branch, star
 from ...trees.templates import parse_paths
 from ..compat import LOOP, plain_loop
 from ..parts import own_class, registered_attention
-from ..prefill import first_pass
+from ..runner import first_pass
 from ..self_test import leaf_paths, random_tokens, tree_logits
 from ..target import Target
 from .plain import Numbers, Reachable, form_of, numbers_in, reachable
