@@ -172,6 +172,28 @@ KINDS: dict[str, list[SCHEMA]] = {
         }
         for one, other in products([INTEGER, NUMBER, TEXT], RANGES)
     ],
+    "conditions on one property": [
+        obj(
+            properties={"a": {"enum": [*"abcdefghijk"[:number], *more]}, "b": one},
+            required=needed,
+            allOf=[
+                {
+                    "if": obj(properties={"a": {"const": name}}, required=required),
+                    "then": {"properties": {"b": {"const": name}}},
+                    **otherwise,
+                }
+                for name in "abcdefghijk"[:number]
+            ],
+        )
+        for number, more, one, needed, required, otherwise in products(
+            [2, 11],
+            [[], ["z"]],
+            [TEXT, {}],
+            [["a"], ["a", "b"]],
+            [[], ["a"]],
+            [{}, {"else": {"properties": {"b": {"maxLength": 1}}}}],
+        )
+    ],
     "properties in number": [
         obj(properties=dict.fromkeys("abc", one), additionalProperties=False, minProperties=least, maxProperties=most)
         for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])
@@ -188,7 +210,8 @@ VALUES: list[Any] = [
     14, 15, 100, 200, -7, -6, 1000, 1000.25, 2.5, 2.75, 1e3, 999, 1001, 5.5, "2024-02-29", "2023-02-29", "12:00:00Z",
     "25:00:00Z", "2024-01-31T10:00:00Z", "P1D", "a@b.c", "b.c", "1.2.3.4", "1.2.3.400", "::1", "http://a/b",
     "550e8400-e29b-41d4-a716-446655440000", "/a", "0/a", "[", "{a}", '""', "\\\\", '"b', 2**63 - 1, 2**63, -(2**63),
-    {"é": None}, {"٣": None},
+    {"é": None}, {"٣": None}, {"a": "a", "b": "a"}, {"a": "a", "b": "b"}, {"a": "b", "b": "b"}, {"a": "k", "b": "k"},
+    {"a": "k", "b": "a"}, {"a": "z", "b": "zz"}, {"a": "z", "b": "z"}, {"a": "a"}, {"a": "z"},
 ]  # fmt: skip
 
 

@@ -594,13 +594,51 @@ class _Node:
             return
         alone = keywords(self._schema) == {keyword}
         closed = self._closed and alone and (keyword != "allOf" or len(options) == 1)
-        branches = [self._child(option, keyword, number, closed=closed) for number, option in enumerate(options)]
+        choice = self._choice(options) if keyword == "allOf" else {}
+        branches = [
+            self._child(option, keyword, number, closed=closed)
+            for number, option in enumerate(options)
+            if number not in choice
+        ]
         if keyword == "allOf":
-            self._others.extend(branches)
+            self._others += [*branches, *self._alternatives(choice)]
             return
         if keyword == "oneOf" and not self._exclusive(options):
             branches = self._each_alone(options, branches)
         self._others.append({"anyOf": branches})
+
+    def _choice(self, options: Sequence[Any]) -> dict[int, Schema]:
+        """Return the conditions among the schemas of `allOf` by their numbers, each with what does not meet it, where
+        no value of this schema meets two of them; else none.
+        """
+        numbers = [number for number, option in enumerate(options) if _is_conditional(option)]
+        conditions = [options[number]["if"] for number in numbers]
+        if len(conditions) < 2 or self._walk.references.draft < _SINCE["if"]:
+            return {}
+        if not self._exclusive([{"allOf": [self._schema, condition]} for condition in conditions]):
+            return {}
+        others = {number: self._other_values(options[number]["if"]) for number in numbers}
+        known = {number: other for number, other in others.items() if other is not None}
+        return known if len(known) == len(others) else {}
+
+    def _alternatives(self, choice: dict[int, Schema]) -> list[Schema]:
+        """Return what conditions mean of which a value meets one or none: an alternative for each, and one for none.
+        llguidance would make a power of two of them.
+        """
+        if not choice:
+            return []
+        options = self._schema["allOf"]
+        holds, then, otherwise = (
+            {
+                number: self._child(options[number].get(name, True), "allOf", number, name, closed=False)
+                for number in choice
+            }
+            for name in ("if", "then", "else")
+        )
+        one = [
+            both([holds[met], then[met], *(otherwise[number] for number in choice if number != met)]) for met in choice
+        ]
+        return [either([*one, both([*choice.values(), *otherwise.values()])])]
 
     def _each_alone(self, options: Sequence[Any], branches: list[Schema]) -> list[Schema]:
         """Return the branches of `oneOf`, each without the values of the others."""
@@ -654,6 +692,11 @@ class _Node:
 
 
 # Parts of schemas
+
+
+def _is_conditional(schema: Any) -> bool:
+    """Whether a schema says what holds under a condition, and no more."""
+    return keywords(schema) & {"if"} == keywords(schema) - {"then", "else"} == {"if"} and not is_resource(schema)
 
 
 def _is_free(schema: Any) -> bool:
