@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import benching
 from support.benching import NEW
+from support.cases import thinned
 
 from token_recycling.bench import session
 from token_recycling.bench.measure import Item, decode_item, divergence_of
@@ -84,7 +85,7 @@ def uninterrupted(tmp_path_factory):
     return benching.run(benching.setup(repeats=2), plan(), tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("after", [5, 38])
+@pytest.mark.parametrize("after", thinned([38, 5], 2))
 def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, uninterrupted, after):
     where, wanted = benching.setup(repeats=2), uninterrupted
     _, hook = stopping(after)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from support.cases import thinned
 from support.commandline import PROMPT, run, run_json
 from transformers import RwkvConfig, T5Config
 
@@ -116,7 +117,7 @@ LAYINGS += [("compare", ("--no-prepack",), []), ("bench", ("--no-prepack",), [])
 LAYINGS += [("generate", ("--no-prepack",), []), ("generate", ("--reproducible",), [True])]
 
 
-@pytest.mark.parametrize(("command", "given", "fixed"), LAYINGS)
+@pytest.mark.parametrize(("command", "given", "fixed"), thinned(LAYINGS, 2))
 def test_weights_are_laid_out_once_for_a_command(command, given, fixed, tiny_model_dir, tmp_path, monkeypatch):
     made = []
     session._loaded.cache_clear()  # an earlier test of this process may have loaded the model

@@ -80,7 +80,7 @@ def test_the_reach_ends_with_the_positions_where_there_is_a_last_one():
 
 
 @torch.no_grad()
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_any_tree_and_any_path_kept(data):
     """Or none, where the text is read again; what was read below it is forgotten."""

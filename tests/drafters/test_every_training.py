@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 from support.commandline import assert_refused, run, run_json
 from transformers import PreTrainedModel
 
@@ -78,7 +79,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", thinned(COMMANDS, 2))
 def test_the_command_trains_what_drafts(name, tiny_model_dir, tmp_path):
     options, measured, words, spec = COMMANDS[name]
     text, head = tmp_path / "text.py", tmp_path / "head"
@@ -131,7 +132,7 @@ SHIPPED = {
 }
 
 
-@pytest.mark.parametrize("spec", SHIPPED, ids=["eagle", "eagle3", "medusa", "specdec_pp"])
+@pytest.mark.parametrize("spec", thinned(SHIPPED, 2))
 def test_the_shipped_parts_save_steps(spec, shipped):
     model, tokenizer = shipped
     text, stats = (MODELS / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8"), tr.Stats()

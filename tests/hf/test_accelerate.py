@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.drafters import NAMES, example
+from support.cases import thinned
+from support.drafters import example
 from transformers import DynamicCache, LlamaForCausalLM, pipeline
 
 import token_recycling as tr
@@ -200,7 +201,7 @@ def test_a_model_comes_back_with_what_was_learned(model, way):
     assert hasattr(model, "acceleration")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "medusa").__contains__))
 def test_every_drafter_may_be_pickled_and_copied(model, name, tmp_path):
     """Before its first text and after it."""
     wanted = model.generate(IDS, **GREEDY)

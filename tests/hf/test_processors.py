@@ -15,6 +15,7 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.batches import padded
+from support.cases import thinned
 from support.oracle import Oracle
 from transformers import (
     LogitsProcessor,
@@ -180,7 +181,7 @@ def test_one_text(name, way, model, watch):
     assert stats.mat > 1.5
 
 
-@by_way
+@pytest.mark.parametrize(("name", "way"), thinned(RUNS, ids=lambda run: run[0]))
 def test_a_batch(name, way, model, watch):
     """Greedy rows are plain rows, sampled ones those of the same seed without drafts. In every row the processor is
     asked for the beginnings of that row, in order, and what it forbids is not said. Where it looks at several texts

@@ -10,6 +10,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 from support import tiny
 from support.architectures import model_of, named
 from support.batches import batch
-from support.cases import thinned
+from support.cases import parameter, thinned
 from support.drafters import Garbage
 from support.recurrent_architectures import RECURRENT
 from transformers import (
@@ -345,7 +346,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("report", "drafter"),
     [
-        (report, drafter)
+        parameter(report, drafter, every_run=drafter == "recycling")
         for place, report in enumerate(REPORTS)
         for drafter in ("recycling", ("prompt_lookup", "lookahead")[place % 2])
     ],
@@ -357,7 +358,13 @@ def test_a_reported_call_is_that_of_generate(report, drafter):
 @pytest.mark.parametrize(
     ("report", "family"),
     thinned(
-        (report, family) for report in REPORTS if any(part in report for part in ON_EVERY_FAMILY) for family in FAMILIES
+        (
+            (report, family)
+            for report in REPORTS
+            if any(part in report for part in ON_EVERY_FAMILY)
+            for family in FAMILIES
+        ),
+        every=6,
     ),
 )
 def test_a_reported_call_is_that_of_generate_in_every_family(report, family):
@@ -389,8 +396,7 @@ CHANGES: dict[str, tuple[Callable[[DynamicCache], Any], int]] = {
 """What callers do with a cache between calls, and the number of sequences of the next call."""
 
 
-@pytest.mark.parametrize("family", ["llama", "window", "experts"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "family"), thinned(product(CHANGES, ["llama", "window", "experts"]), every=2))
 def test_a_cache_that_is_changed_between_calls_is_that_of_generate(family, change):
     """The next call is by plain `generate` or ours, or a pass by hand; an error is one of the same kind."""
     changed, batch = CHANGES[change]
@@ -433,8 +439,7 @@ def test_a_cache_of_another_type_is_converted_as_by_generate(dtypes):
     assert str(dtypes[0]) in model.acceleration.fallback
 
 
-@pytest.mark.parametrize("family", ["llama", "window"])
-@pytest.mark.parametrize("ids", [IDS[:, :1], IDS, BOTH], ids=["one token", "a prompt", "a batch"])
+@pytest.mark.parametrize(("ids", "family"), thinned(product([IDS[:, :1], IDS, BOTH], ["llama", "window"])))
 def test_a_drafted_token_whose_states_are_nan_changes_no_other(ids, family):
     """As of an overflow in float16 (huggingface/transformers#25311): what is masked is multiplied by zero, which gives
     NaN in every node of a pass, in that over the prompt too.

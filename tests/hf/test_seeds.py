@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
 from support import tiny
 from support.batches import EOS, batch
+from support.cases import thinned
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter
@@ -47,7 +48,7 @@ def drafters(model):
     ]
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", thinned(CALLS, 2))
 def test_equal_calls_are_equal_whatever_is_drafted(model, drafters, name):
     texts = {}
     for repeat in range(2 * len(drafters)):
@@ -124,7 +125,7 @@ class Recording(Drafter):
         return Draft.chain(context.root)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", thinned(CALLS, 2))
 def test_no_random_number_of_drafts_is_used_twice(model, name):
     """Of one seed: in no step, row or call that follows."""
     drafter = Recording()
@@ -159,7 +160,7 @@ def test_drafts_of_one_sequence_take_their_numbers_in_a_row(model):
     assert [*chain(*drafters[0].numbers)] == [*chain(*first.numbers)]
 
 
-@pytest.mark.parametrize("mode", ["sequence", "tree"])
+@pytest.mark.parametrize("mode", thinned(["tree", "sequence"], 2))
 def test_seeds_of_the_decoding_thread_hold_with_sampled_drafts(model, mode):
     """Whoever else takes random numbers, and whatever else is in the batch."""
     drafter = DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True)
@@ -178,8 +179,9 @@ def test_seeds_of_the_decoding_thread_hold_with_sampled_drafts(model, mode):
         thread.close()
 
 
-@pytest.mark.parametrize("mode", ["sequence", "tree"])
-@pytest.mark.parametrize("name", ["return sequences", "padded prompts that end early"])
+@pytest.mark.parametrize(
+    ("name", "mode"), thinned(product(["return sequences", "padded prompts that end early"], ["sequence", "tree"]))
+)
 def test_equal_calls_with_sampled_drafts_are_equal(model, name, mode):
     drafter = DraftModel(tiny.related(model, 0.05), mode=mode, depth=3, sampled=True)
     for seed in range(2):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.batches import batch
-from support.drafters import NAMES, example
+from support.cases import thinned
+from support.drafters import example
 from support.oracle import Oracle
 from support.recurrent_architectures import RECURRENT
 
@@ -41,7 +42,7 @@ def asked(ids):
     return {"input_ids": ids, "max_new_tokens": NEW}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(tr.drafter_names(), kept=("recycling", "draft_model").__contains__))
 def test_texts_are_those_of_calls_one_after_another(model, name, tmp_path):
     wanted = [model.generate(**asked(ids)) for ids in prompts(model)]
     config = model.config.to_dict()

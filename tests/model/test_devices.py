@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 import token_recycling as tr
 from token_recycling.drafters._shared.neural import placed_copy
 
-GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+GREEDY: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
 HERE = torch.device("cpu")
 
 MAPS = {
@@ -137,11 +137,11 @@ def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prom
         assert torch.equal(ours.to(HERE), text)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", thinned(range(4), 4))
 def test_a_pass_that_is_made_again_takes_no_random_numbers_of_its_own(two_devices, seed):
     """A drafted token whose states are NaN spoils a pass, which is made again without drafts."""
     model, ids = tiny.llama(), tiny.prompt(0, 5)
-    how: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.7, "top_k": 12}
+    how: dict[str, Any] = {"max_new_tokens": 10, "do_sample": True, "temperature": 0.7, "top_k": 12}
     wanted, state = tiny.seeded(model.generate, ids, seed=seed, **how)
     embeddings = model.get_input_embeddings().weight
     embeddings[[token for token in range(len(embeddings)) if token not in wanted]] = torch.nan
@@ -152,7 +152,7 @@ def test_a_pass_that_is_made_again_takes_no_random_numbers_of_its_own(two_device
     )
     assert torch.equal(ours.to(HERE), wanted)
     assert torch.equal(after, state)
-    assert stats.steps > 5
+    assert stats.steps > 3
 
 
 class Stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import architectures, tiny
+from support.cases import thinned
 
 import token_recycling as tr
 from token_recycling import Draft
@@ -26,7 +27,7 @@ def test_passes_over_drafts_on_an_accelerator_use_the_experts_of_decoding(family
     assert {*model.get_experts_implementation().values()} == {"grouped_mm"}
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", thinned(MIXTURES))
 def test_a_call_leaves_the_implementation_as_it_was(family):
     model = architectures.model_of(architectures.named(family))
     model.set_experts_implementation("grouped_mm")

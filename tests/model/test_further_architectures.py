@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from support.architecture_page import ALL
 from support.architectures import model_of
+from support.cases import thinned
 from support.further_architectures import BLOCKS, FURTHER, FURTHER_REFUSED, NOT_DECODER_ONLY, UNMEASURED
 from support.recurrent_architectures import RECURRENT_REFUSED
 from support.releases import HERE
@@ -41,7 +42,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("case", [*RECURRENT_REFUSED, *FURTHER_REFUSED], ids=str)
+@pytest.mark.parametrize("case", thinned([*RECURRENT_REFUSED, *FURTHER_REFUSED], ids=str))
 def test_what_is_refused_is_refused_with_its_reason(case):
     model = model_of(case)
     with pytest.raises(tr.UnsupportedModelError, match=REASONS[case.family]):

@@ -12,6 +12,7 @@ import gguf as ggml
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 from support.gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -56,7 +57,7 @@ def kept():
     return sorted(each.name for each in gguf_files.unpacked_in().glob("*") if each.is_dir())
 
 
-@pytest.mark.parametrize("kind", [KINDS.F32, KINDS.BF16, KINDS.F16, KINDS.Q4_1])
+@pytest.mark.parametrize("kind", thinned([KINDS.Q4_1, KINDS.F32, KINDS.BF16, KINDS.F16]))
 def test_it_is_the_model_that_transformers_reads(tmp_path, kind):
     file = written(tmp_path / "tiny.gguf", kind=kind)
     one = {"pretrained_model_name_or_path": tmp_path, "gguf_file": file.name}

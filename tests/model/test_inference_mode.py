@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import model_of, named
+from support.cases import thinned
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
@@ -26,8 +27,7 @@ def inside(wanted):
     return torch.inference_mode() if wanted else contextlib.nullcontext()
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("case", KINDS, ids=str)
+@pytest.mark.parametrize(("case", "order"), thinned(itertools.product(KINDS, ORDERS)))
 @torch.no_grad()
 def test_passes_of_one_cache(case, order):
     """Prefill, a tree of which nodes are kept, and more text, each inside or outside."""
@@ -50,8 +50,7 @@ def test_passes_of_one_cache(case, order):
     torch.testing.assert_close(logits.clone(), wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize(("order", "ours_first"), thinned(itertools.product(ORDERS, [True, False])))
 def test_a_cache_goes_from_call_to_call(model, order, ours_first):
     """Turn by turn by the library and by plain `generate`, which fills caches with tensors of inference mode there."""
     text, cache = tiny.prompt(0, 9), DynamicCache(config=model.config)

@@ -53,9 +53,9 @@ def test_every_name_of_the_model_is_listed_and_answered(model):
 def test_a_silent_stream_has_comments(model, tokenizer, monkeypatch):
     """While a prompt is read; the official client passes over them."""
     read = Target.read
-    monkeypatch.setattr(Target, "read", lambda *given, **more: (time.sleep(0.2), read(*given, **more))[1])
     monkeypatch.setattr(common, "_PING", 0.02)
     with serving(model, tokenizer) as server:
+        monkeypatch.setattr(Target, "read", lambda *given, **more: (time.sleep(0.2), read(*given, **more))[1])
         text = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "stream": True}).text
     assert text.startswith(": keep-alive\n\n")
     assert text.endswith("data: [DONE]\n\n")

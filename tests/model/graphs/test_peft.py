@@ -7,13 +7,14 @@ import pytest
 import torch
 from packaging.version import Version
 from support import tiny
+from support.cases import thinned
 from support.runs import decoded, plain
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
-@pytest.mark.parametrize("variant", [{}, {"use_dora": True}], ids=["lora", "dora"])
+@pytest.mark.parametrize("variant", thinned([{}, {"use_dora": True}], 2))
 def test_text_follows_the_adapters(model, variant):
     ids = tiny.prompt(0, 6)
     texts = []

@@ -1,11 +1,13 @@
 """Where captured passes hold, and the reason where they do not. Without CUDA they are made alike, but not captured."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support import tiny
 from support.architectures import model_of, named
+from support.cases import thinned
 from support.recurrent_architectures import RECURRENT
 from transformers import DynamicCache, LogitsProcessor
 
@@ -73,8 +75,7 @@ def test_calls_that_it_does_not_hold_for_say_why(model, tmp_path):
         model.generate(ids, max_new_tokens=5, cache_implementation="offloaded")
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("sequences", [1, 33])
+@pytest.mark.parametrize(("sequences", "sampled"), thinned([(1, False), (1, True), (33, False), (33, True)]))
 def test_every_processor_and_sampled_drafts_hold(model, sequences, sampled, tmp_path, recorded):
     """In batches of any size."""
     tiny.llama(3).save_pretrained(tmp_path)
@@ -89,17 +90,15 @@ def test_every_processor_and_sampled_drafts_hold(model, sequences, sampled, tmp_
     assert sampled or torch.equal(ours, wanted)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"repetition_penalty": 1.4},
-        {"repetition_penalty": 1.4, "output_scores": True, "output_logits": True, "return_dict_in_generate": True},
-        {"eos_token_id": [11, 17, 23, 41]},
-    ],
-    ids=["plain", "penalty", "scores", "ends"],
-)
-@pytest.mark.parametrize("sequences", [1, 3, 5])
+ARGUMENTS = [
+    {},
+    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 1.4, "output_scores": True, "output_logits": True, "return_dict_in_generate": True},
+    {"eos_token_id": [11, 17, 23, 41]},
+]
+
+
+@pytest.mark.parametrize(("sequences", "arguments"), thinned(product([1, 3, 5], ARGUMENTS)))
 def test_batches_penalties_and_scores_are_those_of_generate(model, sequences, arguments, recorded):
     """From steps that are recorded and replayed; prompts of a batch differ in length."""
     ids = torch.cat([tiny.prompt(seed, 9) for seed in range(sequences)])

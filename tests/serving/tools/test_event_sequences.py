@@ -17,7 +17,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.cases import parameter
+from support.cases import parameter, thinned
 from support.functions import FLAT, TOOLS
 from support.serving import serving
 from transformers import LogitsProcessor
@@ -459,7 +459,7 @@ def test_an_error_ends_a_message(server, anthropic, claude, says, failing, after
 # Steps
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", thinned(TEXTS, 2))
 def test_events_of_steps(server, says, tokenizer, name):
     text = TEXTS[name]
     says(text)
