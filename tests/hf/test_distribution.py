@@ -142,7 +142,11 @@ def of_long_texts(sampler, calls, new=40):
 WAYS = [("tree", 1), ("chain", 4), ("chain", 1), ("tree", 4)]
 TEMPERATURES = [0.5, 1.0, 1.5]
 LONG = [
-    parameter(*way, {"temperature": TEMPERATURES[(place + turn) % 3], **processors}, every_run=place % 3 == 0)
+    parameter(
+        *way,
+        {"temperature": TEMPERATURES[(place + turn) % 3], **processors},
+        every_run=place % 3 == 0 and turn == place % 2,
+    )
     for place, processors in enumerate(PROCESSORS.values())
     for turn, way in enumerate(WAYS[place % 2 * 2 :][:2])
 ]

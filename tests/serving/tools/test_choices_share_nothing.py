@@ -31,7 +31,7 @@ TEXTS = [
     'Six <tool_call>{"name": 5}</tool_call> is malformed.',
     'Seven <tool_call>{"name": "look", "argum',
 ]
-N, STOP = 6, ["top h"]
+N, STOP = 8, ["top h"]
 
 
 class Sampled(LogitsProcessor):
@@ -91,7 +91,7 @@ def streamed(events):
     ]
 
 
-@pytest.mark.parametrize("seed", thinned([17, 5], 2))
+@pytest.mark.parametrize("seed", thinned([11, 5], 2))
 def test_choices_of_a_chat(server, seed):
     answers = [chat(server, **asked(seed + choice)) for choice in range(N)]
     alone = [shown(answer.choices[0]) for answer in answers]
@@ -101,7 +101,7 @@ def test_choices_of_a_chat(server, seed):
     assert together.usage.prompt_tokens == answers[0].usage.prompt_tokens
     assert together.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
     reasoned = [answer.usage.completion_tokens_details.reasoning_tokens for answer in answers]
-    assert together.usage.completion_tokens_details.reasoning_tokens == sum(reasoned)
+    assert together.usage.completion_tokens_details.reasoning_tokens == sum(reasoned) > max(reasoned)
     ids = [call.id for choice in together.choices for call in choice.message.tool_calls or ()]
     assert len(set(ids)) == len(ids)
     parts = [streamed(streamed_chat(server, **asked(seed + choice)))[0] for choice in range(N)]
