@@ -57,7 +57,6 @@ class Batch:
         prompt, and may raise.
         """
         self.target, self.requests, self.pacer, self.clock = target, requests, pacer, clock
-        self.reading = reading
         self.eager = EagerRunner(target, cache, reading, partial(clock.lap, "prepare"))
         """Reads the prompts."""
         self.runner: Runner = self.eager

@@ -85,9 +85,9 @@ class _Joining:
 
     def is_given_up(self) -> bool:
         """Whether it failed or was cancelled."""
-        if self.batch.reading is not None:
+        if self.batch.eager.reading is not None:
             try:
-                self.batch.reading()
+                self.batch.eager.reading()
             except Exception as error:
                 self.request.fail(error)
         return self.request.error is not None

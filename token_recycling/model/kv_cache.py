@@ -110,14 +110,12 @@ class TreeCache:
         """By sequence, the slots that layers with a window have dropped; empty where none drops any."""
         return [] if self.windowed is None else self.windowed.starts
 
-    def takes_frames(self, lengths: Sequence[int]) -> bool:
-        """Whether passes of a fixed shape can be made over sequences of so many tokens: all layers that hold slots are
-        plain `TreeLayer`s on one device, as a frame's slots are on the model's first one, and dropped what
-        `window_start` says, since a frame counts from there; layers of transformers have dropped more.
+    @property
+    def takes_frames(self) -> bool:
+        """Whether all layers that hold slots are plain `TreeLayer`s on one device: a frame's slots are on the model's
+        first one.
         """
-        filled, windowed = self.filled, self.windowed
-        if windowed is not None and windowed.starts != [window_start(length, windowed.window) for length in lengths]:
-            return False
+        filled = self.filled
         return all(type(layer) is TreeLayer for layer in filled) and len({layer.device for layer in filled}) == 1
 
     # Before and during a pass
@@ -134,6 +132,19 @@ class TreeCache:
         for layer in self.layers:
             if layer.window:
                 layer.first_needed = window_start(length, layer.window)
+
+    def settled(self, lengths: Sequence[int]) -> bool:
+        """Before a pass in a frame: drop the slots before windows of sequences of so many tokens, where a prompt was
+        read and nothing was kept since. Return whether just those are dropped, since a frame counts from there: layers
+        of transformers have dropped more.
+        """
+        windowed = self.windowed
+        if windowed is None:
+            return True
+        starts = [window_start(length, windowed.window) for length in lengths]
+        if windowed.starts != starts:
+            self.settle(lengths)
+        return windowed.starts == starts
 
     @contextmanager
     def framed(self, frame: Frame) -> Iterator[None]:

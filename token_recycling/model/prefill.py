@@ -69,7 +69,6 @@ def prefill(
     )
     if longest:
         read_text(model, tokens, cache, min(map(len, sequences)) - 1, reading)
-        cache.settle([len(sequence) - 1 for sequence in sequences])
 
 
 def read_text(

@@ -41,6 +41,8 @@ class Pass(NamedTuple):
     """(tokens, states * hidden) each: of the prompts that the pass read before the roots, if it read any."""
     trees: PackedTrees | None = None
     """The drafts on the device, where they were sent in one copy."""
+    prompt_from: int | None = None
+    """Tokens of a prompt that were cached before the pass read the rest of it; None where it read none."""
 
 
 class Runner(Protocol):
@@ -108,20 +110,18 @@ class EagerRunner:
         """`reading` is called before each piece of a prompt, and may raise; `prepared` before each pass over drafts,
         once its inputs are made.
         """
-        self.target, self.cache, self._reading, self.prepared = target, cache, reading, prepared
-        self._before: int | None = None
-        """Tokens that were cached before the last pass, where it read the rest of a prompt."""
+        self.target, self.cache, self.reading, self.prepared = target, cache, reading, prepared
 
     def prefill(
         self, sequences: Sequence[torch.Tensor], cached: Sequence[int], states: tuple[int, ...] = ()
     ) -> list[torch.Tensor] | None:
         if not states:
-            prefill(self.target, sequences, self.cache, cached, self._reading)
+            prefill(self.target, sequences, self.cache, cached, self.reading)
             return None
         from .hidden import layer_states
 
         with layer_states(self.target.model, states) as passes:
-            prefill(self.target, sequences, self.cache, cached, self._reading)
+            prefill(self.target, sequences, self.cache, cached, self.reading)
         uncached = [len(sequence) - 1 - n for sequence, n in zip(sequences, cached, strict=True)]
         # Of all that was read, and no more: a family may leave states out, or read a long prompt again.
         if not passes or sum(read.shape[1] for read in passes) != max(uncached):
@@ -161,14 +161,13 @@ class EagerRunner:
     ) -> Pass:
         target, cache = self.target, self.cache
         cached = cache.length
-        self._before = cached if cached < max(lengths) else None
-        if self._before is not None:
+        if cached < max(lengths):
             if target.info.recurrent:
                 logits = read_prompts(target, sequences, cache)
             else:
-                logits = first_pass(target, sequences[0], drafts[0], cache, self._reading)
-            return Pass(lengths, cache.length - logits.shape[1], logits)
-        if target.fixed_shapes and cache.takes_frames(lengths):
+                logits = first_pass(target, sequences[0], drafts[0], cache, self.reading)
+            return Pass(lengths, cache.length - logits.shape[1], logits, prompt_from=cached)
+        if target.fixed_shapes and cache.takes_frames and cache.settled(lengths):
             from ..trees.packed import send
             from .frames import band_of, packed_inputs, rows_of
 
@@ -185,7 +184,7 @@ class EagerRunner:
         self.cache.keep(result.starts, result.lengths, accepted)
 
     def undo(self, result: Pass) -> Pass:
-        lengths = result.lengths if self._before is None else [self._before]
+        lengths = result.lengths if result.prompt_from is None else [result.prompt_from]
         self.cache.keep(result.starts, lengths, [()] * len(lengths))
         self.cache.wipe(lengths)
         return result._replace(lengths=lengths)

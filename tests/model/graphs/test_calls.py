@@ -184,6 +184,13 @@ def test_a_cache_with_windows_that_generate_has_read_is_continued(more, recorded
     assert torch.equal(ours, wanted)
 
 
+def test_after_a_first_token_that_waited_for_no_copies_windows_are_those_of_generate(recorded):
+    """Slots before them are dropped before the next pass."""
+    model, ids = tiny.windowed(), tiny.prompt(0, 60)
+    wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 60:].tolist()
+    assert decoded(model, ids, "recycling:tree=16", max_new_tokens=20)[0] == wanted
+
+
 def test_a_cache_made_without_a_configuration_is_gone_on_with():
     """It has no layers for those that share the states of others."""
     model, ids = (

@@ -147,7 +147,7 @@ def _tried_out(target: Target) -> CapturedPasses | str:
     sequence = torch.arange(1, _TRIED, device=target.device) % target.embedded
     prefill(target, [sequence], cache)
     name, cached = type(target.model).__name__, len(sequence) - 1
-    if not cache.takes_frames([cached]):
+    if not cache.takes_frames:
         return f"the cache of {name} holds more than keys and values (as of sparse attention)"
     passes = CapturedPasses(target)
     passes.begin(target, cache, [cached], cached + 2 * len(_TREE))
