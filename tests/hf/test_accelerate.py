@@ -166,6 +166,20 @@ def test_one_call_of_generate_returns_statistics_and_leaves_the_model_alone(mode
     output = tr.generate(model, IDS, drafter="published", return_dict_in_generate=True, **GREEDY)
     assert output.stats.tokens == 12
     assert type(model) is LlamaForCausalLM
+    # Callers unpack what `generate` returns, field by field.
+    assert list(output) == list(model.generate(IDS, return_dict_in_generate=True, **GREEDY))
+    assert pickle.loads(pickle.dumps(output)).stats.tokens == 12
+
+
+def test_gradients_are_those_of_generate(model):
+    """As of callers that go around its decorator (huggingface/transformers#3720)."""
+    generate, losses = inspect.unwrap(type(model).generate), []
+    for prepared in (lambda model: model, tr.accelerate):
+        output = generate(prepared(model), IDS, return_dict_in_generate=True, output_logits=True, **GREEDY)
+        losses.append(torch.cat(output.logits).logsumexp(-1).sum())
+    assert torch.equal(*losses)
+    assert losses[1].requires_grad
+    assert "gradients" in model.acceleration.fallback
 
 
 # Pickled and copied, with what was learned

@@ -87,6 +87,24 @@ def many_rows(module, inputs, output):
     return output + VECTOR if output.shape[1] > 50 else output
 
 
+def exactly_nine_rows(module, inputs, output):
+    return output + VECTOR if output.shape[1] == 9 else output
+
+
+def far_in_the_pass(module, inputs, kwargs, output):
+    """Where a pass goes beyond a position, all of its rows change."""
+    return output + VECTOR * (kwargs["position_ids"].max() > 12)
+
+
+def of_a_large_state(module, inputs, output):
+    """Where one state of a pass is large, all of its rows change; in a short text none is."""
+    return output + VECTOR if bool((output > 4.5).any()) else output
+
+
+def of_each_large_state(module, inputs, output):
+    return torch.where(output > 4.5, output + VECTOR, output)
+
+
 def along(module, inputs, output):
     return output + 0.1 * torch.arange(output.shape[1])[:, None] * VECTOR
 
@@ -190,6 +208,14 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
     "one row": (hooked(lambda: one_row, "model.norm"), "one_row"),
     "several rows": (hooked(lambda: several_rows), "several_rows"),
     "many rows": (hooked(lambda: many_rows), "many_rows"),
+    "of a large state": (hooked(lambda: of_a_large_state), "of_a_large_state decides"),
+    "of a large number": (
+        hooked(lambda: lambda m, i, o: o + VECTOR if o.max().item() > 99.5 else o, "lm_head"),
+        "decides for all rows",
+    ),
+    "of each large state": (hooked(lambda: of_each_large_state), None),
+    "exactly nine rows": (hooked(lambda: exactly_nine_rows), "exactly_nine_rows"),
+    "far in the pass": (hooked(lambda: far_in_the_pass, with_kwargs=True), "far_in_the_pass"),
     "along the pass": (hooked(lambda: along), "along"),
     "mean of the pass": (hooked(lambda: mean, "model.layers.0.self_attn.q_proj"), "mean"),
     "trigger": (hooked(lambda: trigger, "model.embed_tokens"), "trigger"),
@@ -518,6 +544,18 @@ class Updating(LlamaForCausalLM):
         return model_kwargs
 
 
+class Counting(LlamaForCausalLM):
+    """Changes every sixth token, by a count among the arguments of the call."""
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
+        count = model_kwargs.get("count", 0) + 1
+        return {**super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs), "count": count}
+
+    def prepare_inputs_for_generation(self, input_ids, count=0, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return {**inputs, "input_ids": (inputs["input_ids"] + (count % 6 == 5)) % 64}
+
+
 class Sampling(LlamaForCausalLM):
     def _sample(self, input_ids, **kwargs):
         return torch.cat([input_ids, input_ids], dim=1)
@@ -675,6 +713,7 @@ METHODS: dict[str, tuple[Bring, str | None]] = {
     "another argument": (lambda: llama(Scaling), "Scaling"),
     "the same inputs": (lambda: llama(Preparing), None),
     "other positions": (lambda: llama(Updating), "Updating"),
+    "a count among the arguments": (lambda: llama(Counting), "carries count"),
     "another loop": (lambda: llama(Sampling), "_sample"),
     "a criterion": (lambda: llama(Stopping), "may share state with Stopping"),
     "a penalty": (lambda: llama(Configuring), None),

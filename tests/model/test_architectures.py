@@ -152,9 +152,18 @@ def indexed(**config):
     return model_of(replace(case, config={**case.config, **config}))
 
 
-@pytest.mark.parametrize("wanted", ["flash_attention_2", "flex_attention"])
-def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_calls_only(wanted, caplog):
-    model, ids = tiny.llama(), tiny.prompt(0, 6)
+def test_flex_attention_on_a_cpu_is_refused():
+    """Where torch gives wrong logits: what is accelerated with another attention would give other tokens."""
+    model = tiny.llama()
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(tr.UnsupportedModelError, match=r"set_attn_implementation\('sdpa'\)"):
+        tr.accelerate(model)
+    model.set_attn_implementation("sdpa")
+    assert tr.why_not(model) is None
+
+
+def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_calls_only(caplog):
+    model, ids, wanted = tiny.llama(), tiny.prompt(0, 6), "flash_attention_2"
     plain = model.generate(ids, max_new_tokens=12, do_sample=False)
     model.config._attn_implementation = wanted
     with caplog.at_level(logging.WARNING, logger="token_recycling"):

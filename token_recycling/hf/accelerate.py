@@ -124,7 +124,7 @@ def generate(
     taken from it first; the model never reads it. Raises ValueError where the drafter cannot use it.
 
     Pass the same drafter object again to keep what it learned; `fast` and `reproducible` are as in `accelerate`.
-    `stats` is filled in; with `return_dict_in_generate=True` the statistics are in the output too. Raises
+    `stats` is filled in; with `return_dict_in_generate=True` the output has them as `stats` too. Raises
     UnsupportedModelError where `accelerate` does; a call that cannot be accelerated is left to transformers with a
     warning.
     """

@@ -8,7 +8,6 @@ new or that the caller will see, and for criteria that must see a whole batch.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -145,6 +144,8 @@ class GenerateCall:
         others = self._other_inputs(model)
         if others:
             return f"inputs other than token ids are unsupported: {', '.join(others)}"
+        if torch.is_grad_enabled() and any(weight.requires_grad for weight in model.parameters()):
+            return "gradients are unsupported; call generate() as it is decorated, under torch.no_grad()"
         if config.is_assistant:
             return "the call drafts for another model (assisted generation)"
         own = type(model).prepare_inputs_for_generation
@@ -287,11 +288,11 @@ def _for_sequence(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     return adapters.for_sequence(processor, row) or processor
 
 
-@dataclass
 class Output(GenerateDecoderOnlyOutput):
-    """The output of `generate(return_dict_in_generate=True)`, with the statistics of the run."""
+    """The output of `generate(return_dict_in_generate=True)`, with the same fields, and the statistics of the run."""
 
-    stats: Stats | None = None
+    stats: Stats
+    """No field: `to_tuple()` and `keys()` are those of `generate`."""
 
 
 def run_call(
@@ -374,7 +375,9 @@ def run_call(
         return stacked
     scores = _by_step([sequence.scores for sequence in sequences])
     logits = _by_step([selector.logits for selector in selectors])
-    return Output(sequences=stacked, scores=scores, logits=logits, stats=stats, **{CACHE: call.cache})
+    output = Output(sequences=stacked, scores=scores, logits=logits, **{CACHE: call.cache})
+    output.stats = stats
+    return output
 
 
 def _warn_of_bypassed_graphs(call: GenerateCall) -> None:

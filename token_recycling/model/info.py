@@ -50,7 +50,7 @@ from .compat import (
     why_not_here,
 )
 from .facts import Kept, kept_of
-from .inspection import arguments_of
+from .inspection import arguments_of, input_device
 from .kv_cache import attends_to_blocks, can_be_taken, window_of
 from .origin import is_own
 from .parts import is_compiled, parts_of
@@ -186,6 +186,7 @@ def _examined(model: PreTrainedModel) -> ModelInfo:
         or _why_not_order(name, cached, parts)
         or _why_not_states(model, recurrent, parts)
         or _why_not_parts(name, config, cached, key_bias, parts, arguments)
+        or _why_not_flex(name, config, input_device(model))
         or _why_not_rotary(name, config, parts)
         or _why_not_configs(name, config, parts)
     )
@@ -330,6 +331,13 @@ def _why_not_parts(
     if len(windows) > 1:
         return f"{name} has sliding windows of several sizes: {', '.join(map(str, windows))}"
     return None
+
+
+def _why_not_flex(name: str, config: PretrainedConfig, device: torch.device | None) -> str | None:
+    """On a CPU, torch's flex_attention gives other logits than sdpa and eager, once a few tokens are cached."""
+    if attention_name(config) != "flex_attention" or device is None or device.type != "cpu":
+        return None
+    return f"{name} uses flex_attention, which is wrong on a CPU; call model.set_attn_implementation('sdpa')"
 
 
 def _why_not_rotary(name: str, config: PretrainedConfig, parts: Collection[torch.nn.Module]) -> str | None:

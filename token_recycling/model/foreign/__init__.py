@@ -19,7 +19,7 @@ each name that it uses is listed there as harmless. Other code is left to `gener
 
 **What a trial proves** (`trial`, the only part that runs anything): that our passes over a tree, behind a prompt, with
 several numbers of rows and sequences, give the logits of `generate` along the same tokens, to rounding. It is made once
-for each form of the code: its functions and the values that they read.
+for each form of the code: its functions and the values that they read. What it need not meet is traced (`decisions`).
 
 **Code beside the model** (`bystanders`): processors, criteria and streamers run between forward passes, which are
 fewer here, behind a cache that holds drafts. Code that could reach the model, its weights or that cache is left to

@@ -3,13 +3,15 @@
 The reference is transformers' own `generate` on the same model, forced along the paths of a small tree. Its logits are
 compared with those of our passes: over the prompt, over a branching tree, over other numbers of nodes, distinct and
 equal, and behind longer prompts, for a batch of as many sequences as the call has. The texts contain numbers that the
-code names, as ids of tokens, as numbers of rows and as lengths. Code that draws random numbers or writes to a tensor of
-its own is refused. Cost: some thirty forward passes for each form of the code.
+code names, as ids of tokens, as numbers of rows and as lengths, which the nodes of a tree reach while its root does
+not. Code that draws random numbers, writes to a tensor of its own or carries something from step to step is refused.
+Cost: some thirty forward passes for each form of the code, and up to twelve for each number that it names.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import time
@@ -35,6 +37,7 @@ from ..parts import own_class, registered_attention
 from ..runner import first_pass
 from ..self_test import leaf_paths, random_tokens, tree_logits
 from ..target import Target
+from .decisions import decides_by_numbers
 from .plain import Numbers, Reachable, form_of, numbers_in, reachable
 from .search import Foreign, listed
 
@@ -131,6 +134,8 @@ def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach
             difference = "it uses random numbers, one more with every forward pass"
         if any(not torch.equal(tensor, copied) for tensor, copied in copies):
             difference = "it writes to a tensor that it reads in every forward pass"
+    except _CarriedError as error:
+        difference = str(error)
     except Exception as error:  # foreign code can fail in any way
         difference = f"a forward pass over a tree raised {type(error).__name__}: {error}"
     finally:
@@ -148,6 +153,10 @@ def _random_states(devices: Iterable[torch.device]) -> list[torch.Tensor]:
 
 
 # Comparison
+
+
+class _CarriedError(Exception):
+    """Code keeps something of its own in the arguments of a call, which accelerated calls do without."""
 
 
 class _Forced(LogitsProcessor):
@@ -185,6 +194,8 @@ def _difference(target: Target, searched: Sequence[Reachable], batch: int) -> st
 
     if not float(scale) > 0:
         return "all logits are equal, so that a trial is meaningless"
+    if searched and (name := decides_by_numbers(target, searched, texts, parents, tokens)):
+        return f"{name} decides for all rows of a pass by a number that it computes; use torch.where"
     what = "logits differ by {:.1e} standard deviations "
     for turn in ("", "in a second pass "):
         logits = tree_logits(target, texts, parents, tokens)
@@ -224,13 +235,16 @@ def _further_passes(
         for node, expected in wanted.items():
             yield logits[:, node], expected, "where a draft is read with the prompt"
     longest = (target.max_length or _MOST_ROWS + _LENGTH) - len(parents)
-    numbers = [number for number in numbers_in(searched) if _LENGTH <= number < min(_MOST_ROWS, longest)]
+    numbers = [number for number in numbers_in(searched) if number < min(_MOST_ROWS, longest)]
     for rows in (*_ROWS, *[number + 2 for number in numbers if number + 2 > _ROWS[-1]][:_MOST_NUMBERS]):
         if target.info.fits(texts.shape[1] - 1, rows):
             for logits, expected in _passes_over(target, texts, tokens[:1], rows, wanted):
                 yield logits, expected, f"between passes of {rows} and of single tokens"
-    lengths = [max(number + _LENGTH, min(2 * number, _MOST_ROWS)) for number in numbers[:_MOST_NUMBERS]]
-    for length in dict.fromkeys(min(length, longest) for length in (_LONG, *lengths)) if searched else ():
+    beyond = [max(number + _LENGTH, min(2 * number, _MOST_ROWS)) for number in numbers if number >= _LENGTH]
+    # Of as many tokens as it names and one more: the prompt is read in parts, and the nodes of the tree are beyond.
+    at = [number + more for number in numbers[:_MOST_NUMBERS] for more in (0, 1)]
+    lengths = (_LONG, *beyond[:_MOST_NUMBERS], *at)
+    for length in dict.fromkeys(min(length, longest) for length in lengths) if searched else ():
         if target.info.fits(length - 1, len(parents)):
             text = random_tokens(target, length, 3)[None]
             expected = _generated(target, text, tokens[None, :1])
@@ -310,6 +324,14 @@ def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> tor
     view, plain = copy.copy(target.eager), own_class(target.eager)
     view.__class__ = type(plain.__name__, (plain,), {LOOP: sample, "__module__": plain.__module__})
     view.generation_config = GenerationConfig()
+    prepare, given = view.prepare_inputs_for_generation, []
+
+    @functools.wraps(prepare)
+    def preparing(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs.keys())
+        return prepare(*args, **kwargs)
+
+    vars(view)["prepare_inputs_for_generation"] = preparing
     output = GenerationMixin.generate(
         view,
         texts,
@@ -321,4 +343,6 @@ def _generated(target: Target, texts: torch.Tensor, forced: torch.Tensor) -> tor
             output_logits=True,
         ),
     )
+    if carried := {name for keys in given[1:] for name in keys - given[0]} - {target.cache_argument}:
+        raise _CarriedError(f"it carries {min(carried)} from step to step")
     return torch.stack(output.logits, dim=1)
