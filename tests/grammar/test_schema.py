@@ -74,6 +74,7 @@ ENFORCED: list[dict[str, Any]] = [
     {"oneOf": [True, {"type": "string"}]}, {"oneOf": [{"type": ["string", "null"]}, {"enum": ["a", True]}]},
     {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "oneOf": [{"required": [name]} for name in "abc"]},
     {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"oneOf": [{"type": "object", "properties": {n: {}}, "additionalProperties": False} for n in "ab"]},
     {"type": "array", "items": {"enum": [1, "a", True]}, "uniqueItems": True},
     {"type": "array", "items": {"$ref": "#/$defs/i"}, "$defs": {"i": {"const": 1}}, "uniqueItems": True, "minItems": 1},
     {"prefixItems": [{"const": "a"}, {"const": 1}], "items": False, "uniqueItems": True},
@@ -123,7 +124,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "#/oneOf",
     ),
-    ({"oneOf": [{"type": "object", "properties": {n: {}}, "additionalProperties": False} for n in "ab"]}, "#/oneOf"),
+    ({"oneOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"properties": {"b": {}}}]}, "#/oneOf"),
     (
         {
             "oneOf": [

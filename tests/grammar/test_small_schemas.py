@@ -195,6 +195,22 @@ KINDS: dict[str, list[SCHEMA]] = {
             [{}, {"else": {"properties": {"b": {"maxLength": 1}}}}],
         )
     ],
+    "one of two closed objects": [
+        {**more, "oneOf": [{**one, "additionalProperties": False}, {**other, "additionalProperties": False}]}
+        for more, (one, other) in products(
+            [{}, {"type": ["object", "null"]}],
+            [
+                *itertools.combinations(
+                    [
+                        of(properties=properties, required=required)
+                        for properties in ({"a": INTEGER}, {"a": INTEGER, "b": TEXT}, {"b": TEXT, "c": TEXT})
+                        for required in ([], ["a"], ["b"])
+                    ],
+                    2,
+                )
+            ],
+        )
+    ],
     "properties in number": [
         obj(properties=dict.fromkeys("abc", one), additionalProperties=False, minProperties=least, maxProperties=most)
         for one, least, most in products(CHOICES, [0, 1, 2], [1, 2, 3])

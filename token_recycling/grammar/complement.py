@@ -22,6 +22,7 @@ from .references import References
 MAX_PARTS = 1_000
 """Most schemas of a document whose complements are looked for."""
 _MAX_DEPTH = 8
+_MAX_NAMES = 50
 _MAX_NUMBERS = 50
 """Most numbers whose others are told: they are as many ranges."""
 
@@ -81,6 +82,9 @@ class Complements:
                 return _all_known(either, (_with_property(name, other) for name, other in others.items()))
             case "additionalProperties" | "items", True:
                 return False
+            case "additionalProperties", False:
+                names = self._comparison.names(beside, resource)
+                return None if names is None else _with_others(names, schema.get("properties"))
             case "anyOf", list():
                 return _all_known(both, (self.of(part, beside, resource, depth) for part in value))
             case "oneOf", list() if self._comparison.exclusive(value, resource):
@@ -153,6 +157,14 @@ def _range(least: tuple[float, bool] | None, most: tuple[float, bool] | None, am
     if limits.get("minimum", -math.inf) > limits.get("maximum", math.inf):
         return False
     return {"type": "integer" if whole else "number", **limits}
+
+
+def _with_others(names: Set[str], listed: Any) -> Schema | None:
+    """Return the schema of objects with one of some names at least that is not listed."""
+    others = sorted(names - {*listed} if isinstance(listed, dict) else names)
+    if len(others) > _MAX_NAMES or unwritable(others) is not None:
+        return None
+    return either({"type": "object", "required": [name]} for name in others)
 
 
 def _lacking(name: str) -> Schema:

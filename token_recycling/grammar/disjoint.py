@@ -80,17 +80,35 @@ class Comparison:
         return kinds
 
     def at(self, schema: Any, name: str, resource: str = "#", depth: int = 0) -> Schema:
-        """Return a schema that a property has in all objects of another schema."""
+        """Return a schema that a property has in all objects of another schema; False where none has its name."""
         self._comparisons -= 1
         if self._comparisons < 0 or depth > 4 or self._many_resources:
             return True
         parts = self._conjuncts(schema, resource)
+        if any(_forbids(part, name) for part in parts):
+            return False
         held = [*_properties(parts, name)]
         for part in parts:
             options = part.get("anyOf", part.get("oneOf"))
             if isinstance(options, list):
                 held.append({"anyOf": [self.at(option, name, resource, depth + 1) for option in options]})
         return {"allOf": held}
+
+    def names(self, schema: Any, resource: str = "#", depth: int = 0) -> set[str] | None:
+        """Return all names that properties may have in objects of a schema; None if there may be others."""
+        self._comparisons -= 1
+        if self._comparisons < 0 or depth > 4 or self._many_resources:
+            return None
+        parts, found = self._conjuncts(schema, resource), list[set[str]]()
+        for part in parts:
+            properties = part.get("properties", {})
+            if _is_closed(part) and isinstance(properties, dict):
+                found.append({*properties})
+            options = part.get("anyOf", part.get("oneOf"))
+            if isinstance(options, list):
+                names = [self.names(option, resource, depth + 1) for option in options]
+                found += [] if None in names else [set().union(*filter(None, names))]
+        return set.intersection(*found) if found else None
 
     def listed(self, schema: Any, resource: str) -> list[Any] | None:
         """Return the different values of a schema that lists them, and says no more of them than their types; else
@@ -132,6 +150,11 @@ def _forbids(part: dict[str, Any], name: str) -> bool:
         return False
     if name in properties:
         return properties[name] is False
+    return _is_closed(part)
+
+
+def _is_closed(part: dict[str, Any]) -> bool:
+    """Whether objects have no properties but those that a schema lists."""
     return part.get("additionalProperties") is False and not part.get("patternProperties")
 
 
