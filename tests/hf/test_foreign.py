@@ -105,6 +105,12 @@ def of_each_large_state(module, inputs, output):
     return torch.where(output > 4.5, output + VECTOR, output)
 
 
+def by_large_columns(module, inputs, output):
+    """Columns are rounded unless a row of them is large, as some quantized layers do."""
+    large = (output.abs() > 9).any(dim=1, keepdim=True)
+    return torch.where(large, output, output.mul(2).round().div(2))
+
+
 def along(module, inputs, output):
     return output + 0.1 * torch.arange(output.shape[1])[:, None] * VECTOR
 
@@ -214,6 +220,7 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
         "decides for all rows",
     ),
     "of each large state": (hooked(lambda: of_each_large_state), None),
+    "by large columns": (hooked(lambda: by_large_columns), "where other nodes are large"),
     "exactly nine rows": (hooked(lambda: exactly_nine_rows), "exactly_nine_rows"),
     "far in the pass": (hooked(lambda: far_in_the_pass, with_kwargs=True), "far_in_the_pass"),
     "along the pass": (hooked(lambda: along), "along"),

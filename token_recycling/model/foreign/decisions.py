@@ -1,14 +1,17 @@
 """Decisions that plain code makes by numbers of a forward pass: `if states.max() > 9:` changes all rows of the pass by
-one of them. A trial need not meet the case, so that the code is looked at while it runs: in one pass over a tree, what
-follows from the tokens is traced through all operations, and no foreign function may take a truth value or a fraction
-of it. Integers may be taken: experts are chosen by them, row by row.
+one of them, and so does a column that is rounded unless a row of it is large. A trial need not meet the case.
+
+So what follows from the tokens is traced through all operations of one pass over a tree: no foreign function may take a
+truth value or a fraction of it. Integers may be taken: experts are chosen by them, row by row. Then some nodes of a
+tree are made large, or zero, in what foreign code is given: no other node may change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,15 +19,21 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...trees.draft import Draft
+from ...trees.draft import Draft, branch, star
+from ..kv_cache import TreeCache
 from ..origin import package_of
 from ..parts import is_compiled, parts_of
 from ..prefill import prefill
-from ..target import Target
+from ..self_test import tree_logits
+from ..target import PassInputs, Target
 from .plain import Reachable
+from .search import Foreign
 
 _TAKING = frozenset({"__bool__", "__float__", "__contains__", "item", "equal", "allclose", "is_nonzero"})
 """Operations that give a number to Python."""
+_FACTORS = {torch.float16: (10.0, 0.0)}
+_USUAL_FACTORS = (100.0, 0.0)
+"""What nodes are multiplied by, by type of the model: less where scores of attention would overflow."""
 
 
 def decides_by_numbers(
@@ -35,14 +44,68 @@ def decides_by_numbers(
     """
     if any(map(is_compiled, parts_of(target.eager))):
         return None
-    cache, length = target.new_cache(), texts.shape[1] - 1
-    prefill(target, list(texts), cache)
-    drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
-    inputs = target.inputs.of(drafts, [length] * len(texts), length)
+    cache, inputs = _before_tree(target, texts, parents, nodes)
     codes = {code for reach in searched for function in reach.functions for code in _within(function.__code__)}
     with _Tracing(inputs.tokens, codes) as tracing:
         target.forward(inputs, cache)
     return tracing.decided_by
+
+
+def large_rows_change_others(
+    target: Target, foreign: Sequence[Foreign], texts: torch.Tensor, nodes: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return logits of the nodes that must not change, and what they are, the other nodes being large or zero; None if
+    foreign code has no module of its own. `nodes` (n,): children of the last tokens of the texts (batch, length); where
+    trees cannot branch, the root alone must stay.
+    """
+    model = target.eager
+    holders = {piece.holder: None for piece in foreign if isinstance(piece.holder, torch.nn.Module)}.keys() - {model}
+    if not holders:
+        return None
+    rows = 1 + len(nodes)
+    parents, kept = (star(rows), 2) if target.info.branches else (branch(rows), 1)
+    wanted = tree_logits(target, texts, parents, nodes)[:, :kept]
+    results = []
+    for factor in _FACTORS.get(target.dtype, _USUAL_FACTORS):
+        cache, inputs = _before_tree(target, texts, parents, nodes)
+        with _scaling(holders, rows, kept, factor):
+            logits = target.forward(inputs, cache)[:, :kept]
+        # A large node may overflow, and what is masked is multiplied by zero: that says nothing.
+        results.append(logits if bool(logits.isfinite().all()) else wanted)
+    return torch.stack(results), torch.stack([wanted] * len(results))
+
+
+@contextlib.contextmanager
+def _scaling(modules: Iterable[torch.nn.Module], rows: int, first: int, factor: float) -> Iterator[None]:
+    """For the length of the block, multiply the states (batch, rows, ...) that modules are given in this thread, from
+    row `first` on.
+    """
+    thread = threading.get_ident()
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.shape[1:2] != (rows,):
+            return value
+        return torch.cat([value[:, :first], value[:, first:] * factor], dim=1)
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return None
+        return tuple(map(changed, args)), {name: changed(value) for name, value in kwargs.items()}
+
+    with contextlib.ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(change, prepend=True, with_kwargs=True).remove)
+        yield
+
+
+def _before_tree(
+    target: Target, texts: torch.Tensor, parents: np.ndarray, nodes: torch.Tensor
+) -> tuple[TreeCache, PassInputs]:
+    """Return a cache of the texts but their last tokens, and the inputs of a pass over a tree behind it."""
+    cache, length = target.new_cache(), texts.shape[1] - 1
+    prefill(target, list(texts), cache)
+    drafts = [Draft(torch.cat([text[-1:], nodes.to(text.device)]), parents) for text in texts]
+    return cache, target.inputs.of(drafts, [length] * len(texts), length)
 
 
 def _within(code: CodeType) -> Iterator[CodeType]:

@@ -37,7 +37,7 @@ from ..parts import own_class, registered_attention
 from ..runner import first_pass
 from ..self_test import leaf_paths, random_tokens, tree_logits
 from ..target import Target
-from .decisions import decides_by_numbers
+from .decisions import decides_by_numbers, large_rows_change_others
 from .plain import Numbers, Reachable, form_of, numbers_in, reachable
 from .search import Foreign, listed
 
@@ -51,6 +51,8 @@ _PATIENCE = 1.0
 _TREE = parse_paths("0 1 00").parents
 _LENGTH = 12
 _ROWS = (1, 5, 33)
+_OTHERS = 10
+"""Nodes of a tree of which some are made large; with the root, no usual number of heads."""
 _LONG = 128
 """Tokens of a prompt that is longer than most thresholds, whatever numbers the code names."""
 _MOST_ROWS = 512
@@ -128,7 +130,7 @@ def try_out(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reach
     try:
         with torch.random.fork_rng(devices=devices):
             before = _random_states(devices)
-            difference = _difference(target, searched, batch)
+            difference = _difference(target, foreign, searched, batch)
             draws = not all(map(torch.equal, before, _random_states(devices)))
         if difference is None and draws:
             difference = "it uses random numbers, one more with every forward pass"
@@ -172,7 +174,7 @@ class _Forced(LogitsProcessor):
 
 
 @torch.no_grad()
-def _difference(target: Target, searched: Sequence[Reachable], batch: int) -> str | None:
+def _difference(target: Target, foreign: Sequence[Foreign], searched: Sequence[Reachable], batch: int) -> str | None:
     """Return how logits of trees differ from those of `generate`, or None if rounding explains it."""
     texts, tokens = _texts(target, numbers_in(searched), batch)
     parents = _TREE if target.info.branches else branch(len(_TREE))
@@ -208,6 +210,11 @@ def _difference(target: Target, searched: Sequence[Reachable], batch: int) -> st
         for step, node in enumerate(paths[-1]):
             if size := off(again[:, step], wanted[node]):
                 return what.format(size) + "between equal calls of generate"
+    own = [piece for piece in foreign if not piece.is_adapter]
+    if target.info.fits(texts.shape[1] - 1, 1 + _OTHERS):
+        large = large_rows_change_others(target, own, texts, random_tokens(target, _OTHERS, 4))
+        if large is not None and (size := off(*large)):
+            return what.format(size) + "where other nodes are large or zero"
     for logits, expected, where in _further_passes(target, searched, texts, tokens, parents, wanted):
         if size := off(logits, expected):
             return what.format(size) + where
