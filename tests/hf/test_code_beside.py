@@ -4,6 +4,7 @@ share state with it. Output is that of plain `generate`.
 
 from __future__ import annotations
 
+import collections
 import copy
 import inspect
 import os
@@ -77,6 +78,19 @@ def of_one_row(function):
     return lambda states, *more: function(states, *more) * (1.2 if states.shape[1] == 1 else 1.0)
 
 
+def counted_in(counts):
+    """A function that keeps state, as of a library that replaces it when it is imported (nnsight, lovely-tensors)."""
+
+    def make(function):
+        def counted(*arguments, **more):
+            counts["calls"] += 1
+            return function(*arguments, **more)
+
+        return counted
+
+    return make
+
+
 FUNCTIONS: dict[str, tuple[Any, str, Callable[[Any], Any], str | None]] = {
     "attention": (
         functional,
@@ -101,6 +115,8 @@ FUNCTIONS: dict[str, tuple[Any, str, Callable[[Any], Any], str | None]] = {
         lambda f: on_input(f, coarse, 2),
         "the function update of DynamicLayer",
     ),
+    "gradients": (torch.Tensor, "backward", counted_in(collections.Counter()), None),
+    "texts of tensors": (torch.Tensor, "__repr__", counted_in(collections.Counter()), None),
     "loop": (GenerationMixin, "_sample", lambda f: lambda self, ids, **more: f(self, ids, **more)[:, :-1], "_sample"),
     "processors": (LogitsProcessorList, "__call__", lambda f: lambda self, ids, scores: scores.roll(1, -1), "__call__"),
     "criteria": (StoppingCriteriaList, "__call__", lambda f: lambda self, ids, scores: ids[:, -1] % 5 == 0, "__call__"),

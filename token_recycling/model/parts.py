@@ -75,6 +75,15 @@ _IMPORTED = frozenset(
     }
 )
 """Packages that modules of torch and transformers import functions of."""
+_NEVER_IN_A_PASS = frozenset(
+    {
+        *("backward", "register_hook", "retain_grad", "__repr__", "__str__", "__format__", "load", "save", "compile"),
+        *("from_pretrained", "save_pretrained", "push_to_hub"),
+    }
+)
+"""Names of functions that libraries replace as they are imported, to trace, show, load or save, and no forward pass
+calls.
+"""
 _WRAPPERS = frozenset({"builtins", "functools"})
 """Where the types of functions, methods and partials are."""
 
@@ -205,7 +214,10 @@ def replaced_in(holder: Any) -> tuple[Replaced, ...]:
     replaced = tuple(
         (holder, name, function)
         for name, function in list(vars(holder).items())
-        if is_code(function) and is_foreign(function) and package_of(home_of(function)) not in _IMPORTED
+        if name not in _NEVER_IN_A_PASS
+        and is_code(function)
+        and is_foreign(function)
+        and package_of(home_of(function)) not in _IMPORTED
     )
     _last_seen[holder] = contents, replaced
     return replaced
