@@ -88,11 +88,14 @@ nearly always right, since the model drafts for itself.
 
 
 def in_every_run(surface, way, name):
-    """Nightly all drafters go through all ways; else the default drafter, and of the others what follows."""
+    """Nightly all drafters go through all ways; else the default drafter through those of `generate`, and of the others
+    what follows.
+    """
+    if surface is not generated:
+        turn = TABLE[surface].index(way)
+        return turn % 2 == 0 if name == "recycling" else name in BY_TURNS and turn == 0
     if name == "recycling":
         return True
-    if surface is not generated:
-        return name in BY_TURNS and way is ways.greedy
     if name in BY_TURNS:
         return ways.EVERY_WAY.index(way) % 2 == BY_TURNS.index(name)
     return way is (ways.sampled, ways.padded_batch)[DRAFTERS.index(name) % 2]

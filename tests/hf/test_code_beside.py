@@ -17,6 +17,7 @@ import peft
 import pytest
 import torch
 from support import tiny
+from support.cases import thinned
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -129,7 +130,7 @@ FUNCTIONS: dict[str, tuple[Any, str, Callable[[Any], Any], str | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", thinned(FUNCTIONS, 2))
 def test_functions_of_libraries(name, monkeypatch):
     holder, function, replaced, reason = FUNCTIONS[name]
     model = tr.accelerate(llama())

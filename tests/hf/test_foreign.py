@@ -237,10 +237,10 @@ HOOKS: dict[str, tuple[Bring, str | None]] = {
 
 def singly_and_in_batches(cases: dict[str, tuple[Bring, str | None]]) -> pytest.MarkDecorator:
     """Each alone, and in a batch what is accelerated: what is left to `generate` for one sequence is so for several.
-    Every run has a third of the batches.
+    Every run has half of the calls with one sequence, and a quarter of the batches.
     """
     calls = [
-        parameter(bring, reason, ids, every_run=ids is IDS or place % 3 == 0, id=f"{name}-{rows}")
+        parameter(bring, reason, ids, every_run=place % (2 if ids is IDS else 4) == 0, id=f"{name}-{rows}")
         for place, (name, (bring, reason)) in enumerate(cases.items())
         for rows, ids in (("single", IDS), ("batch", BATCH))
         if reason is None or ids is IDS

@@ -15,7 +15,7 @@ from support.strategies import fuzz
 
 import token_recycling as tr
 
-SCHEMAS, NEW = 25, 40
+SCHEMAS, NEW = 15, 40
 jsonschema = pytest.importorskip("jsonschema")
 
 NAMES = ("name", "size", "color", "city", "items", "id", "kind", "tag")
